@@ -1,4 +1,6 @@
-"""Transposition of matrices, in vectors for 16-bit numbers. Importing this module imports numba."""
+"""Transposition of matrices, in vectors for numbers of 16 and 32 bits. Importing this module imports numba."""
+
+from collections.abc import Callable
 
 from llvmlite import ir
 from numba import types
@@ -9,46 +11,59 @@ from artifacts.common.llvm_vectors import I16, I32, I64, advanced, load, store, 
 from artifacts.common.numba_loops import exact_part
 
 _SIDE = 8  # rows and columns of a block
-_NUMBERS, _LANES = vector(I16, _SIDE), vector(I32, _SIDE)
+_LANES = vector(I32, _SIDE)
 
 
-@intrinsic
-def _transpose_row(context, source, source_stride, out, out_stride, count):
-    """Transpose `count` blocks of 8 x 8 numbers that lie below each other at `source`, and beside each other at `out`;
-    strides are in bytes."""
+def _halves(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> list[ir.Value]:
+    """Two vectors in turns, as two vectors."""
+    lanes = [lane // 2 + _SIDE * (lane % 2) for lane in range(2 * _SIDE)]
+    return [builder.shuffle_vector(one, other, ir.Constant(_LANES, lanes[i : i + _SIDE])) for i in (0, _SIDE)]
 
-    def halves(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> list[ir.Value]:
-        """Two vectors in turns, as two vectors."""
-        lanes = [lane // 2 + _SIDE * (lane % 2) for lane in range(2 * _SIDE)]
-        return [builder.shuffle_vector(one, other, ir.Constant(_LANES, lanes[i : i + _SIDE])) for i in (0, _SIDE)]
 
-    def generate(target, builder, _, arguments):
-        source, source_stride, out, out_stride, count = arguments
-        with cgutils.for_range(builder, count) as loop:
-            below = advanced(builder, source, loop.index, builder.mul(source_stride, I64(_SIDE)))
-            beside = advanced(builder, out, loop.index, 2 * _SIDE)
-            rows = [load(builder, advanced(builder, below, I64(row), source_stride), _NUMBERS) for row in range(_SIDE)]
-            for _ in range(3):  # each moves one bit of the row's number into the column's
-                pairs = [halves(builder, rows[i], rows[i + _SIDE // 2]) for i in range(_SIDE // 2)]
-                rows = [half for pair in pairs for half in pair]
-            for row, numbers in enumerate(rows):
-                store(builder, numbers, advanced(builder, beside, I64(row), out_stride))
-        return target.get_dummy_value()
+def _of_rows(element: ir.Type) -> Callable[..., None]:
+    """Return `transpose(source, source_stride, out, out_stride, count)`: it transposes so many blocks of 8 x 8 numbers
+    that lie below each other at `source`, and beside each other at `out`; strides are in bytes."""
+    numbers = vector(element, _SIDE)
 
-    return types.void(*[types.int64] * 5), generate
+    @intrinsic
+    def transpose(context, source, source_stride, out, out_stride, count):
+        def generate(target, builder, _, arguments):
+            source, source_stride, out, out_stride, count = arguments
+            with cgutils.for_range(builder, count) as loop:
+                below = advanced(builder, source, loop.index, builder.mul(source_stride, I64(_SIDE)))
+                beside = advanced(builder, out, loop.index, _SIDE * element.width // 8)
+                places = [advanced(builder, below, I64(row), source_stride) for row in range(_SIDE)]
+                rows = [load(builder, place, numbers) for place in places]
+                for _ in range(3):  # each moves one bit of the row's number into the column's
+                    pairs = [_halves(builder, rows[i], rows[i + _SIDE // 2]) for i in range(_SIDE // 2)]
+                    rows = [half for pair in pairs for half in pair]
+                for row, own in enumerate(rows):
+                    store(builder, own, advanced(builder, beside, I64(row), out_stride))
+            return target.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return transpose
+
+
+_transpose_halves, _transpose_words = _of_rows(I16), _of_rows(I32)
 
 
 @exact_part
 def transpose(source, out):
-    """Write out[c, r] = source[r, c]. Only what fits no block of 8 x 8 numbers of 16 bits is moved one by one."""
+    """Write out[c, r] = source[r, c]. Only what fits no block of 8 x 8 numbers of 16 or 32 bits is moved one by one."""
     num_rows, num_columns = source.shape
     fast_rows, fast_columns = 0, 0
-    if source.itemsize == 2:
+    if source.itemsize in (2, 4):
         fast_rows, fast_columns = num_rows // _SIDE * _SIDE, num_columns // _SIDE * _SIDE
     begin, source_stride = source.ctypes.data, source.strides[0]
-    target, out_stride = out.ctypes.data, out.strides[0]
+    target, out_stride, nbytes = out.ctypes.data, out.strides[0], source.itemsize
     for c in range(0, fast_columns, _SIDE):
-        _transpose_row(begin + 2 * c, source_stride, target + c * out_stride, out_stride, fast_rows // _SIDE)
+        own = begin + nbytes * c, source_stride, target + c * out_stride, out_stride, fast_rows // _SIDE
+        if nbytes == 2:
+            _transpose_halves(*own)
+        else:
+            _transpose_words(*own)
     for c in range(num_columns):
         for r in range(fast_rows if c < fast_columns else 0, num_rows):
             out[c, r] = source[r, c]

@@ -18,7 +18,7 @@ _APART = 32  # numbers between rows of a block: at a distance of a power of two 
 
 
 @exact_part
-def _codes(words, bits, k, outputs, codes):
+def read_codes(words, bits, k, outputs, codes):
     """Write the codes [n] of input k, for a slice of the outputs, of a stream of words [w, out]."""
     place, shift, mask = k * bits // 32, np.uint32(k * bits % 32), np.uint32((1 << bits) - 1)
     low = words[place, outputs]
@@ -37,11 +37,13 @@ def _scaled(codes, zeros, scales, out):
 
 
 @kernel(
-    [f"void({_I32}, int64, {_I32}, {_F32}, int64[::1], int64, {panel})" for panel in _PANELS], nogil=True, exact=True
+    [f"void({_I32}, int64, {_I32}, {_F32}, int64[::1], int64[::1], int64, {panel})" for panel in _PANELS],
+    nogil=True,
+    exact=True,
 )
-def from_stream(words, bits, zeros, scales, groups, first, panel):
+def from_stream(words, bits, zeros, scales, groups, places, first, panel):
     """Integers in a stream of words down the inputs [w, out]: (code - zero) times the scale, both [groups, out], where
-    input k is of group groups[k]."""
+    input k lies at places[k], whose group is groups[places[k]]."""
     num_rows, num_columns = panel.shape
     codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
     for r in range(0, num_rows, _OUTPUTS):
@@ -50,8 +52,9 @@ def from_stream(words, bits, zeros, scales, groups, first, panel):
         for c in range(0, num_columns, _INPUTS):
             last = min(c + _INPUTS, num_columns)
             for k in range(c, last):
-                _codes(words, bits, k, outputs, codes)
-                _scaled(codes[:count], zeros[groups[k], outputs], scales[groups[k], outputs], block[k - c])
+                read_codes(words, bits, places[k], outputs, codes)
+                group = groups[places[k]]
+                _scaled(codes[:count], zeros[group, outputs], scales[group, outputs], block[k - c])
             transpose(block[: last - c, :count], panel[r : r + count, c:last])
 
 

@@ -13,12 +13,13 @@ import torch
 
 from artifacts.formats.base import Loop, Stored, are_sound, is_index, is_number, loops, require, require_groups
 from artifacts.formats.codes import unpack
+from artifacts.formats.order import INDEX, placed, require_index
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
     """`qweight` int32 [in * bits / 32, out], `qzeros` int32 [groups, out * bits / 32], `scales` [groups, out], `g_idx`
-    int32 [in], which may be missing where the groups follow each other."""
+    int32 [in], which may be missing where the groups follow each other; in a slot `order`."""
 
     fills_bfloat16: ClassVar[bool] = True
 
@@ -38,37 +39,31 @@ class Gptq:
         fit = (num_groups, -(-num_outputs * self.bits // 32))
         require(zeros.shape == fit, f"zero-points {list(zeros.shape)} are of no such groups")
         num_inputs = words.shape[0] * 32 // self.bits
-        indexed = stored.get("g_idx")
-        require(indexed is not None or not self.is_permuted, "desc_act is set and g_idx is missing")
-        require(indexed is None or indexed.shape == (num_inputs,), f"g_idx is not of {num_inputs} inputs")
-        require(num_inputs % num_groups == 0 or indexed is not None, f"{num_groups} groups of {num_inputs} inputs")
-        require_groups(num_groups, num_inputs, self.group_size, is_indexed=indexed is not None)
+        is_indexed = require_index(stored, num_inputs, num_groups)
+        require(is_indexed or not self.is_permuted, "desc_act is set and g_idx is missing")
+        require(num_inputs % num_groups == 0 or is_indexed, f"{num_groups} groups of {num_inputs} inputs")
+        require_groups(num_groups, num_inputs, self.group_size, is_indexed=is_indexed)
         return num_outputs, num_inputs
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         words, scales = tensors["qweight"], tensors["scales"].float()
         points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
-        group = _groups(tensors.get("g_idx"), num_inputs, len(scales), words.device)
-        return (unpack(words.T, self.bits, num_inputs) - points.T[:, group]).float() * scales.T[:, group]
+        group, place, _, is_moved = placed(tensors, num_inputs, len(scales))
+        matrix = (unpack(words.T, self.bits, num_inputs) - points.T[:, group]).float() * scales.T[:, group]
+        return matrix[:, place] if is_moved else matrix
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         words, scales = tensors["qweight"], tensors["scales"].float()
         points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
-        groups = _groups(tensors.get("g_idx"), num_inputs, len(scales), words.device)
-        arrays = (points.contiguous().numpy(), scales.numpy(), groups.numpy())
+        groups, places, *_ = placed(tensors, num_inputs, len(scales))
+        arrays = (points.contiguous().numpy(), scales.numpy(), groups.numpy(), places.numpy())
         return partial(loops("column_loops").from_stream, words.numpy(), self.bits, *arrays)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        is_indexed = "g_idx" not in tensors or is_index(tensors["g_idx"], len(tensors["scales"]))
+        is_indexed = INDEX not in tensors or is_index(tensors[INDEX], len(tensors["scales"]))
         return is_indexed and are_sound(tensors.values())
 
     def _points(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The zero-points, int32 [groups, out]."""
         stored = unpack(tensors["qzeros"], self.bits, tensors["scales"].shape[1])
         return stored + self.zero_offset & 2**self.bits - 1
-
-
-def _groups(indexed: torch.Tensor | None, num_inputs: int, num_groups: int, device: torch.device) -> torch.Tensor:
-    if indexed is not None:
-        return indexed.long()
-    return torch.arange(num_inputs, device=device) // (num_inputs // num_groups)

@@ -105,3 +105,14 @@ def from_ordered_integers(words, bits, zeros, scales, groups, first, panel):
         for k in range(panel.shape[1]):
             code = (row[k // per_word] >> (k % per_word * bits)) & mask
             panel[r, k] = stored_as((np.float32(code) - zero[groups[k]]) * scale[groups[k]], panel)
+
+
+@kernel([f"void(uint32[::1], {panel})" for panel in _PANELS], nogil=True, exact=True)
+def take_places(places, panel):
+    """Put the number at places[k] of each row to k."""
+    row = np.empty(panel.shape[1], panel.dtype)
+    for r in range(len(panel)):
+        out = panel[r]
+        row[:] = out
+        for k in range(len(places)):
+            out[k] = row[places[k]]

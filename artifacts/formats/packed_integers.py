@@ -15,12 +15,13 @@ import torch
 
 from artifacts.formats.base import Loop, Stored, are_sound, is_index, is_number, loops, require, require_groups
 from artifacts.formats.codes import unpack
+from artifacts.formats.order import INDEX, has_index, placed, require_index
 
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
     """`packed` int32 [out, in * bits / 32], `scale` [out, groups]; optional are `zero_point` int32 [out * bits / 32,
-    groups], `g_idx` [in] and `size` int64 [2], which repeats the shape."""
+    groups], `g_idx` [in], in a slot `order`, and `size` int64 [2], which repeats the shape."""
 
     fills_bfloat16: ClassVar[bool] = True
 
@@ -37,39 +38,41 @@ class PackedIntegers:
         require(len(packed.shape) == len(scale.shape) == 2 and 0 not in packed.shape, "tensors that are no matrices")
         num_outputs, num_inputs = packed.shape[0], packed.shape[1] * 32 // self.bits
         require(scale.shape[0] == num_outputs, f"{scale.shape[0]} scales of {num_outputs} outputs")
-        num_groups, indexed = scale.shape[1], stored.get("g_idx")
+        num_groups = scale.shape[1]
         require(bool(num_groups) and num_inputs % num_groups == 0, f"{num_groups} groups of {num_inputs} inputs")
-        require(indexed is None or indexed.shape == (num_inputs,), f"g_idx is not of {num_inputs} inputs")
         points, words = stored.get("zero_point"), -(-num_outputs * self.bits // 32)
         require(points is None or points.shape == (words, num_groups), "zero-points of other groups")
         require("size" not in stored or stored["size"].shape == (2,), "a weight_shape that is not of two numbers")
-        require_groups(num_groups, num_inputs, self.group_size, is_indexed=indexed is not None)
+        is_indexed = require_index(stored, num_inputs, num_groups)
+        require_groups(num_groups, num_inputs, self.group_size, is_indexed=is_indexed)
         require(points is not None or not self.has_zeros, "not symmetric, and the zero-points are missing")
-        require(indexed is not None or not self.is_permuted, "actorder is group, and g_idx is missing")
+        require(is_indexed or not self.is_permuted, "actorder is group, and g_idx is missing")
         return num_outputs, num_inputs
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         packed, scale = tensors["packed"], tensors["scale"].float()
         num_inputs = packed.shape[1] * 32 // self.bits
-        group = torch.arange(num_inputs, device=packed.device) // (num_inputs // scale.shape[1])
-        if self._is_ordered(tensors):
-            group = tensors["g_idx"].long()
+        group, place, _, is_moved = placed(tensors, num_inputs, scale.shape[1])
         zeros = self._zeros(tensors).expand(scale.shape)
-        return (unpack(packed, self.bits, num_inputs) - zeros[:, group]).float() * scale[:, group]
+        matrix = (unpack(packed, self.bits, num_inputs) - zeros[:, group]).float() * scale[:, group]
+        return matrix[:, place] if is_moved else matrix
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         packed, scales = tensors["packed"], tensors["scale"].float().numpy()
         zeros = self._zeros(tensors).expand(scales.shape).float().contiguous().numpy()
-        if self._is_ordered(tensors):
-            groups = tensors["g_idx"].long().numpy()
-            return partial(loops().from_ordered_integers, packed.numpy(), self.bits, zeros, scales, groups)
-        codes = packed.view(torch.uint8).numpy()
-        if self.bits == 8:
-            return partial(loops().from_integers, codes, zeros, scales)
-        return partial(loops().from_half_bytes, codes, np.arange(16, dtype=np.float32), zeros, scales)
+        groups, places, are_even, are_moved = placed(tensors, packed.shape[1] * 32 // self.bits, scales.shape[1])
+        if not are_even:
+            own = (packed.numpy(), self.bits, zeros, scales, groups.numpy())
+            fill = partial(loops().from_ordered_integers, *own)
+        elif self.bits == 8:
+            fill = partial(loops().from_integers, packed.view(torch.uint8).numpy(), zeros, scales)
+        else:
+            own = (packed.view(torch.uint8).numpy(), np.arange(16, dtype=np.float32), zeros, scales)
+            fill = partial(loops().from_half_bytes, *own)
+        return partial(_in_places, fill, places.numpy().astype(np.uint32)) if are_moved else fill
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        is_indexed = not self._is_ordered(tensors) or is_index(tensors["g_idx"], tensors["scale"].shape[1])
+        is_indexed = not has_index(tensors) or is_index(tensors[INDEX], tensors["scale"].shape[1])
         return is_indexed and are_sound(tensors.values())
 
     def _zeros(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -79,6 +82,7 @@ class PackedIntegers:
             return torch.full((1, 1), 1 << self.bits - 1, dtype=torch.int32, device=tensors["packed"].device)
         return unpack(points.T, self.bits, len(tensors["packed"])).T
 
-    def _is_ordered(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether activations order the columns; the library writes -1 for all of them where they do not."""
-        return "g_idx" in tensors and not bool((tensors["g_idx"] == -1).all())
+
+def _in_places(fill: Loop, places: np.ndarray, first: int, panel: np.ndarray) -> None:
+    fill(first, panel)
+    loops().take_places(places, panel)

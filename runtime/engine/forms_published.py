@@ -16,6 +16,7 @@ from artifacts.formats.gptq import Gptq
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import GROUP as NVFP4_GROUP
 from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.control.plan import Place
 from runtime.engine.form import CpuForm
@@ -27,7 +28,7 @@ from runtime.model.layout import Layout
 from runtime.model.mixed_layout import MixedLayout
 from runtime.model.quantised_layout import Piece, PlacedPieces, QuantisedLayout
 
-_WORDS = ("g_idx", "zero_point")  # optional tensors, which the kernels take as int32
+_ZEROS = "zero_point"  # a tensor that may be missing, and which the kernels take as int32
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
 _NOT_THERE = -1
 _MOST_TOKENS = 4  # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
@@ -109,7 +110,7 @@ def has_published_form(layout: Layout) -> bool:
         return all(has_published_form(each) for each in layout.layouts)
     return isinstance(layout, QuantisedLayout) and all(
         piece.part in _BIASES
-        or (type(piece.format) in _DESCRIBED and (piece.role not in _WORDS or piece.dtype is torch.int32))
+        or (type(piece.format) in _DESCRIBED and (piece.role != _ZEROS or piece.dtype is torch.int32))
         for piece in layout.pieces
     )
 
@@ -185,8 +186,8 @@ def _packed_integers(matrix: PublishedMatrix) -> Described:
         "KIND": "INTEGERS_4" if matrix.format.bits == 4 else "UINT8",
         "CODES": matrix.offsets["packed"],
         "BITS": matrix.format.bits,
-        "ZEROS": matrix.offsets.get("zero_point", _NOT_THERE),
-        "INDEX": matrix.offsets.get("g_idx", _NOT_THERE),
+        "ZEROS": matrix.offsets.get(_ZEROS, _NOT_THERE),
+        "ORDER": matrix.offsets.get(ORDER, _NOT_THERE),
     }
 
 
@@ -197,7 +198,7 @@ def _gptq(matrix: PublishedMatrix) -> Described:
         "BITS": matrix.format.bits,
         "ZEROS": matrix.offsets["qzeros"],
         "ZERO_OFFSET": matrix.format.zero_offset,
-        "INDEX": matrix.offsets.get("g_idx", _NOT_THERE),
+        "ORDER": matrix.offsets.get(ORDER, _NOT_THERE),
     }
 
 

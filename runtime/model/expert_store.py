@@ -108,6 +108,8 @@ class DiskStore:
             self._file(run.shard).read_into(run.offset, [target[start:stop] for start, stop in run.spans])
         for extent in reads.conversions:
             extent.convert(self._file(extent.shard), out)
+        if not self.layout.is_plain:
+            self._refuse(layer, expert, self.layout.arrange(out))
         if (key, spans) not in self._checked:
             self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
             self._checked.add((key, spans))
@@ -121,9 +123,10 @@ class DiskStore:
         reads, target = self._reads[key], memoryview(out.numpy())
         if self._direct or reads.conversions or (key, ()) not in self._checked:
             return False
-        return all(
+        is_kept = all(
             run.shard.read_kept(run.offset, [target[start:stop] for start, stop in run.spans]) for run in reads.runs
         )
+        return is_kept and (self.layout.is_plain or self.layout.arrange(out) is None)
 
     def places(self, layer: int, expert: int) -> list[tuple[Path, int, int]]:
         """File, offset and bytes of each read that loads an expert."""
@@ -143,7 +146,11 @@ class DiskStore:
         return self._direct.get(shard.path, shard)
 
     def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor, spans: Spans) -> None:
-        if name := self.layout.unsound(buffer, spans):
+        self._refuse(layer, expert, self.layout.unsound(buffer, spans))
+
+    def _refuse(self, layer: int, expert: int, name: str | None) -> None:
+        """Raise BadInput if there is a part of this name, which is not sound."""
+        if name:
             what = "NaN or infinity" if self.layout.is_plain else UNSOUND
             raise BadInput(f"layer {layer}, expert {expert}: {name} holds {what}, the checkpoint is damaged")
 

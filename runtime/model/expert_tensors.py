@@ -18,6 +18,7 @@ from transformers.core_model_loading import (
 
 from artifacts.errors import BadInput
 from artifacts.formats.base import Format
+from artifacts.formats.order import ORDER, role_in_slot
 from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
 from runtime.model.checkpoint import StoredTensor
@@ -112,7 +113,7 @@ class _Slice(NamedTuple):
 
     def piece(self, part: Part, source: int, dtype: torch.dtype) -> Piece:
         """What it is in a slot: numbers that are not quantised are of the module's dtype there."""
-        kept_as = dtype if self.format is None else self.tensor.dtype
+        kept_as = dtype if self.format is None else torch.int32 if self.role == ORDER else self.tensor.dtype
         shape = self.shape if self.turn is None else (2 * self.shape[0], *self.shape[1:])
         return Piece(part.name, source, self.role, self.format, kept_as, shape)
 
@@ -280,7 +281,7 @@ class _Search:
 def _whole(tensor: StoredTensor | QuantisedTensor) -> list[_Slice]:
     """The whole of a tensor as slices, one for each of its components."""
     if isinstance(tensor, QuantisedTensor):
-        components = tensor.components.items()
+        components = ((role_in_slot(role), each) for role, each in tensor.components.items())
         return [_Slice(role, tensor.format, each, each.offset, each.nbytes, each.shape) for role, each in components]
     return [_Slice(PLAIN, None, tensor, tensor.offset, tensor.nbytes, tensor.shape)]
 

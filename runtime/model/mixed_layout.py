@@ -54,6 +54,10 @@ class MixedLayout:
         """Return the sha256 of an expert in `buffer`, the same wherever the checkpoint keeps it."""
         return self._of(buffer).digest(buffer[self.start :])
 
+    def arrange(self, buffer: torch.Tensor) -> str | None:
+        """Put codes into the order of their groups; the name of a part whose index leads beyond them, or None."""
+        return self._of(buffer).arrange(buffer[self.start :])
+
     def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
         """The name of a part that holds NaN or infinity; None if all are finite."""
         return self._of(buffer).unsound(buffer[self.start :], spans)

@@ -1,14 +1,15 @@
 """How an expert that a checkpoint stores in few bits lies in a slot: packed as it was published."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar, NamedTuple
 
 import torch
 
 from artifacts.formats.base import Format
+from artifacts.formats.order import ARRANGED, ORDER, arrange, index_of
 from runtime.model.layout import Spans, round_up
 from runtime.model.quantised_matrix import PLAIN, Parts, QuantisedMatrix, joined, project_quantised
 
@@ -44,6 +45,8 @@ class QuantisedLayout:
     offsets: tuple[int, ...]
     dtype: torch.dtype
     is_transposed: bool
+    ordered: tuple[tuple[str, PlacedPieces], ...] = field(default=(), compare=False)
+    """Of the matrices with an order of groups the parts, and the pieces that `arrange` takes."""
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], dtype: torch.dtype, *, is_transposed: bool) -> "QuantisedLayout":
@@ -52,7 +55,8 @@ class QuantisedLayout:
         for piece in pieces:
             offsets.append(offset)
             offset = round_up(offset + piece.nbytes)
-        return cls(tuple(pieces), tuple(offsets), dtype, is_transposed)
+        layout = cls(tuple(pieces), tuple(offsets), dtype, is_transposed)
+        return replace(layout, ordered=tuple(_ordered(layout.matrices)))
 
     @property
     def format(self) -> str:
@@ -93,8 +97,19 @@ class QuantisedLayout:
         its pieces: the same wherever the checkpoint keeps the expert."""
         digest = hashlib.sha256()
         for piece, offset in zip(self.pieces, self.offsets, strict=True):
-            digest.update(memoryview(buffer[offset : offset + piece.nbytes].numpy()))
+            content = buffer[offset : offset + piece.nbytes]
+            if piece.role == ORDER:  # so that where groups follow each other it is of the bytes of the checkpoint
+                content = index_of(content.view(piece.dtype)).view(torch.uint8)
+            digest.update(memoryview(content.numpy()))
         return digest.hexdigest()
+
+    def arrange(self, buffer: torch.Tensor) -> str | None:
+        """Put the codes of an expert, whose stored bytes lie in `buffer`, uint8 [nbytes] or longer on the CPU, into the
+        order of their groups. Return the name of a part whose index leads beyond its groups; None if none does."""
+        for name, placed in self.ordered:
+            if not arrange(_views(buffer, placed).tensors):
+                return name
+        return None
 
     def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
         """The name of a part that holds NaN or infinity; None if all are finite."""
@@ -103,6 +118,13 @@ class QuantisedLayout:
             if not all(matrix.is_sound() for matrix in matrices):
                 return name
         return None
+
+
+def _ordered(matrices: dict[str, list[PlacedPieces]]) -> Iterator[tuple[str, PlacedPieces]]:
+    for part, stored in matrices.items():
+        for placed in stored:
+            if ORDER in placed:
+                yield part, {role: each for role, each in placed.items() if role in ARRANGED}
 
 
 def _views(buffer: torch.Tensor, placed: PlacedPieces) -> QuantisedMatrix:

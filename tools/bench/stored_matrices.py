@@ -13,6 +13,7 @@ from artifacts.formats.ggml import GGML, GgmlBlocks
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.order import role_in_slot
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import aligned
@@ -31,10 +32,19 @@ class Stored(NamedTuple):
 def random_expert(
     stored: Stored, hidden: int, neurons: int, dtype: torch.dtype
 ) -> tuple[QuantisedLayout, torch.Tensor]:
-    """An expert of random matrices gate, up and down: its layout and its bytes."""
+    """An expert of random matrices gate, up and down: its layout and its bytes, as in a slot."""
+    layout, content = stored_expert(stored, hidden, neurons, dtype)
+    assert layout.arrange(content) is None, f"{layout.format} with an index beyond its groups"
+    return layout, content
+
+
+def stored_expert(
+    stored: Stored, hidden: int, neurons: int, dtype: torch.dtype
+) -> tuple[QuantisedLayout, torch.Tensor]:
+    """The same with its bytes in the order in which a checkpoint has them."""
     shapes = ((GATE_UP, 0, neurons, hidden), (GATE_UP, 1, neurons, hidden), (DOWN, 0, hidden, neurons))
     tensors = {
-        Piece(part, source, role, stored.format, tensor.dtype, tuple(tensor.shape)): tensor
+        Piece(part, source, role_in_slot(role), stored.format, tensor.dtype, tuple(tensor.shape)): tensor
         for part, source, rows, columns in shapes
         for role, tensor in stored.make(rows, columns).items()
     }

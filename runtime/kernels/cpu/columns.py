@@ -9,7 +9,6 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.act_order import ACT_ORDER_PANEL, add_act_order
 from runtime.kernels.cpu.column_vectors import (
     DIGITS,
     PANEL,
@@ -25,7 +24,7 @@ from runtime.kernels.cpu.column_vectors import (
     arrange_2,
     arrange_4,
 )
-from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits, starts_of
+from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits
 from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.published import (
@@ -40,8 +39,8 @@ from runtime.kernels.cpu.published import (
     ZERO_OFFSET,
     ZEROS,
     f32,
-    group_of_columns,
     i32,
+    in_order,
     read_scales,
     sums_of_groups,
     u32,
@@ -79,7 +78,7 @@ def _add_scaled(bits, zeros, offset, scales, worth, sum_x, num_blocks, sums, y):
 def _add_panels(fields, start, x, num_fast, y):
     """Add the first outputs, whole panels of matrices whose groups are of whole units."""
     bits, num_groups, stride = fields[BITS], fields[NUM_GROUPS], 4 * len(y)
-    digits, worth, sums_x = in_digits(x, starts_of(num_groups, fields[WIDTH]))
+    digits, worth, sums_x = in_digits(x, num_groups, fields[WIDTH])
     if bits == 2:
         arrange_2(digits.ctypes.data, len(digits))
     elif bits == 4:
@@ -143,16 +142,14 @@ def multiply_stream(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix in a stream of words [W, O] down the inputs to y [O]."""
     bits, width, num_outputs = fields[BITS], fields[WIDTH], len(y)
     words = carray(pointer(start + fields[CODES], INT32_LIKE), (len(x) * bits // 32, num_outputs))
-    index, num_groups = group_of_columns(fields, start, len(x)), fields[NUM_GROUPS]
+    num_groups = fields[NUM_GROUPS]
+    token, index = in_order(fields, start, x)
     is_fast = is_narrow and len(index) == 0 and width % UNIT == 0 and width <= MAX_WIDTH
     num_fast = num_outputs // PANEL * PANEL if is_fast else 0
-    if is_narrow and bits == 4 and len(index) and len(x) <= MAX_WIDTH:
-        num_fast = num_outputs // ACT_ORDER_PANEL * ACT_ORDER_PANEL
-        add_act_order(fields, start, index, x, num_fast, y)
-    elif num_fast:
-        _add_panels(fields, start, x, num_fast, y)
+    if num_fast:
+        _add_panels(fields, start, token, num_fast, y)
     if num_fast < num_outputs:
         sums, sums_x = np.zeros((num_groups, num_outputs - num_fast), np.float32), np.empty(num_groups, np.float32)
-        sums_of_groups(x, width, index, sums_x)
-        _add_codes(words[:, num_fast:], bits, width, index, x, sums)
+        sums_of_groups(token, width, index, sums_x)
+        _add_codes(words[:, num_fast:], bits, width, index, token, sums)
         _scale_stream(fields, start, num_fast, sums, sums_x, y)

@@ -17,17 +17,17 @@ i32, f32 = np.int32, np.float32
 
 
 @part
-def in_digits(x, starts):
+def in_digits(x, num_groups, width):
     """x [I] as digits int8 [I / 32, 2, 32], the higher first, and the worth of a group's numbers and their sum [G],
-    float32. A group is of the units, of 32 numbers, from starts[i] to starts[i + 1]."""
+    float32. A group is of `width` numbers, a multiple of 32."""
     digits = np.empty((len(x) // UNIT, DIGITS, UNIT), np.int8)
-    worth, sums = np.empty(len(starts) - 1, np.float32), np.empty(len(starts) - 1, np.float32)
-    for group in range(len(worth)):
+    worth, sums = np.empty(num_groups, np.float32), np.empty(num_groups, np.float32)
+    for group in range(num_groups):
         largest = f32(0)
-        for k in range(starts[group] * UNIT, starts[group + 1] * UNIT):
+        for k in range(group * width, (group + 1) * width):
             largest = max(largest, abs(x[k]))
         worth[group], inverse, total = largest / _LARGEST, _LARGEST / largest if largest > _LEAST else f32(0), f32(0)
-        for unit in range(starts[group], starts[group + 1]):
+        for unit in range(group * width // UNIT, (group + 1) * width // UNIT):
             own, high, low = x[unit * UNIT : (unit + 1) * UNIT], digits[unit, 0], digits[unit, 1]
             for i in range(UNIT):
                 number = np.rint(own[i] * inverse)
@@ -36,9 +36,3 @@ def in_digits(x, starts):
                 high[i], low[i] = np.int8(i32(digit)), np.int8(i32(number - digit * f32(256)))
         sums[group] = total
     return digits, worth, sums
-
-
-@part
-def starts_of(num_groups, width):
-    """Where groups begin that follow each other: [G + 1], in units."""
-    return np.arange(num_groups + 1) * (width // UNIT)

@@ -30,23 +30,20 @@ from runtime.kernels.cpu.published import (
     ZEROS,
     beyond_bfloat16,
     f32,
-    group_of_columns,
     i32,
+    in_order,
     number,
     u32,
 )
 from runtime.kernels.cpu.row_vectors import (
     BYTES_TURNED,
     HALF_BYTES_TURNED,
-    PASS,
     ROWS,
     STEP_NBYTES,
     floats,
     half_bytes,
-    half_bytes_in_any_order,
     half_bytes_less_zeros,
     integers,
-    integers_in_any_order,
     integers_less_zeros,
 )
 
@@ -82,7 +79,7 @@ def _groups_of_steps(fields, num_inputs, codes):
 
 
 @part
-def _is_fit(fields, num_inputs, num_outputs, is_indexed, codes):
+def _is_fit(fields, num_inputs, num_outputs, codes):
     """Whether vectors take the whole matrix."""
     width = fields[WIDTH]
     groups, steps, _ = _groups_of_steps(fields, num_inputs, codes)
@@ -90,7 +87,7 @@ def _is_fit(fields, num_inputs, num_outputs, is_indexed, codes):
     rest = -(-num_inputs // codes) - groups * steps
     is_ended = rest == 0 or (rest == 1 and (codes == STEP_NBYTES or num_inputs % codes > 0))
     has_four = num_outputs % ROWS == 0 and (fields[HEIGHT] == 1 or fields[HEIGHT] % ROWS == 0)
-    return num_inputs % 64 == 0 and has_four and (is_indexed or (in_steps and is_ended))
+    return num_inputs % 64 == 0 and has_four and in_steps and is_ended
 
 
 @part
@@ -189,65 +186,21 @@ def _multiply_in_order(fields, start, x, token, y):
             integers(*places, tables, *weights, *layout, own)
 
 
-@part
-def _halves(token, index, first):
-    """The even numbers of each vector with zeros between them and then the odd ones, [2 * vectors, 32], and the groups
-    of both, [2 * vectors, 16]; x is 0 outside `PASS` groups from `first` on."""
-    numbers = np.zeros((token.size // _LANES, _LANES, 2), np.uint16)
-    groups = np.zeros((token.size // _LANES, _LANES), np.int32)
-    pairs, own = token.reshape(-1, _LANES, 2), index.reshape(-1, _LANES, 2)
-    for i in range(len(pairs)):
-        for lane in range(_LANES):
-            for half in range(2):
-                group = own[i, lane, half] - first
-                if 0 <= group < PASS:
-                    numbers[2 * i + half, lane, half], groups[2 * i + half, lane] = pairs[i, lane, half], group
-    return numbers, groups
-
-
-@part
-def _multiply_in_any_order(fields, start, x, y, index):
-    kind, num_groups, token = fields[KIND], fields[NUM_GROUPS], _token(x, fields[KIND])
-    stride, steps = len(x) // (2 if _is_half(kind) else 1), len(x) // token.shape[1]
-    scales = np.zeros(ROWS * num_groups + PASS, np.float32)
-    own_scales = scales[: ROWS * num_groups]
-    tables, rest = TABLES[kind].ctypes.data if _is_half(kind) else _PLANES[kind].ctypes.data, len(token) - steps
-    own_index = _in_steps(index, kind, np.int32(-1))
-    for first in range(0, num_groups, PASS):
-        numbers, groups = _halves(token, own_index, first)
-        layout, weights = (groups.ctypes.data, steps, rest), (scales.ctypes.data + 4 * first, 4 * num_groups)
-        codes, own_x, y_place = start + fields[CODES], numbers.ctypes.data, y.ctypes.data
-        for row in range(0, len(y), ROWS):
-            rows.read_rows(fields, start, row, own_scales)
-            places, own = (codes + row * stride, stride, own_x, tables), y_place + 4 * row
-            if _is_half(kind):
-                half_bytes_in_any_order(*places, *weights, *layout, own)
-            else:
-                integers_in_any_order(*places, *weights, *layout, own)
-
-
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix of 4-bit codes or 8-bit numbers to y [O]."""
-    index = group_of_columns(fields, start, len(x))
-    if not _is_fit(fields, len(x), len(y), len(index) > 0, _codes_of_step(fields[KIND])):
-        rows.multiply(fields, start, x, y, is_narrow)
-    elif len(index):
-        _multiply_in_any_order(fields, start, x, y, index)
-        rows.take_zeros(fields, start, x, y, index)
+    own_x, index = in_order(fields, start, x)
+    if len(index) == 0 and _is_fit(fields, len(x), len(y), _codes_of_step(fields[KIND])):
+        _multiply_in_order(fields, start, own_x, _token(own_x, fields[KIND]), y)
     else:
-        _multiply_in_order(fields, start, x, _token(x, fields[KIND]), y)
+        rows.multiply(fields, start, x, y, is_narrow)
 
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_float16(fields, start, x, y, is_narrow):
     """As `multiply`, with x in float16."""
-    index = group_of_columns(fields, start, len(x))
-    if not _is_fit(fields, len(x), len(y), len(index) > 0, _codes_of_step(fields[KIND])):
-        rows.multiply(fields, start, x, y, is_narrow)
-    elif len(index):
-        _multiply_in_any_order(fields, start, x, y, index)
-        _multiply_in_any_order(fields, start, beyond_bfloat16(x), y, index)
-        rows.take_zeros(fields, start, x, y, index)
+    own_x, index = in_order(fields, start, x)
+    if len(index) == 0 and _is_fit(fields, len(x), len(y), _codes_of_step(fields[KIND])):
+        _multiply_in_order(fields, start, own_x, _token_in_two(own_x, fields[KIND]), y)
     else:
-        _multiply_in_order(fields, start, x, _token_in_two(x, fields[KIND]), y)
+        rows.multiply(fields, start, x, y, is_narrow)

@@ -7,7 +7,7 @@ from numba import carray
 from artifacts.common.numba_loops import kernel
 from artifacts.formats.awq import ORDER
 from runtime.kernels.cpu.column_vectors import DIGITS, UNIT
-from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits, starts_of
+from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits
 from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.output_word_vectors import OUTPUTS, add_output_words, add_scaled_output_words, in_order
@@ -71,9 +71,7 @@ def multiply_output_words(fields, start, x, y, is_narrow):
     zeros = carray(pointer(start + fields[ZEROS], INT32_LIKE), (num_groups, num_words))
     is_fast = is_narrow and width % UNIT == 0 and width <= MAX_WIDTH
     num_fast = len(y) // OUTPUTS * OUTPUTS if is_fast else 0
-    digits, worth, sums_x = (
-        in_digits(x, starts_of(num_groups, width)) if num_fast else in_digits(x[:0], starts_of(0, width))
-    )
+    digits, worth, sums_x = in_digits(x, num_groups, width) if num_fast else in_digits(x[:0], 0, width)
     scales, sums = np.empty(len(y), np.float32), np.empty(DIGITS * num_fast, np.int32)
     for group in range(num_groups):
         begin, end = group * width, (group + 1) * width

@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from artifacts.common.numba_loops import kernel
 from artifacts.formats.codes import E2M1, IQ4
+from artifacts.formats.order import INPUT_BITS
 from runtime.kernels.cpu.gated import bits_of, part, pointer
 
 # A matrix is int64 [NUM_FIELDS]. Offsets count bytes from the start of its expert; -1 is that of a missing tensor.
@@ -24,7 +25,7 @@ from runtime.kernels.cpu.gated import bits_of, part, pointer
     NUM_GROUPS,  # of columns
     ZEROS,
     ZERO_OFFSET,  # what is added to a stored zero-point
-    INDEX,  # the group of each column
+    ORDER,  # the group and the column at each place, where columns are not in their own order
     WHOLE,  # the scale of the matrix
     IS_INVERSE,  # whether that divides
     BITS,
@@ -42,6 +43,7 @@ UINT8_LIKE, UINT16_LIKE, INT32_LIKE = np.zeros(1, np.uint8), np.zeros(1, np.uint
 _FLOAT_LIKE = np.zeros(1, np.float32)
 NUMBERS = np.array([E2M1, [code - 8 for code in range(16)], IQ4], np.float32)  # of each code of 4 bits, by KIND
 TABLES = np.tile((NUMBERS.view(np.uint32) >> 16).astype(np.uint16), 2)  # the same as bfloat16, twice
+_COLUMN = u32((1 << INPUT_BITS) - 1)
 _ALL = torch.arange(256, dtype=torch.uint8)
 BYTE_NUMBERS = np.zeros((UINT8 + 1, 256), np.float32)  # of each code of 8 bits, by KIND; integers without sign less 128
 BYTE_NUMBERS[E4M3], BYTE_NUMBERS[E5M2] = (_ALL.view(own).float() for own in (torch.float8_e4m3fn, torch.float8_e5m2))
@@ -99,16 +101,21 @@ def _read_bytes(stored, is_exponent, out):
 
 
 @part
-def group_of_columns(fields, start, num_columns):
-    """The group of each column, [I]; empty where groups follow each other, which compressed-tensors writes as -1 for
-    all columns. Checkpoints with other numbers of no group are refused; here they are not followed out of bounds."""
-    if fields[INDEX] < 0:
-        return np.empty(0, np.int32)
-    index = carray(pointer(start + fields[INDEX], INT32_LIKE), num_columns)
-    for k in range(num_columns):
-        if index[k] != k // fields[WIDTH]:
-            return index if index.min() >= 0 and index.max() < fields[NUM_GROUPS] else index[:0]
-    return index[:0]
+def in_order(fields, start, x):
+    """x [I] as its columns lie, and the group of each place, int32 [I]; empty where groups of `WIDTH` follow each
+    other."""
+    index = np.empty(0 if fields[ORDER] < 0 else len(x), np.int32)
+    if fields[ORDER] < 0:
+        return x, index
+    order, token = carray(pointer(start + fields[ORDER], INT32_LIKE), len(x)), np.empty_like(x)
+    for place in range(len(x)):
+        token[place] = x[u32(order[place]) & _COLUMN]
+        index[place] = order[place] >> i32(INPUT_BITS)
+    others = i32(0)
+    for group in range(fields[NUM_GROUPS]):
+        for place in range(group * fields[WIDTH], min((group + 1) * fields[WIDTH], len(x))):
+            others |= index[place] ^ i32(group)
+    return token, index if others else index[:0]
 
 
 @part

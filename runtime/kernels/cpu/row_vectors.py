@@ -23,7 +23,6 @@ STEP_NBYTES = 64
 HALF_BYTES_TURNED, BYTES_TURNED = (32, 4, 1), (4, 2, 8)
 """The order of the inputs in a step: [a, b, c] as they are stored becomes [b, a, c]. Codes of 4 bits are taken from the
 lowest of each 16 bits on, of 16 codes of 8 bits first eight."""
-PASS = 2 * LANES  # groups whose scales `*_in_any_order` finds
 
 _AHEAD = 2048  # bytes behind the next rows, which may be short
 _BYTES = vector(I8, STEP_NBYTES)
@@ -196,43 +195,6 @@ def _lanes(builder: ir.IRBuilder, per_step: ir.Value) -> ir.Value:
     return builder.lshr(builder.mul(lane, splat(builder, builder.trunc(per_step, I32))), filled(PAIRS, 4))
 
 
-def _in_any_order(kind: _Codes) -> Callable[..., None]:
-    """Return `add(codes, stride, x, tables, scales, next_scales, index, steps, rest, y)`, for inputs of up to `PASS`
-    groups. Of each vector of a step, x has the even inputs with zeros between them and then the odd ones, and `index`
-    the groups of both, int32."""
-
-    @intrinsic
-    def add(context, codes, stride, x, tables, scales, next_scales, index, steps, rest, y):
-        def generate(target, builder, signature, arguments):
-            codes, stride, x, tables, scales, next_scales, index, steps, rest, y = arguments
-            rows = _Rows(builder, kind, codes, stride, tables)
-            places = [advanced(builder, scales, I64(row), next_scales) for row in range(ROWS)]
-            scales = [[load(builder, place, SUMS, nbytes) for nbytes in (0, 64)] for place in places]
-
-            def add_step(step: ir.Value, *, is_last: bool) -> None:
-                own_x, own_index = (advanced(builder, own, step, 128 * kind.num_vectors) for own in (x, index))
-                numbers = [rows.numbers(row, step, is_last=is_last) for row in range(ROWS)]
-                for half in range(2 * kind.num_vectors):
-                    token, groups = load(builder, own_x, NUMBERS, 64 * half), load(builder, own_index, PAIRS, 64 * half)
-                    for row, (low, high) in enumerate(scales):
-                        products = add_pairs(builder, filled(SUMS, 0.0), numbers[row][half // 2], token)
-                        operands = [low, groups, high]
-                        scale = called(builder, "llvm.x86.avx512.vpermi2var.ps.512", SUMS, operands)
-                        rows.add(row, products, scale)
-
-            with cgutils.for_range(builder, steps, intp=I64) as loop:
-                add_step(loop.index, is_last=False)
-            with builder.if_then(builder.icmp_signed(">", rest, I64(0))):
-                add_step(steps, is_last=True)
-            rows.add_to(y)
-            return target.get_dummy_value()
-
-        return types.void(*[types.int64] * 10), generate
-
-    return add
-
-
 half_bytes, half_bytes_less_zeros = (_in_order(_HALF_BYTES, has_zeros=has) for has in (False, True))
 integers, integers_less_zeros = (_in_order(_INTEGERS, has_zeros=has) for has in (False, True))
 floats = _in_order(_FLOATS, has_zeros=False)
-half_bytes_in_any_order, integers_in_any_order = _in_any_order(_HALF_BYTES), _in_any_order(_INTEGERS)

@@ -33,8 +33,8 @@ from runtime.kernels.cpu.published import (
     WIDTH,
     ZEROS,
     f32,
-    group_of_columns,
     i32,
+    in_order,
     read_scales,
     sums_of_groups,
     u32,
@@ -66,7 +66,7 @@ def _zeros(fields, start, row, scales, sums):
 
 
 @part
-def take_zeros(fields, start, x, y, index):
+def _take_zeros(fields, start, x, y, index):
     """Take off y [O] what zero-points add to it, where there are any."""
     if fields[ZEROS] < 0:
         return
@@ -168,9 +168,9 @@ def _columns(index, width, count):
 def multiply(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix to y [O]. Of two codes of 4 bits the even one is in the low half of a byte; integers of
     8 bits without sign are less by 128."""
-    index = group_of_columns(fields, start, len(x))
+    token, index = in_order(fields, start, x)
     if fields[KIND] in (FLOATS_4, INTEGERS_4):
-        _multiply_half_bytes(fields, start, x, y, index)
+        _multiply_half_bytes(fields, start, token, y, index)
     else:
-        _multiply_bytes(fields, start, x, y, index)
-    take_zeros(fields, start, x, y, index)
+        _multiply_bytes(fields, start, token, y, index)
+    _take_zeros(fields, start, token, y, index)

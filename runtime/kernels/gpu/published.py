@@ -8,10 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
+from artifacts.formats.order import INPUT_BITS
 from runtime.kernels.gpu.blocks import load_block
 from runtime.kernels.gpu.low_bit import read_codes
 from runtime.kernels.gpu.stored_matrix import StoredMatrix
 
+_INPUT_BITS, _INPUT = tl.constexpr(INPUT_BITS), tl.constexpr((1 << INPUT_BITS) - 1)
 _BLOCKS = {"rows": (8, 256), "columns": (64, 32), "awq": (64, 32)}  # the long side runs along what is adjacent
 
 
@@ -40,7 +42,8 @@ def product(
     sums = tl.zeros((block_rows, block_columns), tl.float32)
     for first in range(0, matrix.num_inputs, block_columns):
         columns = first + tl.arange(0, block_columns)
-        x = tl.load(x_ptr + columns, mask=columns < matrix.num_inputs, other=0.0).to(tl.float32)
+        inputs = _inputs(expert_ptr, columns, matrix)
+        x = tl.load(x_ptr + inputs, mask=columns < matrix.num_inputs, other=0.0).to(tl.float32)
         weights = numbers(expert_ptr, rows, first, matrix, dtype, block_columns)
         sums += weights.to(dtype).to(tl.float32) * x[None, :]
     y = tl.sum(sums, axis=1)
@@ -52,7 +55,7 @@ def product(
 
 @triton.jit
 def numbers(expert_ptr, rows, first, matrix: tl.constexpr, dtype: tl.constexpr, block_columns: tl.constexpr):
-    """The weights of some rows and of `block_columns` inputs from `first` on, float32: zero where out of range. A
+    """The weights of some rows and of `block_columns` places from `first` on, float32: zero where out of range. A
     matrix that is not quantised is of type `dtype`."""
     columns = first + tl.arange(0, block_columns)
     is_row, is_column = rows < matrix.num_outputs, columns < matrix.num_inputs
@@ -62,7 +65,7 @@ def numbers(expert_ptr, rows, first, matrix: tl.constexpr, dtype: tl.constexpr, 
         weights = load_block(start + places, is_row, is_column).to(tl.float32)
     else:
         codes = _codes(expert_ptr, rows, first, is_row, is_column, matrix, block_columns)
-        groups = _groups(expert_ptr, columns, is_column, matrix.scales)
+        groups = _groups(expert_ptr, columns, matrix)
         if matrix.codes.kind == "float":
             values = _floats(codes, matrix.codes.bits, matrix.codes.mantissa, matrix.codes.bias)
         elif matrix.codes.kind == "signed":
@@ -111,14 +114,28 @@ def _floats(codes, bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexp
 
 
 @triton.jit
-def _groups(expert_ptr, columns, is_column, scales: tl.constexpr):
-    """The group of each input. Stored groups below zero say that they follow each other."""
-    groups = columns // scales.width
-    if scales.groups is not None:
-        start = (expert_ptr + scales.groups).to(tl.pointer_type(tl.int32))
-        stored = tl.load(start + columns, mask=is_column, other=0)
-        groups = tl.where(stored < 0, groups, stored)
+def _groups(expert_ptr, columns, matrix: tl.constexpr):
+    """The group of each place."""
+    if matrix.order is None:
+        groups = columns // matrix.scales.width
+    else:
+        groups = _order(expert_ptr, columns, matrix) >> _INPUT_BITS
     return groups
+
+
+@triton.jit
+def _inputs(expert_ptr, columns, matrix: tl.constexpr):
+    """The input at each place."""
+    inputs = columns
+    if matrix.order is not None:
+        inputs = _order(expert_ptr, columns, matrix) & _INPUT
+    return inputs
+
+
+@triton.jit
+def _order(expert_ptr, columns, matrix: tl.constexpr):
+    start = (expert_ptr + matrix.order).to(tl.pointer_type(tl.int32))
+    return tl.load(start + columns, mask=columns < matrix.num_inputs, other=0)
 
 
 @triton.jit
@@ -168,4 +185,5 @@ def _dequantise(expert_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.conste
     dtype = out_ptr.dtype.element_ty
     weights = numbers(expert_ptr, rows, first, matrix, dtype, block_columns)
     in_range = (rows < matrix.num_outputs)[:, None] & (columns < matrix.num_inputs)[None, :]
-    tl.store(out_ptr + rows[:, None] * matrix.num_inputs + columns[None, :], weights.to(dtype), mask=in_range)
+    inputs = _inputs(expert_ptr, columns, matrix)
+    tl.store(out_ptr + rows[:, None] * matrix.num_inputs + inputs[None, :], weights.to(dtype), mask=in_range)

@@ -15,6 +15,7 @@ from artifacts.formats.fp8 import Scaled
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -22,7 +23,7 @@ from runtime.model.quantised_layout import PLAIN, PlacedPieces, QuantisedLayout
 
 _FLOATS = {torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}  # bits of the mantissa, bias of the exponent
 _E2M1 = (1, 1)
-_WORDS = ("g_idx", "zero_point")  # roles whose type the formats leave open
+_ZEROS = "zero_point"  # a role whose type the format leaves open
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,7 @@ class StoredCodes:
 @dataclass(frozen=True, slots=True)
 class StoredScales:
     """One scale of type `dtype` for `height` outputs and `width` inputs; `row` and `column` are the distances between
-    scales. `groups` is where the group of each input lies; None where groups follow each other. `matrix` is where the
-    scale of the whole matrix lies, by which, where `is_inverse`, the others are divided."""
+    scales. `matrix` is where the scale of the whole matrix lies, by which the others are divided where `is_inverse`."""
 
     start: int
     dtype: str
@@ -54,7 +54,6 @@ class StoredScales:
     width: int
     row: int
     column: int
-    groups: int | None = None
     matrix: int | None = None
     is_inverse: bool = False
 
@@ -74,7 +73,8 @@ class StoredZeros:
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
     """A matrix [out, in]. Without `zeros` the zero-point of `integer` codes is half their range; `bias` is where the
-    numbers lie that are added to a product."""
+    numbers lie that are added to a product, `order` where the group and the input at each place lie; None where inputs
+    are at their own places and groups follow each other."""
 
     num_outputs: int
     num_inputs: int
@@ -82,6 +82,7 @@ class StoredMatrix:
     scales: StoredScales | None = None
     zeros: StoredZeros | None = None
     bias: int | None = None
+    order: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class _Pieces:
 
 def is_readable(layout: QuantisedLayout) -> bool:
     """Whether the kernels read all matrices of such experts: down is one, gate and up are one or two."""
-    words = all(piece.dtype is torch.int32 for piece in layout.pieces if piece.role in _WORDS)
+    words = all(piece.dtype is torch.int32 for piece in layout.pieces if piece.role == _ZEROS)
     return words and {piece.source for piece in layout.pieces if piece.part == DOWN} == {0}
 
 
@@ -166,20 +167,19 @@ def _nvfp4(form: NvFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatri
 
 def _packed_integers(form: PackedIntegers, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
     codes, count = StoredCodes(pieces.starts["packed"], "integer", form.bits), pieces.shape("scale")[1]
-    groups = pieces.starts.get("g_idx")
-    scales = pieces.scales("scale", 1, columns // count, count, 1, groups=groups)
-    if "zero_point" not in pieces.stored:
-        return StoredMatrix(rows, columns, codes, scales)
-    zeros = StoredZeros(pieces.starts["zero_point"], pieces.shape("zero_point")[0], count, 1)
-    return StoredMatrix(rows, columns, codes, scales, zeros)
+    scales, order = pieces.scales("scale", 1, columns // count, count, 1), pieces.starts.get(ORDER)
+    if _ZEROS not in pieces.stored:
+        return StoredMatrix(rows, columns, codes, scales, order=order)
+    zeros = StoredZeros(pieces.starts[_ZEROS], pieces.shape(_ZEROS)[0], count, 1)
+    return StoredMatrix(rows, columns, codes, scales, zeros, order=order)
 
 
 def _gptq(form: Gptq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
     codes = StoredCodes(pieces.starts["qweight"], "integer", form.bits, "columns")
     count, num_words = pieces.shape("qzeros")
-    scales = pieces.scales("scales", 1, max(1, columns // count), 1, rows, groups=pieces.starts.get("g_idx"))
+    scales, order = pieces.scales("scales", 1, max(1, columns // count), 1, rows), pieces.starts.get(ORDER)
     zeros = StoredZeros(pieces.starts["qzeros"], num_words, 1, num_words, form.zero_offset)
-    return StoredMatrix(rows, columns, codes, scales, zeros)
+    return StoredMatrix(rows, columns, codes, scales, zeros, order=order)
 
 
 def _awq(form: Awq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:

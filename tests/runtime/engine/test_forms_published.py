@@ -1,6 +1,7 @@
 """Compiled code multiplies a token by experts in every published format where they lie, as by their numbers."""
 
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -58,16 +59,31 @@ def multiplied(layout: QuantisedLayout, content: torch.Tensor, hidden: int, firs
     return torch.from_numpy(y[0])
 
 
-@pytest.mark.parametrize("name", ["compressed-tensors, 4 bits", "compressed-tensors, 8 bits", "GPTQ, 4 bits"])
-@pytest.mark.parametrize("number", [-1, 1000], ids=["as the library writes it", "damaged"])
-def test_numbers_of_no_group_leave_groups_in_their_order(name: str, number: int) -> None:
+def indexed(name: str, index: Callable[[int], torch.Tensor]) -> Stored:
+    """A format with the group of each of so many inputs."""
     format, make = variants(32)[name]
-    indexed = Stored(format, lambda r, c: make(r, c) | {"g_idx": torch.full((c,), number, dtype=torch.int32)})
+    return Stored(format, lambda r, c: make(r, c) | {"g_idx": index(c).int()})
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors, 4 bits", "compressed-tensors, 8 bits", "GPTQ, 4 bits"])
+def test_an_index_that_leaves_groups_in_their_order_changes_nothing(name: str) -> None:
+    """compressed-tensors writes -1 for all inputs, GPTQ the groups."""
+    in_order = indexed(name, lambda c: torch.arange(c) // 32 if name.startswith("GPTQ") else torch.full((c,), -1))
     outputs = []
-    for stored in (Stored(format, make), indexed):
+    for stored in (variants(32)[name], in_order):
         torch.manual_seed(0)
         outputs.append(multiplied(*random_expert(stored, 128, 64, torch.bfloat16), 128))
     assert outputs[0].any() and torch.equal(*outputs)
+
+
+@pytest.mark.parametrize(
+    "name", ["compressed-tensors, 4 bits, asymmetric", "compressed-tensors, 8 bits", "GPTQ, 4 bits"]
+)
+def test_groups_of_any_sizes_are_multiplied_as_by_their_numbers(name: str) -> None:
+    torch.manual_seed(0)
+    layout, content = random_expert(indexed(name, lambda c: torch.randint(0, c // 32, (c,))), 256, 128, torch.float32)
+    exact = expected(layout, content, torch.ones(1, 256, dtype=torch.bfloat16))
+    assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[torch.bfloat16] * exact.abs().max()
 
 
 @pytest.mark.parametrize("name", ["FP8, blocks", "MXFP4", "compressed-tensors, 4 bits, in the order of activations"])

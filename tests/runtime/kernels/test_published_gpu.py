@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from artifacts.formats.base import Stored
+from artifacts.formats.order import role_in_slot
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.gpu.stored_matrix import gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -71,7 +72,7 @@ def layout_of(name: str, hidden: int = 256, neurons: int = 128) -> QuantisedLayo
     matrices = [(GATE_UP, 0, neurons, hidden), (GATE_UP, 1, neurons, hidden), (DOWN, 0, hidden, neurons)]
     case = CASES[name]
     pieces = [
-        Piece(part, source, role, case.format, *stored)
+        Piece(part, source, role_in_slot(role), case.format, *stored)
         for part, source, rows, columns in matrices
         for role, stored in case.roles(rows, columns).items()
     ]
@@ -104,9 +105,9 @@ def test_a_matrix_that_is_not_quantised_is_read_as_it_is() -> None:
 
 
 def test_words_of_another_type_are_left_to_torch() -> None:
-    layout = layout_of("gptq, 4 bits, in any order")
+    layout = layout_of("packed, 4 bits, in any order")
     assert is_readable(layout)
-    wide = [piece._replace(dtype=torch.int64) if piece.role == "g_idx" else piece for piece in layout.pieces]
+    wide = [piece._replace(dtype=torch.int64) if piece.role == "zero_point" else piece for piece in layout.pieces]
     assert not is_readable(QuantisedLayout.of(wide, torch.bfloat16, is_transposed=False))
 
 
@@ -133,3 +134,5 @@ def test_they_compile_for_gpus(tmp_path: Path) -> None:
         assert size(gated_published._down, "awq", 90)
         assert size(published._dequantise, "fp8 in blocks", 80)
         assert size(published._dequantise, "packed, 8 bits", 90)
+        assert size(gated_published._down, "packed, 4 bits, in any order", 80)
+        assert size(published._dequantise, "gptq, 4 bits, in any order", 90)

@@ -37,6 +37,12 @@ def _in_four_dimensions(rows: int, columns: int, generator: torch.Generator) -> 
     return tensors | {"scale": tensors["scale"][:, None, :, None]}
 
 
+def _in_any_order(make: Maker, rows: int, columns: int, generator: torch.Generator) -> Mapping[str, torch.Tensor]:
+    """Groups in the order of activations."""
+    index = (torch.arange(columns) // 32)[torch.randperm(columns, generator=generator)]
+    return make(rows, columns, generator) | {"g_idx": index.int()}
+
+
 CASES: dict[str, tuple[Mapping, Maker, Maker]] = {  # what makes experts, and the other modules that are quantised
     "attention in FP8": (
         mixed(group("float-quantized", "re:.*self_attn.*", num_bits=8, strategy="channel"), INT4),
@@ -57,6 +63,16 @@ CASES: dict[str, tuple[Mapping, Maker, Maker]] = {  # what makes experts, and th
         {**CONFIGS["gptq"], "dynamic": {"+:.*self_attn": {"bits": 8, "group_size": 16}, "-:.*q_proj": {}}},
         gptq,
         partial(gptq, bits=8, group=16),
+    ),
+    "GPTQ in the order of activations": (
+        {**CONFIGS["gptq"], "desc_act": True},
+        partial(_in_any_order, gptq),
+        partial(_in_any_order, gptq),
+    ),
+    "integers of 8 bits in the order of activations": (
+        mixed(group("pack-quantized", "Linear", num_bits=8, actorder="group")),
+        partial(_in_any_order, partial(packed, bits=8)),
+        partial(_in_any_order, partial(packed, bits=8)),
     ),
     "modelopt's layers": (
         {

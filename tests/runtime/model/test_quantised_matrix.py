@@ -1,5 +1,6 @@
 """Matrices in few bits by tiles of rows: joined and turned to the bit, and multiplied as the whole matrix is."""
 
+from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 from runtime.model.arithmetic import GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
 from runtime.model.quantised_matrix import Parts, joined, project_in_tiles, project_quantised
-from tools.bench.stored_matrices import random_expert, variants
+from tools.bench.stored_matrices import Stored, random_expert, stored_expert, variants
 
 HIDDEN, NEURONS = 2048, 1056  # of several tiles each
 
@@ -52,3 +53,14 @@ def test_float16_that_is_not_quantised_is_multiplied_to_the_last_bit_but_one(is_
     exact = F.linear(x.float(), matrix.float())
     assert y.dtype is torch.float16
     assert (y.float() - exact).abs().max() <= torch.finfo(torch.float16).eps * exact.abs().max()
+
+
+
+def test_a_digest_is_of_the_bytes_of_the_checkpoint_where_groups_follow_each_other() -> None:
+    format, make = variants(32)["GPTQ, 4 bits"]
+    indexed = Stored(format, lambda r, c: make(r, c) | {"g_idx": (torch.arange(c) // 32).int()})
+    layout, content = stored_expert(indexed, 64, 96, torch.bfloat16)
+    digest = sha256()
+    for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
+        digest.update(content[offset : offset + piece.nbytes].numpy())
+    assert layout.arrange(content) is None and layout.digest(content) == digest.hexdigest()

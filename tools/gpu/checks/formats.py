@@ -12,6 +12,7 @@ from artifacts.formats.fp8 import Scaled
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
 
 GROUP = 128  # inputs with one scale, but where a format says how many
@@ -89,7 +90,7 @@ CASES: Mapping[str, Case] = {
 def random_content(role: str, like: torch.Tensor, num_groups: int, generator: torch.Generator) -> torch.Tensor:
     """Random codes, and scales that give weights of some hundredths."""
     own = {"generator": generator, "device": like.device}
-    if role == "g_idx":
+    if role == ORDER:
         return torch.randint(0, num_groups, like.shape, **own)
     if role == "scales" and like.dtype is torch.uint8 or like.dtype is _E8M0:
         return torch.randint(117, 122, like.shape, dtype=torch.uint8, **own).view(like.dtype)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from artifacts.formats.order import role_in_slot
 from runtime.control.plan import Place
 from runtime.engine.forms_gpu import full_form
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -41,25 +42,29 @@ class PublishedExperts:
         apart = [(GATE_UP, source, self.neurons, self.hidden) for source in range(2)]
         matrices = [*(joined if is_joined else apart), (DOWN, 0, self.hidden, self.neurons)]
         pieces = [
-            Piece(part, source, role, case.format, *stored)
+            Piece(part, source, role_in_slot(role), case.format, *stored)
             for part, source, rows, columns in matrices
             for role, stored in case.roles(rows, columns).items()
         ]
         self.layout = QuantisedLayout.of(pieces, dtype, is_transposed=False)
-        self._random = torch.Generator(device).manual_seed(0)
+        self._random = torch.Generator().manual_seed(0)
         self._buffer = torch.zeros(count * self.layout.nbytes, dtype=torch.uint8, device=device)
         self._slots = self._buffer.split(self.layout.nbytes)
         for slot in self._slots:
-            self._fill(slot)
+            slot.copy_(self._expert())
         starts = [number * self.layout.nbytes for number in range(count)]
         self.form = full_form(nn.Module(), self.layout, self._buffer, starts)
 
-    def _fill(self, slot: torch.Tensor) -> None:
-        for name, matrices in self.layout.views(slot).items():
+    def _expert(self) -> torch.Tensor:
+        """The bytes of a random expert, as a load brings them."""
+        content = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
+        for name, matrices in self.layout.views(content).items():
             num_groups = (self.hidden if name == GATE_UP else self.neurons) // formats.GROUP
             for matrix in matrices:
                 for role, tensor in matrix.tensors.items():
                     tensor.copy_(random_content(role, tensor, num_groups, self._random))
+        assert self.layout.arrange(content) is None, f"{self.layout.format} with an index beyond its groups"
+        return content
 
     def numbers(self, turn: int) -> torch.Tensor:
         """The numbers [1, K] of the experts of a turn."""

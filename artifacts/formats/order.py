@@ -1,0 +1,85 @@
+"""Groups of inputs that do not follow each other: as checkpoints store them (`g_idx`), and as they lie in slots.
+
+In a slot codes lie in the order of their groups, those of a group in the order of their inputs, and kernels multiply
+them as if groups had always followed each other. `order` stands there for `g_idx`: for each place the group times 2^20
+plus the input.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from artifacts.formats.base import Stored, loops, require
+
+INDEX, ORDER = "g_idx", "order"
+ARRANGED = (ORDER, "qweight", "scales", "packed", "scale")
+"""The roles of the tensors that `arrange` takes."""
+INPUT_BITS = 20
+_MOST_INPUTS, _MOST_GROUPS = 1 << INPUT_BITS, 1 << 31 - INPUT_BITS
+
+
+class Placed(NamedTuple):
+    """The group of each place, and the place of each input, both int64 [in]; `are_even` where groups of one size follow
+    each other by place, `are_moved` where places are not those of the inputs."""
+
+    groups: torch.Tensor
+    places: torch.Tensor
+    are_even: bool
+    are_moved: bool
+
+
+def role_in_slot(role: str) -> str:
+    """The role that a stored tensor has in a slot."""
+    return ORDER if role == INDEX else role
+
+
+def require_index(stored: Mapping[str, Stored], num_inputs: int, num_groups: int) -> bool:
+    """Whether there is an index of groups. Raises Unfit if it is not of these inputs and groups."""
+    indexed = stored.get(INDEX, stored.get(ORDER))
+    if indexed is None:
+        return False
+    require(indexed.shape == (num_inputs,), f"g_idx is not of {num_inputs} inputs")
+    fits = num_inputs <= _MOST_INPUTS and num_groups <= _MOST_GROUPS
+    require(fits, f"{num_groups} groups of {num_inputs} inputs in any order, more than moectl reads")
+    return True
+
+
+def placed(tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int) -> Placed:
+    """Where inputs lie in a matrix with these tensors by role."""
+    own = torch.arange(num_inputs, device=next(iter(tensors.values())).device)
+    groups, places = own // -(-num_inputs // num_groups), own
+    are_even, are_moved = num_inputs % num_groups == 0, False
+    if ORDER in tensors:
+        order = tensors[ORDER].long()
+        places = torch.empty_like(own).index_copy_(0, order & _MOST_INPUTS - 1, own)
+        are_even, are_moved = are_even and torch.equal(order >> INPUT_BITS, groups), not torch.equal(places, own)
+        groups = order >> INPUT_BITS
+    elif has_index(tensors):
+        groups, are_even = tensors[INDEX].long(), False
+    return Placed(groups, places, are_even, are_moved)
+
+
+def has_index(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a stored index says that groups may not follow each other; compressed-tensors writes -1 for all inputs
+    where they do."""
+    return INDEX in tensors and not bool((tensors[INDEX] == -1).all())
+
+
+def index_of(order: torch.Tensor) -> torch.Tensor:
+    """`g_idx` of int32 from `order`."""
+    return torch.empty_like(order).index_copy_(0, order.long() & _MOST_INPUTS - 1, order >> INPUT_BITS)
+
+
+def arrange(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Put the codes of a matrix on a CPU into the order of their groups, in place; `order`, int32, is `g_idx` as it was
+    stored. Return False where that leads beyond the groups."""
+    order, own = tensors[ORDER].numpy(), loops("order_loops")
+    if "qweight" in tensors:
+        words, num_groups, move, can_lack = tensors["qweight"].numpy(), len(tensors["scales"]), own.move_columns, False
+    else:
+        words, num_groups, move, can_lack = tensors["packed"].numpy(), tensors["scale"].shape[1], own.move_rows, True
+    found = own.sort(order, num_groups, can_lack)
+    if found == own.IN_ANOTHER_ORDER:
+        move(words, order)
+    return found != own.BEYOND

@@ -1,0 +1,152 @@
+"""Compiled loops that put codes into the order of their groups, where they lie. Importing this module imports numba.
+
+Codes are moved in words of adjacent outputs, a panel of these at a time, which stays in a core's cache: what a word is
+made of comes from as many words as it has codes, each turned so that its code comes to its place.
+"""
+
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from artifacts.common.llvm_vectors import I32, I64, advanced, called, filled, load, splat, store, vector
+from artifacts.common.numba_loops import exact_part, kernel
+from artifacts.common.transposition import transpose
+from artifacts.formats.column_loops import read_codes
+from artifacts.formats.order import INPUT_BITS
+
+IN_ORDER, IN_ANOTHER_ORDER, BEYOND = range(3)
+"""What `sort` finds: groups that follow each other, others, or numbers of no group."""
+
+_INPUT = np.int32((1 << INPUT_BITS) - 1)
+_PANEL = 64  # outputs
+_LANES = 16
+_WORDS = vector(I32, _LANES)
+
+
+@kernel("int64(int32[::1], int64, boolean)", nogil=True, exact=True)
+def sort(index, num_groups, can_lack):
+    """Replace the group of each input by what lies at each place, its group times 2^`INPUT_BITS` plus the input, by
+    groups and then by inputs. Where they `can_lack`, groups that are all -1 follow each other."""
+    width = -(-len(index) // num_groups)
+    if can_lack and (index == -1).all():
+        for k in range(len(index)):
+            index[k] = np.int32(k // width << INPUT_BITS | k)
+        return IN_ORDER
+    starts, groups, last, is_moved = np.zeros(num_groups + 1, np.int64), index.copy(), 0, False
+    for group in groups:
+        if not 0 <= group < num_groups:
+            return BEYOND
+        starts[group + 1] += 1
+        is_moved |= group < last
+        last = group
+    for group in range(num_groups):
+        starts[group + 1] += starts[group]
+    for k in range(len(groups)):
+        index[starts[groups[k]]] = np.int32(groups[k] << INPUT_BITS | k)
+        starts[groups[k]] += 1
+    return IN_ANOTHER_ORDER if is_moved else IN_ORDER
+
+
+def _gathering(bits: int):
+    """Return `gather(words, rows, turns, num_words, out, stride)`: it writes so many rows of words of a panel, `stride`
+    bytes apart; code j of row w is in the row of `words` that begins at byte rows[w, j], and comes to its place when
+    that is turned by turns[w, j] bits."""
+    per_word = 32 // bits
+
+    @intrinsic
+    def gather(context, words, rows, turns, num_words, out, stride):
+        def generate(target, builder, signature, arguments):
+            words, rows, turns, num_words, out, stride = arguments
+            with cgutils.for_range(builder, num_words, intp=I64) as loop:
+                own_rows, own_turns = (advanced(builder, each, loop.index, 4 * per_word) for each in (rows, turns))
+                gathered = [filled(_WORDS, 0)] * (_PANEL // _LANES)
+                for code in range(per_word):
+                    row = builder.add(words, builder.zext(load(builder, own_rows, I32, 4 * code), I64))
+                    turn = splat(builder, load(builder, own_turns, I32, 4 * code))
+                    mask = ((1 << bits) - 1) << bits * code
+                    for block, others in enumerate(gathered):
+                        read = load(builder, row, _WORDS, 64 * block)
+                        own = called(builder, "llvm.fshr.v16i32", _WORDS, [read, read, turn])
+                        own = builder.and_(own, filled(_WORDS, mask))
+                        gathered[block] = builder.or_(builder.and_(others, filled(_WORDS, ~mask)), own)
+                for block, own in enumerate(gathered):
+                    store(builder, own, builder.add(advanced(builder, out, loop.index, stride), I64(64 * block)))
+            return target.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), generate
+
+    return gather
+
+
+_gather_2, _gather_4, _gather_8 = (_gathering(bits) for bits in (2, 4, 8))
+
+
+@exact_part
+def _gather_one_by_one(words, bits, order, out):
+    """Codes of any width, also of those that lie in two words."""
+    codes, outputs = np.empty(words.shape[1], np.int32), slice(0, words.shape[1])
+    out[:] = 0
+    for place in range(len(order)):
+        read_codes(words, bits, order[place] & _INPUT, outputs, codes)
+        row, shift = place * bits // 32, np.uint32(place * bits % 32)
+        for i in range(len(codes)):
+            out[row, i] |= np.int32(np.uint32(codes[i]) << shift)
+        if shift + bits > 32:
+            for i in range(len(codes)):
+                out[row + 1, i] |= codes[i] >> np.int32(32 - shift)
+
+
+@exact_part
+def _sources(bits, order):
+    """Of the code at each place: the byte at which its row of a panel begins, and how far that is turned."""
+    rows, turns, per_word = np.empty(len(order), np.int32), np.empty(len(order), np.int32), 32 // bits
+    for place in range(len(order)):
+        k = order[place] & _INPUT
+        rows[place] = k // per_word * (4 * _PANEL)
+        turns[place] = (k % per_word - place % per_word) * bits & 31
+    return rows, turns
+
+
+@exact_part
+def _gather(words, bits, order, rows, turns, out):
+    """Write the words of a panel in their order; `words` are rows of `_PANEL` words, of which `out` may have fewer."""
+    if bits == 3 or out.shape[1] < _PANEL:
+        _gather_one_by_one(words[:, : out.shape[1]], bits, order, out)
+        return
+    places = rows.ctypes.data, turns.ctypes.data, len(out), out.ctypes.data, out.strides[0]
+    if bits == 2:
+        _gather_2(words.ctypes.data, *places)
+    elif bits == 4:
+        _gather_4(words.ctypes.data, *places)
+    else:
+        _gather_8(words.ctypes.data, *places)
+
+
+@kernel("void(int32[:, ::1], int32[::1])", nogil=True, exact=True)
+def move_columns(words, order):
+    """Put codes in a stream of words down the inputs [w, out] into their order."""
+    bits, before = 32 * len(words) // len(order), np.empty((len(words), _PANEL), np.int32)
+    rows, turns = _sources(bits, order)
+    for first in range(0, words.shape[1], _PANEL):
+        panel, stop = words[:, first : first + _PANEL], min(first + _PANEL, words.shape[1])
+        for row in range(len(words)):
+            own, copy = words[row, first:stop], before[row]
+            for i in range(len(own)):
+                copy[i] = own[i]
+        _gather(before, bits, order, rows, turns, panel)
+
+
+@kernel("void(int32[:, ::1], int32[::1])", nogil=True, exact=True)
+def move_rows(words, order):
+    """Put codes in words along the inputs [out, w] into their order."""
+    num_words = words.shape[1]
+    before, after = np.empty((num_words, _PANEL), np.int32), np.empty((num_words, _PANEL), np.int32)
+    bits = 32 * num_words // len(order)
+    rows, turns = _sources(bits, order)
+    for first in range(0, len(words), _PANEL):
+        panel = words[first : first + _PANEL]
+        transpose(panel, before[:, : len(panel)])
+        own = after[:, : len(panel)]
+        _gather(before, bits, order, rows, turns, own)
+        transpose(own, panel)
