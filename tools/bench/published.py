@@ -1,4 +1,5 @@
-"""One token times experts in published formats where they lie, beside experts in bfloat16, by compiled kernels.
+"""One token times experts in published formats and replicas where they lie, beside experts in bfloat16, by compiled
+kernels.
 
     OMP_NUM_THREADS=1 python -m tools.bench.published
 
@@ -11,23 +12,30 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
+from artifacts.quantisation.widths import WIDTHS
 from moectl.show.render import Sheet, show_sheet
 from runtime.engine.form import CpuForm
 from runtime.engine.forms_cpu import form_of
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, aligned
-from runtime.model.quantised_layout import QuantisedLayout
-from tools.bench.stored_matrices import Stored, random_expert, variants
+from runtime.tiers.replicas import ReplicaLayout
+from tools.bench.stored_matrices import random_expert, variants
+from tools.gpu.checks.low_bit import laid_out, random_packed, replica_layout
 
 SHAPES = ((2048, 768), (2048, 1024))  # hidden, intermediate: Qwen3-30B-A3B's and OLMoE-1B-7B's
 NUM_EXPERTS, GROUP = 8, 128
 COLD_NBYTES = 96 << 20
+
+MakeExpert = Callable[[int, int], tuple[StoredLayout | ReplicaLayout, torch.Tensor]]
+"""Returns an expert of this hidden size and so many neurons: its layout and its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +50,31 @@ class Result:
 def main() -> None:
     options = _options()
     torch.set_num_threads(1)
-    chosen = {name: stored for name, stored in variants(GROUP).items() if options.only in name}
-    results = [measure(name, stored, SHAPES, rounds=options.rounds) for name, stored in chosen.items()]
+    makers = {name: partial(random_expert, stored, dtype=torch.bfloat16) for name, stored in variants(GROUP).items()}
+    makers |= {f"replicas, {bits} bits": partial(random_replica, bits) for bits in reversed(WIDTHS)}
+    chosen = {name: make for name, make in makers.items() if options.only in name}
+    results = [measure(name, make, SHAPES, rounds=options.rounds) for name, make in chosen.items()]
     show_sheet(sheet(results, rounds=options.rounds))
 
 
-def measure(name: str, stored: Stored, shapes: Sequence[tuple[int, int]], *, rounds: int) -> Result:
+def measure(name: str, make: MakeExpert, shapes: Sequence[tuple[int, int]], *, rounds: int) -> Result:
     """One format against bfloat16, on experts of each of `shapes`."""
     ratios, bits = {}, 0.0
     for hidden, neurons in shapes:
-        layout, content = random_expert(stored, hidden, neurons, torch.bfloat16)
+        layout, content = make(hidden, neurons)
         own = _multiplier(layout, content, hidden)
         plain_layout, plain = bfloat16_expert(hidden, neurons)
         ratios[hidden, neurons] = _ratio(own, _multiplier(plain_layout, plain, hidden), rounds)
         bits = 16 * layout.nbytes / plain_layout.nbytes
     return Result(name, bits, ratios)
+
+
+def random_replica(bits: int, hidden: int, neurons: int) -> tuple[ReplicaLayout, torch.Tensor]:
+    """The layout and the bytes of a replica of random codes."""
+    sizes = {GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}
+    matrices = {name: random_packed(*size, bits, GROUP) for name, size in sizes.items()}
+    layout = replica_layout(matrices, bits, {name: num_inputs for name, (_, num_inputs) in sizes.items()})
+    return layout, laid_out(matrices, layout)
 
 
 def bfloat16_expert(hidden: int, neurons: int) -> tuple[ExpertLayout, torch.Tensor]:
@@ -67,7 +85,7 @@ def bfloat16_expert(hidden: int, neurons: int) -> tuple[ExpertLayout, torch.Tens
     return layout, content
 
 
-def _multiplier(layout: ExpertLayout | QuantisedLayout, content: torch.Tensor, hidden: int) -> Callable[[], None]:
+def _multiplier(layout: StoredLayout | ReplicaLayout, content: torch.Tensor, hidden: int) -> Callable[[], None]:
     """A function that multiplies a token by the next `NUM_EXPERTS` of many copies of an expert."""
     form: CpuForm = form_of(layout, torch.bfloat16)
     copies = aligned(max(NUM_EXPERTS, COLD_NBYTES // layout.nbytes) * layout.nbytes).view(-1, layout.nbytes)
@@ -102,7 +120,7 @@ def sheet(results: Sequence[Result], *, rounds: int) -> Sheet:
     columns = ("format", "bits a weight", *(f"{neurons} x {hidden}" for hidden, neurons in shapes))
     rows = [(own.name, f"{own.bits:.2f}", *(f"{own.ratios[shape]:.2f}" for shape in shapes)) for own in results]
     note = f"time of a token by {NUM_EXPERTS} cold experts over that in bfloat16, least of {rounds} rounds; one thread"
-    return Sheet("Experts in published formats", columns, rows, note)
+    return Sheet("Experts in published formats, and replicas", columns, rows, note)
 
 
 def _options() -> argparse.Namespace:

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import PARTS, Packed, pack, packed_shapes, unpack
+from artifacts.quantisation.widths import WIDTHS
 
 GOLDEN = {
     1: ["aaaaaaaa"],
