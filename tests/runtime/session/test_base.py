@@ -112,7 +112,9 @@ def test_fused_kernels_compute_on_the_base(known: tuple) -> None:
 @pytest.mark.parametrize("name", REPLAYED)
 def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
     _, opened, artefacts = known
-    replayed_and_live(opened, artefacts, REPLAYED[name], 4)
+    live = replayed_and_live(opened, artefacts, REPLAYED[name], 4)
+    moved = live["demand_bytes"] + live["prefetch_bytes"]
+    assert moved < live["fetched"] * opened.shape.expert_nbytes or not live["fetched"]
 
 
 def replayed_and_live(opened: MoeModel, artefacts: Artefacts, settings: Settings, base: int) -> dict[str, int]:
@@ -131,8 +133,6 @@ def replayed_and_live(opened: MoeModel, artefacts: Artefacts, settings: Settings
     assert outcome.counters == live
     assert live["misses"] > 0
     assert outcome.num_slots == len(session.parts.slots)
-    moved = live["demand_bytes"] + live["prefetch_bytes"]
-    assert moved < live["fetched"] * opened.shape.expert_nbytes or not live["fetched"]
     return live
 
 
@@ -149,7 +149,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Moe
 @pytest.mark.parametrize("experts", [EXACT, FUSED])
 @pytest.mark.parametrize("name", ["on demand, from disk", "near"])
 def test_a_base_of_8_bits(narrow: tuple, name: str, experts: str) -> None:
-    """What loses nothing gives the bits of `full`; that lies within bfloat16 of the unpacked replicas in float32."""
+    """What loses nothing gives the bits of `full`, which is as near to the unpacked replicas in float32 as bfloat16."""
     folder, opened, artefacts = narrow
     settings = replace(LOSSLESS[name], experts=experts)
     right = logits_of(session_on(opened, artefacts, Settings("full", experts=experts), bits=8))
@@ -163,7 +163,8 @@ def test_a_base_of_8_bits(narrow: tuple, name: str, experts: str) -> None:
     put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, 8))
     with torch.inference_mode():
         theirs = plain(PROMPT).logits
-    assert (right[0].float() - theirs).abs().max() <= 5e-2 * theirs.abs().max()
+    apart = (right[0].float() - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+    assert apart.median() <= 2e-2  # a token may go to another expert in bfloat16
 
 
 @pytest.mark.parametrize(
