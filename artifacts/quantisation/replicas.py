@@ -13,8 +13,8 @@ from artifacts.shape import FULL_BITS
 NO_BASE = "leave out --base, or take a narrower one"
 _ALIGNMENT = 16  # bytes
 
-# Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens. At 8 bits 1/283 of that at 4, as
-# on the bundled model.
+# Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens. At 8 bits 1/283 of that at 4,
+# as on the bundled model.
 _TYPICAL_RELATIVE_LOSS = np.array([0.139, 0.0222, 0.0037, 0.0008, 2.8e-6])
 _TYPICAL_GROUP = 128
 _SCALE_BITS = 16
