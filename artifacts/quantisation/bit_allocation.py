@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
-
-WIDTHS = (1, 2, 3, 4)  # of replicas, and the columns of every loss table
+from artifacts.quantisation.widths import USUAL_WIDTHS
 
 
 def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
@@ -32,29 +31,31 @@ def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
     return (1 + (np.arange(num_experts)[:, None] < ends).sum(1)).tolist()
 
 
-def greedy_bits(cost: np.ndarray, nbytes: np.ndarray | Sequence[int], budget_nbytes: int) -> np.ndarray:
-    """Bits [N] of N replicas whose bytes fit the budget, from the cost of each width: `cost` [N, 4] at 1 to 4 bits.
+def greedy_columns(cost: np.ndarray, nbytes: np.ndarray | Sequence[int], budget_nbytes: int) -> np.ndarray:
+    """Columns [N] of the widths of N replicas whose bytes fit the budget, from the cost of each width: `cost` [N, W].
 
-    `nbytes` [4] or [N, 4] rise with the bits. All replicas start at 1 bit; then the step that saves most cost per byte
-    is taken, again and again. The steps of a row follow its lower convex hull, so a row may go from 1 bit to 3 where 2
-    is worse than a mix of both: until a step does not fit, no choice of as many bytes costs less. Rows whose next step
-    does not fit stay, others go on. Where all replicas at one width cost less and fit, that is the answer. Raises
-    BadUsage where not even 1 bit fits.
+    `nbytes` [W] or [N, W] rise with the width. All replicas start at the narrowest; then the step that saves most cost
+    per byte is taken, again and again. The steps of a row follow its lower convex hull, so a row may skip a width that
+    is worse than a mix of its neighbours: until a step does not fit, no choice of as many bytes costs less. Rows whose
+    next step does not fit stay, others go on. Where all replicas at one width cost less and fit, that is the answer.
+    Raises BadUsage where not even the narrowest fit.
     """
     cost = _finite(cost)
     nbytes = np.broadcast_to(np.asarray(nbytes, np.int64), cost.shape)
     left = int(budget_nbytes) - int(nbytes[:, 0].sum())
     if left < 0:
-        raise BadUsage(f"all at 1 bit take {nbytes[:, 0].sum()} bytes, above the budget of {budget_nbytes}: raise it")
+        raise BadUsage(
+            f"all at the narrowest width take {nbytes[:, 0].sum()} bytes, above the budget of {budget_nbytes}: raise it"
+        )
     level = [0] * len(cost)
     for row, start, target, price in _steps(cost, nbytes):
         if level[row] == start and price <= left:
             level[row], left = target, left - price
-    return np.array(WIDTHS)[_best_of([np.array(level, int)] + _uniform(nbytes, budget_nbytes), cost)]
+    return _best_of([np.array(level, int)] + _uniform(nbytes, budget_nbytes), cost)
 
 
 def _extra_bits(num_experts: int, avg_bits: float) -> int:
-    if not 1 <= avg_bits <= len(WIDTHS):
+    if not 1 <= avg_bits <= USUAL_WIDTHS[-1]:
         raise BadUsage(f"average bits {avg_bits}: give a number from 1 to 4")
     return math.floor(num_experts * (avg_bits - 1))
 
@@ -62,7 +63,7 @@ def _extra_bits(num_experts: int, avg_bits: float) -> int:
 def _finite(loss: np.ndarray) -> np.ndarray:
     loss = np.asarray(loss, float)
     if not np.isfinite(loss).all():
-        raise BadInput("the loss table has gaps: quantise every expert at 1, 2, 3 and 4 bits")
+        raise BadInput("the loss table has gaps: quantise every expert at every width")
     return loss
 
 
@@ -70,7 +71,7 @@ def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int
     """Yield (row, from, to, bytes) along the lower hull of every row, in falling order of savings per byte."""
     rows, level, lowest = np.arange(len(cost)), np.zeros(len(cost), int), np.full(len(cost), np.inf)
     parts = []
-    for _ in range(len(WIDTHS) - 1):
+    for _ in range(cost.shape[1] - 1):
         added = nbytes - nbytes[rows, level][:, None]
         gains = np.divide(cost[rows, level][:, None] - cost, added, out=np.full(cost.shape, -np.inf), where=added > 0)
         target = gains.argmax(1)

@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2023): matrices at 1 to 4 bits that keep their products with calibration inputs.
+"""GPTQ (Frantar et al. 2023): matrices at 1 to 8 bits that keep their products with calibration inputs.
 
 There are two recipes. `plain` is the published algorithm: inputs in their order, the grid of a group from the range of
 its weights, at 1 bit the sign times the mean size. `refined` costs no storage and adds three steps: grids are chosen by
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.gptq_solver import ColumnLoop, Metric, Solution, activation_order, plain_order, refit
 from artifacts.quantisation.grids import SIGN_ZERO, divisor, nearest, plain_grid, tie, top_code
 from artifacts.quantisation.packing import Packed, pack, unpack
+from artifacts.quantisation.widths import WIDTHS, listed
 
 RECIPES = ("plain", "refined")
 VERSION = 2  # of the recipes: replicas of another version are not resumed
@@ -151,7 +151,7 @@ def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int) -> Quanti
 def check_widths(bits: Sequence[int]) -> None:
     """Raise BadUsage unless all widths are known and distinct."""
     if not bits or len(set(bits)) < len(bits) or not set(bits) <= set(WIDTHS):
-        raise BadUsage(f"bits {', '.join(map(str, bits)) or 'missing'}: choose one or more of 1, 2, 3, 4, each once")
+        raise BadUsage(f"bits {listed(bits) or 'missing'}: choose one or more of {listed()}, each once")
 
 
 def check_group_size(group_size: int, num_inputs: int) -> None:

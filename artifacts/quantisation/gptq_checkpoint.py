@@ -11,8 +11,9 @@ from safetensors import SafetensorError, safe_open
 from artifacts.common.untrusted import read_json
 from artifacts.errors import BadInput
 from artifacts.quantisation.packing import Packed, pack, packed_shapes, unpack
+from artifacts.quantisation.widths import listed
 
-WIDTHS = (2, 3, 4)  # no public reader supports 1 bit
+WIDTHS = (2, 3, 4, 8)  # no public reader supports 1 bit
 MULTIPLE = 32  # of inputs and outputs: kernels process as many at a time
 V1, V2 = "gptq", "gptq_v2"
 _INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", "quantize_config.json"
@@ -21,7 +22,7 @@ _INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", 
 def gptq_tensors(packed: Packed) -> dict[str, torch.Tensor]:
     """`qweight`, `qzeros`, `scales` and `g_idx` of one module. Raises BadInput where no reader supports it."""
     if packed.bits not in WIDTHS:
-        raise BadInput(f"GPTQ checkpoints have 2, 3 or 4 bits, not {packed.bits}")
+        raise BadInput(f"GPTQ checkpoints have {listed(WIDTHS, last=' or ')} bits, not {packed.bits}")
     if packed.num_inputs % MULTIPLE or packed.num_outputs % MULTIPLE:
         size = f"{packed.num_outputs} outputs and {packed.num_inputs} inputs"
         raise BadInput(f"GPTQ checkpoints need multiples of {MULTIPLE} inputs and outputs, this projection has {size}")
@@ -114,7 +115,9 @@ def _check_config(config: Mapping[str, object], folder: Path) -> None:
     if method != "gptq" or layout not in (V1, V2):
         raise BadInput(f"{folder} is {method} in the layout {layout}: moectl reads gptq in {V2}, and {V1} if symmetric")
     if config.get("bits") not in WIDTHS:
-        raise BadInput(f"{folder} has {config.get('bits')} bits: moectl reads GPTQ checkpoints of 2, 3 and 4")
+        raise BadInput(
+            f"{folder} has {config.get('bits')} bits: moectl reads GPTQ checkpoints of {listed(WIDTHS, last=' and ')}"
+        )
     if layout == V1 and not config.get("sym"):
         raise BadInput(
             f"{folder} has the first GPTQ layout and is asymmetric: it stores zero-points minus one, and a zero-point "

@@ -1,4 +1,4 @@
-"""Grids of 1 to 4 bits for a group of weights: scale and zero-point, and the levels nearest to given weights.
+"""Grids of 1 to 8 bits for a group of weights: scale and zero-point, and the levels nearest to given weights.
 
 A level is `code - zero`, a weight its scale times its level. Groups are transposed, with several widths beside each
 other: [inputs of the group, widths, rows], the widths ascending. At 1 bit the levels are -1/2 and 1/2 (sign times

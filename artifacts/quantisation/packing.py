@@ -1,4 +1,4 @@
-"""Codes of 1 to 4 bits as one little-endian stream of 32-bit words: the layout of GPTQ checkpoints, version 2.
+"""Codes of 1 to 8 bits as one little-endian stream of 32-bit words: the layout of GPTQ checkpoints, version 2.
 
 A column of codes is one stream: code k owns the bits from `k * bits` on, lowest first, and word w holds the stream's
 bits 32w to 32w+31. Zero-points are stored unchanged (version 1 of the layout stored them minus one).

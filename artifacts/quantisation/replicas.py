@@ -1,21 +1,21 @@
 """Size and loss of the replicas of a model's experts, for policies and budgets."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.quantisation.bit_allocation import WIDTHS
+from artifacts.quantisation.widths import BASES, USUAL_WIDTHS, WIDTHS, column_of, columns_of, listed
 from artifacts.shape import FULL_BITS
 
-BASES = (FULL_BITS, 4, 3, 2)  # on a base of 1 bit no narrower replica would remain
 NO_BASE = "leave out --base, or take a narrower one"
 _ALIGNMENT = 16  # bytes
 
-# Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens.
-_TYPICAL_RELATIVE_LOSS = np.array([0.139, 0.0222, 0.0037, 0.0008])
+# Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens. At 8 bits 1/283 of that at 4,
+# as on the bundled model.
+_TYPICAL_RELATIVE_LOSS = np.array([0.139, 0.0222, 0.0037, 0.0008, 2.8e-6])
 _TYPICAL_GROUP = 128
 _SCALE_BITS = 16
 
@@ -23,8 +23,9 @@ _SCALE_BITS = 16
 def check_base(bits: int) -> None:
     """Raise BadUsage unless a replica of so many bits can take the place of full precision."""
     if bits not in BASES:
-        stored = ", ".join(map(str, BASES[1:]))
-        raise BadUsage(f"--base {bits} is none: {FULL_BITS} is the checkpoint as it is, {stored} are stored replicas")
+        raise BadUsage(
+            f"--base {bits} is none: {FULL_BITS} is the checkpoint as it is, {listed(BASES[1:])} are stored replicas"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class Replicas:
     """Replicas of L layers of E experts. `nbytes`: bytes of one expert in memory by bits, `FULL_BITS` included. `base`:
     the bits that `FULL_BITS` really stands for. `at_full`: widths that full precision serves at no more bytes.
 
-    `loss` [L, E, 4]: mean squared error of an expert's output at 1, 2, 3, 4 bits. `use` [L, E]: squared routing
-    weights, summed over tokens, in any unit. `lost` [L, E, 4]: what the model loses by it: loss times use, weighted by
+    `loss` [L, E, W]: mean squared error of an expert's output at each of `WIDTHS`. `use` [L, E]: squared routing
+    weights, summed over tokens, in any unit. `lost` [L, E, W]: what the model loses by it: loss times use, weighted by
     how far the following layers pass the error on. NaN where no replica was built. `files`: path of each key's
     replicas, and `hashes` of their content; both empty for a model that is only simulated.
     """
@@ -72,15 +73,15 @@ class Replicas:
         at_full = sorted({bits for bits in self.widths if self.nbytes[bits] >= self.nbytes[FULL_BITS]} | {*more})
         loss, lost = self.loss.copy(), self.lost.copy()
         for table in (loss, lost):
-            table[..., np.array(at_full, int) - 1] = 0.0
+            table[..., columns_of(at_full)] = 0.0
         nbytes = {bits: size for bits, size in self.nbytes.items() if bits not in at_full}
         return replace(self, nbytes=nbytes, loss=loss, lost=lost, at_full=tuple(at_full))
 
 
 def _from_base(table: np.ndarray, bits: int) -> np.ndarray:
-    """[L, E, 4] losses relative to replicas of so many bits: 0 at their own width, NaN above it."""
-    relative = np.where(np.array(WIDTHS) < bits, table + table[..., bits - 1, None], np.nan)
-    relative[..., bits - 1] = 0.0
+    """[L, E, W] losses relative to replicas of so many bits: 0 at their own width, NaN above it."""
+    relative = np.where(np.array(WIDTHS) < bits, table + table[..., column_of(bits), None], np.nan)
+    relative[..., column_of(bits)] = 0.0
     return relative
 
 
@@ -98,11 +99,13 @@ def passed_on(num_layers: int) -> np.ndarray:
     return np.linspace(2, 1, num_layers)[:, None, None]
 
 
-def typical(use: np.ndarray, *, expert_nbytes: int, weight_nbytes: float = 2.0) -> Replicas:
+def typical(
+    use: np.ndarray, *, expert_nbytes: int, weight_nbytes: float = 2.0, widths: Collection[int] = USUAL_WIDTHS
+) -> Replicas:
     """Replicas of a model that has none in the store: sizes in groups of 128, losses as measured on a small model."""
     num_weights = expert_nbytes / weight_nbytes
-    nbytes = {bits: in_memory(round(num_weights * _bits_per_weight(bits) / 8)) for bits in WIDTHS}
-    loss = np.tile(_TYPICAL_RELATIVE_LOSS, (*use.shape, 1))
+    nbytes = {bits: in_memory(round(num_weights * _bits_per_weight(bits) / 8)) for bits in sorted(widths)}
+    loss = np.tile(np.where(np.isin(WIDTHS, [*widths]), _TYPICAL_RELATIVE_LOSS, np.nan), (*use.shape, 1))
     lost = loss * use[:, :, None] * passed_on(len(use))
     return Replicas({FULL_BITS: expert_nbytes} | nbytes, loss, lost, use).without_larger()
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import BadInput
+from artifacts.quantisation.widths import WIDTHS, columns_of, listed
 from artifacts.routing.similarity import Similarity
 
 
@@ -60,11 +61,14 @@ def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Si
 
 
 def quant_loss_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, np.ndarray]:
-    """`mse`, `relative` and `gated`, each [L, E, 4] at 1, 2, 3 and 4 bits; NaN where there is no row."""
-    layer, expert, bits = _at(rows, ("layer", "expert", "bits"), (num_layers, num_experts, 5), least=(0, 0, 1))
-    tables = {name: np.full((num_layers, num_experts, 4), np.nan) for name in ("mse", "relative", "gated")}
+    """`mse`, `relative` and `gated`, each [L, E, W] at each of `WIDTHS`; NaN where there is no row."""
+    layer, expert = _at(rows, ("layer", "expert"), (num_layers, num_experts))
+    bits = _column(rows, "bits")
+    if not set(bits.tolist()) <= set(WIDTHS):
+        raise _damaged(f"replicas of {listed(sorted({*bits.tolist()} - {*WIDTHS}))} bits")
+    tables = {name: np.full((num_layers, num_experts, len(WIDTHS)), np.nan) for name in ("mse", "relative", "gated")}
     for name, values in tables.items():
-        values[layer, expert, bits - 1] = _column(rows, name)
+        values[layer, expert, columns_of(bits)] = _column(rows, name)
     return tables
 
 
@@ -171,15 +175,13 @@ def _column(rows: pa.Table, name: str) -> np.ndarray:
     return values
 
 
-def _at(
-    rows: pa.Table, names: Sequence[str], sizes: Sequence[int], *, least: Sequence[int] | None = None
-) -> tuple[np.ndarray, ...]:
+def _at(rows: pa.Table, names: Sequence[str], sizes: Sequence[int]) -> tuple[np.ndarray, ...]:
     """The columns that index a row's place in an array of these sizes. Raises BadInput for an index out of range."""
-    columns = tuple(_column(rows, name) for name in names)
-    for name, column, size, first in zip(names, columns, sizes, least or [0] * len(names), strict=True):
-        if len(column) and not (first <= column.min() and column.max() < size):
-            raise _damaged(f"{name} {column.max()}, and the model has {size}" if column.max() >= size else f"{name} 0")
-    return columns
+    found = tuple(_column(rows, name) for name in names)
+    for name, values, size in zip(names, found, sizes, strict=True):
+        if len(values) and not (values.min() >= 0 and values.max() < size):
+            raise _damaged(f"{name} {values.max()}, and the model has {size}")
+    return found
 
 
 def _damaged(what: str) -> BadInput:

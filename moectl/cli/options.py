@@ -92,7 +92,7 @@ Experts = Annotated[
 Base = Annotated[
     int,
     typer.Option(
-        "--base", help="Bits of all experts: 16 for the checkpoint in its own format, or 4, 3, 2: as quantised."
+        "--base", help="Bits of all experts: 16 for the checkpoint in its own format, or 8, 4, 3, 2: as quantised."
     ),
 ]
 Dense = Annotated[

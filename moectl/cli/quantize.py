@@ -15,7 +15,7 @@ from moectl.shared.importing import importing
 class QuantizeOptions:
     """The widths, the method, and the text to calibrate on."""
 
-    bits: Annotated[str, typer.Option(help="Widths of the replicas.")] = "1,2,3,4"
+    bits: Annotated[str, typer.Option(help="Widths of the replicas, of 1, 2, 3, 4 and 8.")] = "1,2,3,4"
     group_size: Annotated[
         int, typer.Option(min=1, help="Inputs that share a scale; 128, 64 and 32 give way where they do not divide.")
     ] = 128

@@ -11,6 +11,7 @@ from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, BadUsage, Incompatible
 from artifacts.quantisation.gptq_checkpoint import WIDTHS
 from artifacts.quantisation.replica_file import Parts, read_replica, replica_root, verify
+from artifacts.quantisation.widths import listed
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
@@ -97,7 +98,7 @@ def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: i
     if out is None:
         raise BadUsage("a GPTQ checkpoint is a folder: give --out FOLDER, which must not be there yet")
     if bits not in WIDTHS:
-        raise BadUsage(f"GPTQ checkpoints have 2, 3 or 4 bits, not {bits}")
+        raise BadUsage(f"GPTQ checkpoints have {listed(WIDTHS, last=' or ')} bits, not {bits}")
     name = name or str(demo_model())
     opened = open_quietly(name, device="cpu")
     with Store.open(store, read_only=True) as kept:

@@ -50,7 +50,7 @@ def trace_on_base(opened: OpenedTrace, bits: int) -> OpenedTrace:
         return opened
     model, replicas = opened.model, opened.artefacts.replicas
     notes = () if replicas else ("the base: replicas as large as in groups of 128, losses as of a small model",)
-    based = (replicas or from_trace.replicas(opened.trace, model)).on_base(bits)
+    based = (replicas or from_trace.replicas(opened.trace, model, named=(bits,))).on_base(bits)
     nbytes = based.nbytes[FULL_BITS]
     return replace(
         opened,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from artifacts.quantisation.widths import column_of, columns_of
 from artifacts.store.rows import quant_loss_matrices
 from moectl.show.render import Heatmap, NumBytes, Sheet
 
@@ -12,7 +13,7 @@ from moectl.show.render import Heatmap, NumBytes, Sheet
 def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Sheet:
     """Relative error of experts' outputs by width: means of each layer, or each expert of `layer`."""
     widths = _widths(rows)
-    relative = quant_loss_matrices(rows, *size)["relative"][:, :, [bits - 1 for bits in widths]]
+    relative = quant_loss_matrices(rows, *size)["relative"][:, :, columns_of(widths)]
     samples, is_own = _by_expert(rows, "samples", size), _by_expert(rows, "is_own", size)
     names = tuple(f"{bits} bits" for bits in widths)
     if layer is None:
@@ -33,7 +34,7 @@ def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Shee
 def quant_loss_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
     """Relative error at the smallest width, by layer and expert."""
     bits = _widths(rows)[0]
-    values = quant_loss_matrices(rows, *size)["relative"][:, :, bits - 1]
+    values = quant_loss_matrices(rows, *size)["relative"][:, :, column_of(bits)]
     return Heatmap(f"Relative error at {bits} bits", values, "layers", "experts")
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.replicas import Replicas
+from artifacts.quantisation.widths import USUAL_WIDTHS
 from profilers.text.batches import check_sequences, padded
 from runtime.control.build import check_required
 from runtime.model.open import MoeModel
@@ -56,7 +56,7 @@ def check_widths(artefacts: Artefacts) -> None:
     """Raise Incompatible when replicas are missing, or some of the widths that are smaller than the checkpoint."""
     check_required(build(Settings(PRESET).texts()), artefacts)
     at_full = artefacts.replicas.at_full
-    check_replicas("inspect precision", artefacts, *(bits for bits in WIDTHS if bits not in at_full))
+    check_replicas("inspect precision", artefacts, *(bits for bits in USUAL_WIDTHS if bits not in at_full))
 
 
 def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignment]:
@@ -68,7 +68,7 @@ def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignm
     and an average has the bytes of experts of the widths beside it.
     """
     num_keys, widths = replicas.use.size, replicas.widths
-    is_split = {*WIDTHS} <= {*widths}
+    is_split = {*USUAL_WIDTHS} <= {*widths}
     all_assignments = [
         BitAssignment("uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits])
         for bits in reversed(widths)

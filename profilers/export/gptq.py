@@ -1,4 +1,4 @@
-"""Writes a whole checkpoint with its experts at 2, 3 or 4 bits, in the common GPTQ layout (version 2)."""
+"""Writes a whole checkpoint with its experts at 2, 3, 4 or 8 bits, in the common GPTQ layout (version 2)."""
 
 import json
 import os

@@ -7,10 +7,10 @@ import numpy as np
 from torch import nn
 
 from artifacts.errors import BadUsage
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.gptq import RECIPES, group_size_for
 from artifacts.quantisation.packing import packed_shapes
 from artifacts.quantisation.replicas import in_memory
+from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, listed
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
 
@@ -24,7 +24,7 @@ class Method:
     """Widths, group size, damping and recipe. The loss of an expert with fewer than `min_samples` tokens is measured on
     its layer's sample too."""
 
-    bits: tuple[int, ...] = WIDTHS
+    bits: tuple[int, ...] = USUAL_WIDTHS
     group_size: int = 128
     damp: float = 0.01
     recipe: str = "refined"
@@ -46,7 +46,7 @@ def projections(layer: MoeLayer) -> Shapes:
 def check_method(method: Method, shapes: Shapes) -> None:
     """Raise BadUsage for widths, a recipe, damping or a group size that is not available."""
     if not method.bits or not set(method.bits) <= set(WIDTHS):
-        raise BadUsage(f"replicas have 1, 2, 3 or 4 bits, not {', '.join(map(str, method.bits)) or 'none'}")
+        raise BadUsage(f"replicas have {listed(last=' or ')} bits, not {listed(method.bits) or 'none'}")
     if method.recipe not in RECIPES:
         raise BadUsage(f"the recipe is {' or '.join(RECIPES)}, not {method.recipe!r}")
     if not 0 < method.damp < 1:

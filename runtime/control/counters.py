@@ -6,6 +6,7 @@ from enum import IntEnum, auto
 
 import numpy as np
 
+from artifacts.quantisation.widths import WIDTHS
 from runtime.control.pools import Partitions
 
 
@@ -34,6 +35,7 @@ class Counter(IntEnum):
     DEMAND_BYTES = auto()
     PREFETCH_BYTES = auto()
     WASTED_BYTES = auto()
+    AT_8_BITS = auto()
     AT_4_BITS = auto()
     AT_3_BITS = auto()
     AT_2_BITS = auto()
@@ -47,7 +49,7 @@ _OF_REQUESTS = (Counter.HITS, Counter.LATE, Counter.MISSES)
 _OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 _BY_DEVICE = (*(Counter.REQUESTS, *_OF_REQUESTS), Counter.EVICTIONS, Counter.PREFETCHES)
 _BY_DEVICE += (Counter.DEMAND_BYTES, Counter.PREFETCH_BYTES)
-AT_BITS = {4: "at_4_bits", 3: "at_3_bits", 2: "at_2_bits", 1: "at_1_bit"}
+AT_BITS = {bits: f"at_{bits}_bit{'s' if bits > 1 else ''}" for bits in reversed(WIDTHS)}
 
 
 class Counters:

@@ -1,4 +1,4 @@
-"""Products with low-bit weights (1 to 4 bits): one function for every width, device and number of tokens.
+"""Products with low-bit weights (1 to 8 bits): one function for every width, device and number of tokens.
 
 Few tokens are multiplied directly from the packed stream; for more, the matrix is dequantised first.
 """

@@ -128,6 +128,11 @@ class Policies:
         return bool(self.prefetch.distance or self.residency.places or self.miss.reads_shadows)
 
     @property
+    def named_widths(self) -> set[int]:
+        """Bits below full precision that a parameter names."""
+        return {bits for axis in POLICIES for bits in getattr(self, axis).named_widths}
+
+    @property
     def widths(self) -> list[int]:
         """Bits below full precision that the slow tier must hold; known once the policies are prepared."""
         return sorted({bits for axis in POLICIES for bits in getattr(self, axis).widths} - {FULL_BITS})

@@ -152,6 +152,7 @@ class Policy(Protocol):
     fallbacks: Collection[str]  # known once prepared: a note on each artefact that it does without
     sees_probabilities: bool  # whether steps must carry the router's probabilities
     sees_embeddings: bool  # whether steps must carry the input embeddings of the pass
+    named_widths: Collection[int]  # bits below full precision that its parameters name
     widths: Collection[int]  # known once prepared: the bits below full precision that it may load
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None: ...
@@ -236,6 +237,7 @@ class Simple:
     sees_probabilities: ClassVar[bool] = False
     sees_embeddings: ClassVar[bool] = False
     reads_learned: ClassVar[bool] = False
+    named_widths: ClassVar[Collection[int]] = ()
     widths: ClassVar[Collection[int]] = ()
     chooses: ClassVar[bool] = True
     every_step: ClassVar[bool] = False

@@ -1,5 +1,6 @@
 """The artefacts of a replay: those of the store, and what it lacks counted in the trace."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 
@@ -8,6 +9,7 @@ import numpy as np
 from artifacts.errors import BadInput, Incompatible
 from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import Replicas, typical
+from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS
 from artifacts.routing.buddies import buddy_lists, buddy_table
 from artifacts.routing.coactivation import Coactivation, conditional
 from artifacts.routing.entropy import NUM_PERCENTILES, EntropyHistogram, token_entropy
@@ -78,14 +80,16 @@ def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> Exp
     return store
 
 
-def replicas(trace: Trace, model: ModelShape) -> Replicas:
-    """Return replicas of typical size and loss; an expert's use is counted in the trace, weighted as its routers do."""
+def replicas(trace: Trace, model: ModelShape, *, named: Collection[int] = ()) -> Replicas:
+    """Return replicas of typical size and loss, at the usual widths and those that are `named`; an expert's use is
+    counted in the trace, weighted as its routers do."""
     shape = model.shape
     use = np.zeros((shape.num_layers, shape.num_experts))
     shares = trace.weights / trace.weights.sum(axis=1, keepdims=True)
     np.add.at(use, (trace.layer[:, None], trace.experts), shares**2)
     use /= np.maximum(use.sum(axis=1, keepdims=True), 1e-12)
-    return typical(use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes)
+    widths = {*USUAL_WIDTHS, *named} & {*WIDTHS}
+    return typical(use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes, widths=widths)
 
 
 class TraceArtefacts:
@@ -95,6 +99,7 @@ class TraceArtefacts:
     def __init__(self, trace: Trace, model: ModelShape, stored: Artefacts, assumed: list[str]) -> None:
         self.stored, self.assumed = stored, assumed
         self._trace, self._model = trace, model
+        self._typical: dict[frozenset[int], Replicas] = {}  # by the unusual widths that policies name
 
     def assume(self, note: str) -> None:
         """Add a note to `assumed` unless it is there."""
@@ -111,7 +116,8 @@ class TraceArtefacts:
                 artefacts = replace(artefacts, **self._counted[name])
                 self.assume(f"{_COUNTED[name]} are counted in the trace that is replayed")
         if "replicas" in needs and artefacts.replicas is None:
-            artefacts = replace(artefacts, replicas=self._typical_replicas)
+            named = frozenset(policies.named_widths - {*USUAL_WIDTHS})
+            artefacts = replace(artefacts, replicas=self._typical_replicas(named))
             self.assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
         if "predictors" in needs:
             artefacts = replace(artefacts, predictors=RECORDED)
@@ -153,9 +159,10 @@ class TraceArtefacts:
         self.assume("curves, by which layers get their slots, are measured in the trace that is replayed")
         return loads_on_demand(curves.hit, curves.prediction, curves.prediction_hit, self._model.shape.top_k)
 
-    @cached_property
-    def _typical_replicas(self) -> Replicas:
-        return replicas(self._trace, self._model)
+    def _typical_replicas(self, named: frozenset[int]) -> Replicas:
+        if named not in self._typical:
+            self._typical[named] = replicas(self._trace, self._model, named=named)
+        return self._typical[named]
 
     @cached_property
     def _next_use(self) -> NextUse:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from artifacts.errors import BadInput
 from artifacts.quantisation.replicas import Replicas, passed_on
+from artifacts.quantisation.widths import column_of
 from artifacts.routing.similarity import Similarity
 from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import DECODE
@@ -55,7 +56,7 @@ class Damage:
         bits = {key % loss.shape[0]: width for key, width in few.items()}
         weights = step.weights if plan.weights is None else plan.weights
         pairs = zip(plan.selected.ravel().tolist(), weights.ravel().tolist(), strict=True)
-        return sum(weight**2 * loss[expert, bits[expert] - 1] for expert, weight in pairs if expert in bits)
+        return sum(weight**2 * loss[expert, column_of(bits[expert])] for expert, weight in pairs if expert in bits)
 
     def _standing_in(self, step: Step, plan: Plan) -> float:
         total = 0.0

@@ -74,6 +74,12 @@ class Search:
         return self.machine.link_gbps / self.machine.near_gbps
 
     @property
+    def _widths(self) -> list[int]:
+        """Bits of the stored replicas."""
+        replicas = self._known["artefacts"].replicas
+        return replicas.widths if replicas else []
+
+    @property
     def assumed(self) -> list[str]:
         ours = (note for workload in self._workloads.values() for note in workload.assumed)
         return list(dict.fromkeys([*ours, *sorted(self._assumed)]))
@@ -127,7 +133,7 @@ class Search:
         whether `replay_all` replays or this search, one combination after another."""
         before = self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
-        exact, lossy = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
+        exact, lossy = spaces or (space.lossless(self.ratio), space.lossy(self.ratio, self._widths))
         replay_all, published = replay_all or one_by_one(self.replay), _published()
         by_time: Trials[Combination, Tried] = Trials(replay_all, lambda tried: (tried.ms,))
         by_loss: Trials[Combination, Tried] = Trials(replay_all, lambda tried: self._lossy_rank(tried, plan.max_loss))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from artifacts.quantisation.widths import USUAL_WIDTHS
 from runtime.policies import POLICIES
 from runtime.policies.presets import Scope
 
@@ -23,12 +24,6 @@ PREFETCH = (
 )
 EVICTION = ("lru", "lfu", "lfu:decay=0.95", "lcp", "least_stale", "fld", "score", "score:decay=0.95", "horizon", "map")
 _PLAIN = ("uniform", "allocated", "split", "split:theta=0.25", "split:prefer_solved=yes")
-_REPLICAS = (
-    "shadow",
-    "shadow:slots=no",
-    *(f"shadow:bits={bits}" for bits in (1, 2, 3, 4)),
-    *(f"shadow:bits={bits},slots=no" for bits in ("uniform", 1, 2, 3, 4)),
-)
 _LOSSY_ROUTING = tuple(f"cache_aware:strength={strength},keep={keep}" for strength in (0.1, 0.2) for keep in (1, 2))
 _LOSSY_MISS = (
     "drop:rank=3",
@@ -77,13 +72,21 @@ def lossless(ratio: float) -> list[Combination]:
     return list(_sensible(("standard",), miss, (*_PLAIN, "hot")))
 
 
-def lossy(ratio: float) -> list[Combination]:
-    """Return combinations that may change the output."""
-    exact = ("fetch", "near", f"qstar:ratio={ratio:.3g}")
+def lossy(ratio: float, widths: Iterable[int] = USUAL_WIDTHS) -> list[Combination]:
+    """Return combinations that may change the output; `widths` has the bits of stored replicas."""
+    exact, more = ("fetch", "near", f"qstar:ratio={ratio:.3g}"), sorted({*widths} - {*USUAL_WIDTHS})
+    every = (*USUAL_WIDTHS, *more)
+    shadows = (
+        "shadow",
+        "shadow:slots=no",
+        *(f"shadow:bits={bits}" for bits in every),
+        *(f"shadow:bits={bits},slots=no" for bits in ("uniform", *every)),
+    )
+    miss = (*_LOSSY_MISS, *(f"fetch_priority:bits={bits}" for bits in more))
     return [
         *_sensible(_LOSSY_ROUTING, exact, ("uniform",)),
-        *_sensible(("standard",), _LOSSY_MISS, ("uniform", "allocated")),
-        *_sensible(("standard",), _SHADOW, _REPLICAS),
+        *_sensible(("standard",), miss, ("uniform", "allocated")),
+        *_sensible(("standard",), _SHADOW, shadows),
         *_sensible(("standard",), ("cold",), _HOT_BITS),
     ]
 

@@ -7,9 +7,9 @@ import numpy as np
 from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, Incompatible
 from artifacts.hardware.machines import HERE
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.replica_file import replica_root
 from artifacts.quantisation.replicas import Replicas, in_memory, passed_on
+from artifacts.quantisation.widths import WIDTHS
 from artifacts.routing.similarity import Similarity
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.splits.slots_by_layer import loads_on_demand

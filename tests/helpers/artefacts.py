@@ -9,9 +9,9 @@ import torch
 from artifacts.hardware.profile import COMMAND as PROFILE_HARDWARE
 from artifacts.hardware.profile import Compute, HardwareProfile, Load, NearCompute, Spread
 from artifacts.hardware.profile import to_rows as hardware_rows
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.gptq import round_to_nearest
 from artifacts.quantisation.replica_file import file_hash, replica_nbytes, replica_root, write_replicas
+from artifacts.quantisation.widths import USUAL_WIDTHS
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import Predictors, predictor_rows
 from artifacts.routing.similarity import Similarity
@@ -47,7 +47,7 @@ def fill(path: Path) -> Path:
     return path
 
 
-def write_replica(path: Path, key: int, widths: tuple[int, ...] = WIDTHS) -> Path:
+def write_replica(path: Path, key: int, widths: tuple[int, ...] = USUAL_WIDTHS) -> Path:
     """One expert's file."""
     rng = torch.Generator().manual_seed(key)
     weights = {name: torch.randn(64, size, generator=rng) for name, size in NUM_INPUTS.items()}

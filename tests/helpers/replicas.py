@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.gptq import group_size_for, round_to_nearest
 from artifacts.quantisation.replica_file import read_replica, replica_nbytes, write_replicas
 from artifacts.quantisation.replicas import Replicas, in_memory
+from artifacts.quantisation.widths import WIDTHS
 from artifacts.shape import FULL_BITS
 from runtime.kernels.low_bit import dequantise
 from runtime.model.layout import aligned

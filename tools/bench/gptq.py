@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from artifacts.quantisation.bit_allocation import WIDTHS, prefix_split
+from artifacts.quantisation.bit_allocation import prefix_split
 from artifacts.quantisation.gptq import RECIPES, group_size_for, hessian, quantize
+from artifacts.quantisation.widths import USUAL_WIDTHS
 from moectl.show.render import Sheet, show_sheet
 
 
@@ -82,7 +83,7 @@ def main() -> None:
 def ratio_row(name: str, shape: Expert, options: argparse.Namespace) -> tuple[str, ...]:
     """All widths against one, for whole experts and for the solver alone."""
     weights = _weights(shape, shape.tokens)
-    runs = [[_expert(*weights, bits, options.recipe) for bits in (WIDTHS, (4,))] for _ in range(options.rounds)]
+    runs = [[_expert(*weights, bits, options.recipe) for bits in (USUAL_WIDTHS, (4,))] for _ in range(options.rounds)]
     medians = np.median(np.array(runs), axis=0)
     (all_s, all_alone_s), (one_s, one_alone_s) = medians
     numbers = (f"{all_s:.3f}", f"{one_s:.3f}", f"{all_s / one_s:.2f}", f"{all_alone_s / one_alone_s:.2f}")
@@ -106,7 +107,7 @@ def cost_of(num_inputs: int, recipe: str) -> Cost:
     token_s = _seconds(lambda: hessian(inputs)) / len(inputs)
 
     def solve(num_rows: int) -> float:
-        run = lambda: quantize(weight[:num_rows], metric, WIDTHS, group_size_for(size), recipe=recipe)  # noqa: E731
+        run = lambda: quantize(weight[:num_rows], metric, USUAL_WIDTHS, group_size_for(size), recipe=recipe)  # noqa: E731
         return min(_seconds(run) for _ in range(2))
 
     half, full = solve(LARGEST_ROWS // 2), solve(LARGEST_ROWS)

@@ -5,7 +5,7 @@
 Contenders take turns in rounds; a ratio is that of one round, to `F.linear` with the same weights in bfloat16, so that
 what else the machine does meanwhile falls on all alike. Cold weights are many matrices in rotation, 96 MiB of them for
 each contender, as where many experts are resident; hot ones stay in the cache. int4pack is torch's kernel for 4 bits,
-to which fewer can be widened; what that takes in time and memory is told below the table.
+to which fewer can be widened, and which has no 8; what that takes in time and memory is told below the table.
 """
 
 import argparse
@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed, unpack
+from artifacts.quantisation.widths import WIDTHS
 from moectl.show.render import Sheet, show_sheet
 from runtime.kernels import low_bit
 from runtime.kernels.cpu import low_bit as cpu_low_bit
@@ -43,11 +43,12 @@ Product = Callable[[torch.Tensor, Weights], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A layout of the weights, made from a Packed, and the product of x with it."""
+    """A layout of the weights, made from a Packed of at most so many bits, and the product of x with it."""
 
     name: str
     prepare: Callable[[Packed], Weights]
     multiply: Product
+    most_bits: int = WIDTHS[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,14 @@ CONTENDERS = (
     Contender("bfloat16", as_bfloat16, lambda x, weights: F.linear(x, *weights)),
     Contender("stream", lambda packed: packed, cpu_low_bit.multiply),
     Contender("unpack", lambda packed: packed, lambda x, own: F.linear(x, cpu_low_bit.dequantise(own, x.dtype))),
-    Contender("int4pack", as_int4pack, by_int4pack),
+    Contender("int4pack", as_int4pack, by_int4pack, most_bits=4),
     Contender("torch", lambda packed: packed, lambda x, own: F.linear(x, low_bit.dequantise(own, x.dtype))),
 )
+
+
+def contenders(bits: int) -> list[Contender]:
+    """Those that take codes of so many bits."""
+    return [each for each in CONTENDERS if bits <= each.most_bits]
 
 
 def main() -> None:
@@ -104,7 +110,8 @@ def main() -> None:
                 results += measure(shape, bits, options.tokens, is_cold=is_cold, rounds=options.rounds)
     show_sheet(sheet(results, rounds=options.rounds))
     for bits in options.bits:
-        print(conversion(SHAPES[0], bits))
+        if bits <= 4:
+            print(conversion(SHAPES[0], bits))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
 
@@ -112,7 +119,7 @@ def main() -> None:
 def measure(shape: tuple[int, int], bits: int, tokens: list[int], *, is_cold: bool, rounds: int) -> list[Result]:
     """Every contender on matrices [out, in], for each number of tokens."""
     packed = random_packed(*shape, bits)
-    weights = {each.name: copies(each.prepare(packed), is_cold=is_cold) for each in CONTENDERS}
+    weights = {each.name: copies(each.prepare(packed), is_cold=is_cold) for each in contenders(bits)}
     results = []
     for count in tokens:
         x = torch.randn(count, shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -139,12 +146,13 @@ def nbytes(weights: Weights) -> int:
 
 def run_rounds(x: torch.Tensor, weights: dict[str, list[Weights]], *, rounds: int) -> dict[str, list[float]]:
     """Seconds of a product per contender and round. The first round warms up; each begins with another contender."""
-    turning = {each.name: cycle(weights[each.name]) for each in CONTENDERS}
-    calls = {each.name: 1 for each in CONTENDERS}
-    seconds: dict[str, list[float]] = {each.name: [] for each in CONTENDERS}
+    there = [each for each in CONTENDERS if each.name in weights]
+    turning = {each.name: cycle(weights[each.name]) for each in there}
+    calls = {each.name: 1 for each in there}
+    seconds: dict[str, list[float]] = {each.name: [] for each in there}
     for turn in range(rounds + 1):
-        start = turn % len(CONTENDERS)
-        for each in CONTENDERS[start:] + CONTENDERS[:start]:
+        start = turn % len(there)
+        for each in there[start:] + there[:start]:
             own, num_calls = turning[each.name], calls[each.name]
             each.multiply(x, next(own))
             begin_s = time.perf_counter()
@@ -181,7 +189,7 @@ def sheet(results: list[Result], *, rounds: int) -> Sheet:
             result.tokens,
             "cold" if result.is_cold else "hot",
             f"{result.us[names[0]]:.1f}",
-            *(f"{result.ratios[name]:.2f}" for name in names[1:]),
+            *(f"{result.ratios[name]:.2f}" if name in result.ratios else "" for name in names[1:]),
         )
         for result in results
     ]

@@ -1,4 +1,5 @@
-"""One token times experts in published formats where they lie, beside experts in bfloat16, by compiled kernels.
+"""One token times experts in published formats and replicas where they lie, beside experts in bfloat16, by compiled
+kernels.
 
     OMP_NUM_THREADS=1 python -m tools.bench.published
     OMP_NUM_THREADS=1 python -m tools.bench.published --dtype float16
@@ -12,23 +13,30 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
+from artifacts.quantisation.widths import WIDTHS
 from moectl.show.render import Sheet, show_sheet
 from runtime.engine.form import CpuForm
 from runtime.engine.forms_cpu import form_of
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, aligned
-from runtime.model.quantised_layout import QuantisedLayout
-from tools.bench.stored_matrices import Stored, random_expert, variants
+from runtime.tiers.replicas import ReplicaLayout
+from tools.bench.stored_matrices import random_expert, variants
+from tools.gpu.checks.low_bit import laid_out, random_packed, replica_layout
 
 SHAPES = ((2048, 768), (2048, 1024))  # hidden, intermediate: Qwen3-30B-A3B's and OLMoE-1B-7B's
 NUM_EXPERTS, GROUP = 8, 128
 COLD_NBYTES = 96 << 20
+
+MakeExpert = Callable[[int, int], tuple[StoredLayout | ReplicaLayout, torch.Tensor]]
+"""Returns an expert of this hidden size and so many neurons: its layout and its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +51,45 @@ class Result:
 def main() -> None:
     options = _options()
     torch.set_num_threads(1)
-    plain = {} if options.dtype == "bfloat16" else {f"{options.dtype}, not quantised": None}
+    dtype = getattr(torch, options.dtype)
     results = [
-        measure(name, stored, SHAPES, rounds=options.rounds, dtype=getattr(torch, options.dtype))
-        for name, stored in (plain | variants(GROUP)).items()
-        if options.only in name
+        measure(name, make, SHAPES, rounds=options.rounds, dtype=dtype) for name, make in _chosen(options, dtype)
     ]
     show_sheet(sheet(results, rounds=options.rounds, dtype=options.dtype))
 
 
+def _chosen(options: argparse.Namespace, dtype: torch.dtype) -> list[tuple[str, MakeExpert]]:
+    makers = {name: partial(random_expert, stored, dtype=dtype) for name, stored in variants(GROUP).items()}
+    makers |= {f"replicas, {bits} bits": partial(random_replica, bits) for bits in reversed(WIDTHS)}
+    if dtype is not torch.bfloat16:
+        makers[f"{options.dtype}, not quantised"] = partial(plain_expert, dtype=dtype)
+    return [(name, make) for name, make in makers.items() if options.only in name]
+
+
 def measure(
     name: str,
-    stored: Stored | None,
+    make: MakeExpert,
     shapes: Sequence[tuple[int, int]],
     *,
     rounds: int,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Result:
-    """One format, None for none, in models of this dtype, against bfloat16, on experts of each of `shapes`."""
+    """One format in models of this dtype against bfloat16, on experts of each of `shapes`."""
     ratios, bits = {}, 0.0
     for hidden, neurons in shapes:
-        made = random_expert(stored, hidden, neurons, dtype) if stored else plain_expert(hidden, neurons, dtype)
-        plain = plain_expert(hidden, neurons)
+        made, plain = make(hidden, neurons), plain_expert(hidden, neurons)
         own, theirs = _multiplier(*made, hidden, dtype), _multiplier(*plain, hidden, torch.bfloat16)
         ratios[hidden, neurons] = _ratio(own, theirs, rounds)
         bits = 16 * made[0].nbytes / plain[0].nbytes
     return Result(name, bits, ratios)
+
+
+def random_replica(bits: int, hidden: int, neurons: int) -> tuple[ReplicaLayout, torch.Tensor]:
+    """The layout and the bytes of a replica of random codes."""
+    sizes = {GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}
+    matrices = {name: random_packed(*size, bits, GROUP) for name, size in sizes.items()}
+    layout = replica_layout(matrices, bits, {name: num_inputs for name, (_, num_inputs) in sizes.items()})
+    return layout, laid_out(matrices, layout)
 
 
 def plain_expert(hidden: int, neurons: int, dtype: torch.dtype = torch.bfloat16) -> tuple[ExpertLayout, torch.Tensor]:
@@ -80,7 +101,7 @@ def plain_expert(hidden: int, neurons: int, dtype: torch.dtype = torch.bfloat16)
 
 
 def _multiplier(
-    layout: ExpertLayout | QuantisedLayout, content: torch.Tensor, hidden: int, dtype: torch.dtype
+    layout: StoredLayout | ReplicaLayout, content: torch.Tensor, hidden: int, dtype: torch.dtype
 ) -> Callable[[], None]:
     """A function that multiplies a token by the next `NUM_EXPERTS` of many copies of an expert."""
     form: CpuForm = form_of(layout, dtype)
@@ -116,7 +137,7 @@ def sheet(results: Sequence[Result], *, rounds: int, dtype: str = "bfloat16") ->
     columns = ("format", "bits a weight", *(f"{neurons} x {hidden}" for hidden, neurons in shapes))
     rows = [(own.name, f"{own.bits:.2f}", *(f"{own.ratios[shape]:.2f}" for shape in shapes)) for own in results]
     note = f"time of a token by {NUM_EXPERTS} cold experts over that in bfloat16, least of {rounds} rounds; one thread"
-    return Sheet(f"Experts in published formats, models in {dtype}", columns, rows, note)
+    return Sheet(f"Experts in published formats, and replicas, models in {dtype}", columns, rows, note)
 
 
 def _options() -> argparse.Namespace:

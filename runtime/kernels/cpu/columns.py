@@ -26,12 +26,14 @@ from runtime.kernels.cpu.column_vectors import (
 )
 from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits
 from runtime.kernels.cpu.gated import part, pointer
-from runtime.kernels.cpu.lanes import LANES
+from runtime.kernels.cpu.lanes import HAS_QUADS, LANES
 from runtime.kernels.cpu.published import (
     BITS,
     CODES,
+    FLOAT16,
     INT32_LIKE,
     MATRIX,
+    NUM_FIELDS,
     NUM_GROUPS,
     SCALE_TYPE,
     SCALES,
@@ -153,3 +155,25 @@ def multiply_stream(fields, start, x, y, is_narrow):
         sums_of_groups(token, width, index, sums_x)
         _add_codes(words[:, num_fast:], bits, width, index, token, sums)
         _scale_stream(fields, start, num_fast, sums, sums_x, y)
+
+
+def is_in_digits(bits: int, *, is_narrow: bool) -> bool:
+    """Whether replicas of this width are multiplied here, in whole numbers: no table holds codes of 8 bits, and the
+    processor has the products. `is_narrow` says that x is in bfloat16."""
+    return bits == 8 and is_narrow and HAS_QUADS
+
+
+@part
+def can_add_replica(group_size):
+    return group_size % UNIT == 0 and group_size <= MAX_WIDTH
+
+
+@part
+def add_replica(words, scales, zeros, bits, x, y):
+    """Add x [T, I] times a replica's matrix, whose arrays are those of `low_bit.multiplier`, to y [T, O]."""
+    fields = np.full(NUM_FIELDS, -1)
+    fields[BITS], fields[CODES], fields[ZEROS] = bits, words.ctypes.data, zeros.ctypes.data
+    fields[SCALES], fields[SCALE_TYPE] = scales.ctypes.data, FLOAT16
+    fields[NUM_GROUPS], fields[WIDTH], fields[ZERO_OFFSET] = len(scales), x.shape[1] // len(scales), 0
+    for t in range(len(x)):
+        multiply_stream(fields, 0, x[t], y[t], True)

@@ -1,4 +1,4 @@
-"""Gated experts on one token, on replicas of 1 to 4 bits, compiled by numba: the packed streams are read in place.
+"""Gated experts on one token, on replicas of 1 to 8 bits, compiled by numba: the packed streams are read in place.
 
 Importing this module imports numba. Shapes: H hidden, I neurons of an expert, n experts, K top-k.
 """
@@ -10,26 +10,39 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.columns import is_in_digits
 from runtime.kernels.cpu.gated import BFLOAT16_LIKE, LIKE, TOKEN, part, pointer, swiglu
-from runtime.kernels.cpu.low_bit import code_worth, product
+from runtime.kernels.cpu.low_bit import code_worth, product, product_in_digits
 from runtime.kernels.cpu.streams import can_look_up
 
 WORDS, SCALES, ZEROS = range(3)
 _INT32, _INT16 = np.zeros(1, np.int32), np.zeros(1, np.int16)
 
 
-@part
-def _multiplied(addresses, num_groups, bits, worth, is_fast, x, y):
-    """Add x [T, I] times the matrix whose arrays lie at `addresses` [3] to y [T, O].
+# Parts of the closure below are outside it: numba does not cache a closure that holds another compiled function, and
+# would compile it again in every process.
 
-    It is no part of the closure below: numba does not cache a closure that holds another compiled function, and would
-    compile it again in every process.
-    """
-    num_inputs, num_outputs = x.shape[1], y.shape[1]
+
+@part
+def _arrays(addresses, num_groups, bits, num_inputs, num_outputs):
+    """Words, scales and zero-points of the matrix whose arrays lie at `addresses` [3]."""
     words = carray(pointer(addresses[WORDS], _INT32), ((num_inputs * bits + 31) // 32, num_outputs))
     scales = carray(pointer(addresses[SCALES], _INT16), (num_groups, num_outputs))
     zeros = carray(pointer(addresses[ZEROS], _INT32), (num_groups, (num_outputs * bits + 31) // 32))
+    return words, scales, zeros
+
+
+@part
+def _add(addresses, num_groups, bits, worth, is_fast, x, y):
+    """Add x [T, I] times the matrix to y [T, O]."""
+    words, scales, zeros = _arrays(addresses, num_groups, bits, x.shape[1], y.shape[1])
     product(words, scales, zeros, bits, worth, is_fast, x, y)
+
+
+@part
+def _add_in_digits(addresses, num_groups, bits, worth, x, y):
+    words, scales, zeros = _arrays(addresses, num_groups, bits, x.shape[1], y.shape[1])
+    product_in_digits(words, scales, zeros, bits, worth, x, y)
 
 
 @cache
@@ -41,18 +54,25 @@ def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     [., H]; at 1 bit the address of zero-points is any address. `groups` holds the numbers of input groups of the two
     matrices, and I. addresses [n, 2, 3], groups [3], rows [n], x [H], y [K, H].
     """
-    worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)
     likes = [like for like in LIKE if (like == BFLOAT16_LIKE) == is_narrow]
+    worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)
+    has_digits = is_in_digits(bits, is_narrow=is_narrow)
 
     @kernel([f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {like})" for like in likes], nogil=True)
     def add(addresses, groups, x, rows, y, like):
         num_neurons, token = groups[2], x.reshape(1, len(x))
         inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)
         for i in range(len(rows)):
-            inner[:] = 0
-            _multiplied(addresses[i, 0], groups[0], bits, worth, is_fast, token, inner)
+            inner[:], out = 0, y[rows[i] : rows[i] + 1]
+            if has_digits:
+                _add_in_digits(addresses[i, 0], groups[0], bits, worth, token, inner)
+            else:
+                _add(addresses[i, 0], groups[0], bits, worth, is_fast, token, inner)
             for n in range(num_neurons):
                 acts[0, n] = swiglu(inner[0, n], inner[0, num_neurons + n], like)
-            _multiplied(addresses[i, 1], groups[1], bits, worth, is_fast, acts, y[rows[i] : rows[i] + 1])
+            if has_digits:
+                _add_in_digits(addresses[i, 1], groups[1], bits, worth, acts, out)
+            else:
+                _add(addresses[i, 1], groups[1], bits, worth, is_fast, acts, out)
 
     return add

@@ -1,9 +1,9 @@
-"""Products with low-bit weights on a CPU, compiled by numba: streams of 1 to 4 bits are read in place.
+"""Products with low-bit weights on a CPU, compiled by numba: streams of 1 to 8 bits are read in place.
 
 Outputs are adjacent, so that a vector of them is multiplied at once, by `streams` where the processor can look up its
-codes. Elsewhere code k of every output is masked out of its word, multiplied by x[k] and added to its sum. The
-masked code is not shifted down, so it counts a power of two too much; x is divided by that power beforehand, which is
-exact. Importing this module imports numba.
+codes, at 8 bits by `columns` where it multiplies bytes. Elsewhere code k of every output is masked out of its word,
+multiplied by x[k] and added to its sum. The masked code is not shifted down, so it counts a power of two too much; x is
+divided by that power beforehand, which is exact. Importing this module imports numba.
 
 Shapes: T tokens, I inputs, O outputs, G groups, W = ceil(I * bits / 32) words, Z = ceil(O * bits / 32) words.
 """
@@ -16,6 +16,7 @@ import torch
 
 from artifacts.common.numba_loops import kernel
 from artifacts.quantisation.packing import Packed
+from runtime.kernels.cpu.columns import add_replica, can_add_replica, is_in_digits
 from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.streams import NUM_FACTORS, can_look_up, look_up, part
 
@@ -91,7 +92,7 @@ def _add_code(words, bits, k, x, sums):
 
 @part
 def _add_block(words, first, bits, x, sums):
-    """Add a block of 32 codes of 1, 2 or 4 bits; codes of both halves of each word are masked out."""
+    """Add a block of 32 codes of 1, 2, 4 or 8 bits; codes of both halves of each word are masked out."""
     half, mask = 16 // bits, (1 << bits) - 1
     for j in range(bits):
         code = 2 * half * j
@@ -170,6 +171,15 @@ def product(words, scales, zeros, bits, worth, is_fast, x, y):
                 y[t, o] += scale[o] * (sums[o] - zero[o] * total_x)
 
 
+@part
+def product_in_digits(words, scales, zeros, bits, worth, x, y):
+    """As `product`, in whole numbers where groups allow it."""
+    if can_add_replica(x.shape[1] // len(scales)):
+        add_replica(words, scales, zeros, bits, x, y)
+    else:
+        product(words, scales, zeros, bits, worth, False, x, y)
+
+
 @cache
 def multiplier(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     """Return `multiply(words, scales, zeros, x, y)` for one width: it adds x [T, I] times the weights to y [T, O].
@@ -178,10 +188,14 @@ def multiplier(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     x and y are float32, `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G, Z], unused at 1 bit.
     """
     worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)
+    has_digits = is_in_digits(bits, is_narrow=is_narrow)
 
     @kernel(_SIGNATURE.format("float32[:, ::1], float32[:, ::1]"), nogil=True)
     def multiply(words, scales, zeros, x, y):
-        product(words, scales, zeros, bits, worth, is_fast, x, y)
+        if has_digits:
+            product_in_digits(words, scales, zeros, bits, worth, x, y)
+        else:
+            product(words, scales, zeros, bits, worth, is_fast, x, y)
 
     return multiply
 

@@ -1,4 +1,4 @@
-"""Blocks of 32 codes of 1 to 4 bits, outputs side by side, times one token, by looking up in vectors.
+"""Blocks of 32 codes of 1, 2, 3 or 4 bits, outputs side by side, times one token, by looking up in vectors.
 
 At 1 and 2 bits four bits of a word, of four or two codes, choose one of 16 sums of x in float32. At 3 and 4 bits codes
 are looked up as bfloat16 and multiplied by pairs. Importing this module imports numba.
@@ -36,7 +36,7 @@ _CODES = (np.arange(16, dtype=np.float32).view(np.uint32) >> 16).tolist()  # as 
 
 def can_look_up(bits: int, *, is_narrow: bool) -> bool:
     """Whether the processor can look up codes of this width; `is_narrow` says that x is in bfloat16."""
-    return _HAS_SUMS if bits <= 2 else HAS_PAIRS and is_narrow
+    return _HAS_SUMS if bits <= 2 else bits <= 4 and HAS_PAIRS and is_narrow
 
 
 def _sums_of(bits: int) -> Callable[..., None]:

@@ -29,6 +29,10 @@ class FetchPriority(Simple):
         if not 0 <= self.percentile <= 100:
             raise BadUsage(f"fetch_priority needs percentile in 0..100, not {self.percentile}")
 
+    @property
+    def named_widths(self) -> tuple[int, ...]:
+        return (self.bits,)
+
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         check_replicas("fetch_priority", artefacts, self.bits)
         self.widths = (self.bits,)

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from artifacts.errors import BadUsage
+from artifacts.quantisation.widths import column_of
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step, fitting
 
@@ -32,7 +33,7 @@ class ShadowMiss(Simple):
             raise BadUsage(f"shadow needs margin >= 1 and half_life > 0, not {self.margin} and {self.half_life}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._loss = artefacts.replicas.loss[..., artefacts.replicas.widths[-1] - 1]
+        self._loss = artefacts.replicas.loss[..., column_of(artefacts.replicas.widths[-1])]
         self._uses = np.zeros((shape.num_layers, shape.num_experts))
 
     def choose(self, step: Step, residents: Residents) -> Choice:

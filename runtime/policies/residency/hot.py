@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from artifacts.errors import BadUsage
-from artifacts.quantisation.bit_allocation import WIDTHS, prefix_split
+from artifacts.quantisation.bit_allocation import prefix_split
+from artifacts.quantisation.widths import USUAL_WIDTHS, columns_of
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
@@ -31,7 +32,7 @@ class Hot(SimpleResidency):
     balance: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.avg_bits != FULL_BITS and not 1 <= self.avg_bits <= WIDTHS[-1]:
+        if self.avg_bits != FULL_BITS and not 1 <= self.avg_bits <= USUAL_WIDTHS[-1]:
             raise BadUsage(f"hot: avg_bits is 16 or in 1..4, not {self.avg_bits:g}")
         if not 0 <= self.balance <= 1:
             raise BadUsage(f"hot needs balance in 0..1, not {self.balance}")
@@ -44,9 +45,9 @@ class Hot(SimpleResidency):
         self._loss = None
         if self.avg_bits != FULL_BITS:
             self._at_full = artefacts.replicas.at_full
-            self.widths = tuple(bits for bits in WIDTHS if bits not in self._at_full)
+            self.widths = tuple(bits for bits in USUAL_WIDTHS if bits not in self._at_full)
             check_replicas("hot", artefacts, *self.widths)
-            self._loss = artefacts.replicas.loss
+            self._loss = artefacts.replicas.loss[..., columns_of(USUAL_WIDTHS)]
         self._num_experts = shape.num_experts
         self._counts, self._weights = np.zeros((2, shape.num_layers, shape.num_experts))
         self._is_placed = np.ones(shape.num_layers, bool)

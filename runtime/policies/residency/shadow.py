@@ -7,8 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from artifacts.errors import BadUsage
-from artifacts.quantisation.bit_allocation import WIDTHS, greedy_bits, prefix_split
+from artifacts.quantisation.bit_allocation import greedy_columns, prefix_split
 from artifacts.quantisation.replicas import Replicas
+from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, columns_of
 from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
 from runtime.policies.miss.shared import check_replicas
@@ -36,10 +37,14 @@ class ShadowResidency(SimpleResidency):
         if self.bits not in _CHOICES:
             raise BadUsage(f"shadow: bits is one of {', '.join(_CHOICES)}, not {self.bits!r}")
 
+    @property
+    def named_widths(self) -> tuple[int, ...]:
+        return (int(self.bits),) if self.bits.isdigit() else ()
+
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._replicas, self._shape = artefacts.replicas, shape
         if self.bits == "prefix":
-            check_replicas("shadow:bits=prefix", artefacts, *WIDTHS)
+            check_replicas("shadow:bits=prefix", artefacts, *USUAL_WIDTHS)
         if self.bits.isdigit():
             check_replicas("shadow", artefacts, int(self.bits))
         self._widths = np.array([int(self.bits)] if self.bits.isdigit() else artefacts.replicas.widths)
@@ -53,10 +58,10 @@ class ShadowResidency(SimpleResidency):
                 f"the budget of {budget_nbytes:,} bytes does not hold a replica of every expert at {self._widths[0]} "
                 f"bits: give at least {least:,} bytes ({100 * least / self._shape.nbytes:.1f}%)"
             )
-        columns = self._columns(budget_nbytes)
-        left = budget_nbytes - int(self._nbytes[columns].sum())
+        chosen = self._columns(budget_nbytes)
+        left = budget_nbytes - int(self._nbytes[chosen].sum())
         num_slots = min(left // self._replicas.nbytes[FULL_BITS], self._shape.num_keys) if self.slots else 0
-        return FastTier(num_slots, self._widths[columns])
+        return FastTier(num_slots, self._widths[chosen])
 
     def _columns(self, budget_nbytes: int) -> np.ndarray:
         """Return [L * E] the column of each expert's width."""
@@ -65,20 +70,20 @@ class ShadowResidency(SimpleResidency):
             return self._prefix(budget_nbytes)
         if self.bits not in ("mixed", "random"):
             return np.full(num_keys, np.flatnonzero(self._nbytes * num_keys <= budget_nbytes)[-1])
-        lost = self._replicas.lost.reshape(num_keys, -1)[:, self._widths - 1]
-        columns = greedy_bits(lost, self._nbytes, budget_nbytes) - 1
-        return columns if self.bits == "mixed" else np.random.default_rng(self.seed).permutation(columns)
+        lost = self._replicas.lost.reshape(num_keys, -1)[:, columns_of(self._widths)]
+        chosen = greedy_columns(lost, self._nbytes, budget_nbytes)
+        return chosen if self.bits == "mixed" else np.random.default_rng(self.seed).permutation(chosen)
 
     def _prefix(self, budget_nbytes: int) -> np.ndarray:
         """Return the prefix split at the largest average that fits, in steps of one bit of one expert a layer."""
         num_experts = self._shape.num_experts
-        steps = range((WIDTHS[-1] - 1) * num_experts + 1)
+        steps = range((USUAL_WIDTHS[-1] - 1) * num_experts + 1)
         fitting = bisect_right(steps, budget_nbytes, key=lambda step: int(self._nbytes[self._split(step)].sum()))
         return self._split(steps[fitting - 1])
 
     def _split(self, num_extra: int) -> np.ndarray:
         """Return [L * E] columns for layers with `num_extra` bits beyond the first of each expert."""
-        return prefix_bits(self._replicas, 1 + num_extra / self._shape.num_experts) - 1
+        return np.searchsorted(self._widths, prefix_bits(self._replicas, 1 + num_extra / self._shape.num_experts))
 
 
 def prefix_bits(replicas: Replicas, avg_bits: float) -> np.ndarray:
@@ -86,5 +91,5 @@ def prefix_bits(replicas: Replicas, avg_bits: float) -> np.ndarray:
     bits = np.zeros(replicas.use.shape, np.int64)
     for layer, (use, loss) in enumerate(zip(replicas.use, replicas.loss, strict=True)):
         order = np.argsort(-use, kind="stable")
-        bits[layer, order] = prefix_split(loss[order], avg_bits)
+        bits[layer, order] = prefix_split(loss[order][:, columns_of(USUAL_WIDTHS)], avg_bits)
     return bits.reshape(-1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.quantisation.bit_allocation import greedy_bits, prefix_split
+from artifacts.quantisation.bit_allocation import greedy_columns, prefix_split
 
 
 def losses(seed: int, num_experts: int, *, is_falling: bool = True) -> np.ndarray:
@@ -60,7 +60,7 @@ def test_greedy_is_within_one_step_of_the_best_choice(seed: int, num_rows: int, 
     nbytes = np.cumsum(random.integers(1, 6, (num_rows, 4)), axis=1)
     least, most = nbytes[:, 0].sum(), nbytes[:, -1].sum()
     budget = int(least + share * (most - least))
-    level = greedy_bits(cost, nbytes, budget) - 1
+    level = greedy_columns(cost, nbytes, budget)
     rows = np.arange(num_rows)
     total = cost[rows, level].sum()
     assert nbytes[rows, level].sum() <= budget
@@ -76,25 +76,32 @@ def test_greedy_is_the_best_choice_wherever_it_spends_all(seed: int, num_rows: i
     cost = gains.sum(1, keepdims=True) - np.cumsum(np.pad(gains, ((0, 0), (1, 0))), axis=1)
     nbytes = np.tile([1, 2, 3, 4], (num_rows, 1))
     for budget in range(num_rows, 4 * num_rows + 1):
-        level = greedy_bits(cost, [1, 2, 3, 4], budget) - 1
+        level = greedy_columns(cost, [1, 2, 3, 4], budget)
         assert cost[np.arange(num_rows), level].sum() == pytest.approx(cheapest(cost, nbytes, budget))
 
 
 def test_a_step_jumps_over_a_width_that_is_not_worth_it() -> None:
     cost = np.array([[10.0, 9.9, 1.0, 0.9], [10.0, 5.0, 4.0, 3.0]])
-    assert greedy_bits(cost, [10, 20, 30, 40], 50).tolist() == [3, 2]
-    assert greedy_bits(cost, [10, 20, 30, 40], 30).tolist() == [1, 2]
+    assert greedy_columns(cost, [10, 20, 30, 40], 50).tolist() == [2, 1]
+    assert greedy_columns(cost, [10, 20, 30, 40], 30).tolist() == [0, 1]
 
 
 def test_of_equal_steps_the_lower_row_takes_all_of_its_own_first() -> None:
     same = np.tile([3.0, 2.0, 1.0, 0.0], (3, 1))
-    bits = [greedy_bits(same, [1, 2, 3, 4], 3 + more).tolist() for more in range(5)]
-    assert bits == [[1, 1, 1], [2, 1, 1], [3, 1, 1], [4, 1, 1], [4, 2, 1]]
+    found = [greedy_columns(same, [1, 2, 3, 4], 3 + more).tolist() for more in range(5)]
+    assert found == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [3, 0, 0], [3, 1, 0]]
+
+
+def test_any_number_of_widths_can_be_chosen_from() -> None:
+    """Eight bits cost four times what the step before did, and are bought last."""
+    cost, nbytes = np.array([[8.0, 4.0, 2.0, 1.0, 0.0], [4.0, 2.0, 1.0, 0.5, 0.0]]), [1, 2, 3, 4, 8]
+    assert [greedy_columns(cost, nbytes, budget).tolist() for budget in (8, 12, 16)] == [[3, 3], [4, 3], [4, 4]]
+    assert greedy_columns(cost[:, 3:], nbytes[3:], 12).tolist() == [1, 0]
 
 
 def test_more_bits_that_save_nothing_are_not_bought() -> None:
-    assert greedy_bits(np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 0.5, 0.5, 0.6]]), [1, 2, 3, 4], 100).tolist() == [1, 2]
-    assert greedy_bits(np.zeros((0, 4)), [1, 2, 3, 4], 0).tolist() == []
+    assert greedy_columns(np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 0.5, 0.5, 0.6]]), [1, 2, 3, 4], 100).tolist() == [0, 1]
+    assert greedy_columns(np.zeros((0, 4)), [1, 2, 3, 4], 0).tolist() == []
 
 
 def test_what_cannot_be_asked_for() -> None:
@@ -102,8 +109,8 @@ def test_what_cannot_be_asked_for() -> None:
         with pytest.raises(BadUsage, match=f"average bits {avg_bits}"):
             prefix_split(losses(0, 4), avg_bits)
     with pytest.raises(BadUsage, match="take 4 bytes, above the budget of 3"):
-        greedy_bits(losses(0, 4), [1, 2, 3, 4], 3)
+        greedy_columns(losses(0, 4), [1, 2, 3, 4], 3)
     gaps = np.full((2, 4), np.nan)
-    for choose in (lambda: prefix_split(gaps, 2), lambda: greedy_bits(gaps, [1, 2, 3, 4], 9)):
+    for choose in (lambda: prefix_split(gaps, 2), lambda: greedy_columns(gaps, [1, 2, 3, 4], 9)):
         with pytest.raises(BadInput, match="gaps"):
             choose()

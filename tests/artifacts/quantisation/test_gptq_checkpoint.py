@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from artifacts.errors import BadInput
-from artifacts.quantisation.gptq_checkpoint import GptqCheckpoint, gptq_tensors, quantize_config
+from artifacts.quantisation.gptq_checkpoint import WIDTHS, GptqCheckpoint, gptq_tensors, quantize_config
 from artifacts.quantisation.packing import Packed, pack
 
 NAME = "model.layers.0.mlp.experts.0.up_proj"
@@ -31,7 +31,7 @@ def written(folder: Path, tensors: dict[str, torch.Tensor], **config: object) ->
     return folder
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", WIDTHS)
 def test_a_module_comes_back(bits: int, tmp_path: Path) -> None:
     before = packed(bits)
     checkpoint = GptqCheckpoint.open(written(tmp_path, gptq_tensors(before), bits=bits))
@@ -50,7 +50,7 @@ def test_the_config_may_lie_in_the_models(tmp_path: Path) -> None:
     assert GptqCheckpoint.open(tmp_path).read(NAME).bits == 4
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", WIDTHS)
 def test_the_first_layout_is_read_when_it_is_symmetric(bits: int, tmp_path: Path) -> None:
     middle = np.full((64, 3), 2 ** (bits - 1), np.uint8)
     first = gptq_tensors(packed(bits)) | {"qzeros": torch.from_numpy(pack(middle - 1, bits)).T.contiguous()}
@@ -67,7 +67,7 @@ def test_the_first_layout_is_read_when_it_is_symmetric(bits: int, tmp_path: Path
         ),
         ({"checkpoint_format": "gptq_p"}, "gptq in the layout gptq_p"),
         ({"quant_method": "awq"}, "is awq"),
-        ({"bits": 8}, "has 8 bits"),
+        ({"bits": 5}, "has 5 bits"),
     ],
 )
 def test_what_cannot_be_read_is_refused(config: dict, says: str, tmp_path: Path) -> None:
@@ -95,5 +95,5 @@ def test_what_no_reader_takes_is_not_written() -> None:
     with pytest.raises(BadInput, match="multiples of 32 inputs and outputs, .* 48 outputs and 96 inputs"):
         gptq_tensors(packed(4, num_outputs=48))
     one = Packed(1, 32, 96, torch.zeros(3, 64, dtype=torch.int32), torch.ones(3, 64).half(), None)
-    with pytest.raises(BadInput, match="2, 3 or 4 bits, not 1"):
+    with pytest.raises(BadInput, match="2, 3, 4 or 8 bits, not 1"):
         gptq_tensors(one)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.grids import divisor, nearest, plain_grid, tie, top_code, weighted_grid
+from artifacts.quantisation.widths import WIDTHS
 
 
 def rounded(weights: torch.Tensor, grid: tuple[torch.Tensor, torch.Tensor], bits: int) -> torch.Tensor:

@@ -6,14 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import PARTS, Packed, pack, packed_shapes, unpack
+from artifacts.quantisation.widths import WIDTHS
 
 GOLDEN = {
     1: ["aaaaaaaa"],
     2: ["e4e4e4e4"] * 2,
     3: ["88fac688", "c688fac6", "fac688fa"],
     4: ["76543210", "fedcba98"] * 2,
+    8: ["03020100", "07060504", "0b0a0908", "0f0e0d0c", "13121110", "17161514", "1b1a1918", "1f1e1d1c"],
 }
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from artifacts.quantisation.widths import WIDTHS
 from artifacts.routing.buddies import buddy_lists, buddy_table
 from artifacts.routing.coactivation import conditional
 from artifacts.routing.similarity import Similarity
@@ -62,13 +63,14 @@ def test_coactivations(stored):
 
 
 def test_losses_by_width_are_nan_where_there_is_none(stored):
-    keys = {name: np.array(values, np.uint16) for name, values in (("layer", [1, 0]), ("expert", [2, 0]))}
-    rows = keys | {"bits": np.array([1, 4], np.uint16), "mse": [0.5, 0.25], "relative": [0.1, 0.2]}
-    rows |= {"samples": [70, 3], "basis": ["own", "layer"], "gated": [3.0, 0.0], "energy": [9.0, 1.0]}
+    keys = {name: np.array(values, np.uint16) for name, values in (("layer", [1, 0, 0]), ("expert", [2, 0, 1]))}
+    rows = keys | {"bits": np.array([1, 4, 8], np.uint16), "mse": [0.5, 0.25, 0.1], "relative": [0.1, 0.2, 0.3]}
+    rows |= {"samples": [70, 3, 5], "basis": ["own", "layer", "own"], "gated": [3.0, 0.0, 1.0], "energy": [9.0] * 3}
     losses = quant_loss_matrices(stored("quant_loss", rows), 2, 3)
     assert losses.keys() == {"mse", "relative", "gated"}
+    assert losses["mse"][0, 1].tolist()[4:] == [0.1]
     assert (losses["mse"][1, 2, 0], losses["relative"][0, 0, 3], losses["gated"][1, 2, 0]) == (0.5, 0.2, 3.0)
-    assert all(np.isnan(values).sum() == 2 * 3 * 4 - 2 for values in losses.values())
+    assert all(np.isnan(values).sum() == 2 * 3 * len(WIDTHS) - 3 for values in losses.values())
 
 
 def test_entropy_comes_in_the_order_of_layers(stored):

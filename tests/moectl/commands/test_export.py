@@ -9,7 +9,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from artifacts.quantisation.gptq import Quantized
-from artifacts.quantisation.gptq_checkpoint import GptqCheckpoint
+from artifacts.quantisation.gptq_checkpoint import WIDTHS, GptqCheckpoint
 from artifacts.quantisation.replica_file import read_replica
 from moectl.bundled import demo_model
 from moectl.cli import main
@@ -39,10 +39,9 @@ def test_every_module_is_its_replica(
     monkeypatch.setitem(families.FAMILIES, family, WIDE[family])
     model = families.save(family, layout, Path("model"))
     Path("text.txt").write_text("Twelve sheep and a very old dog.\n" * 30)
-    said = json.loads(
-        said_by(capfd, "quantize", "model", "--data", "text.txt", "--length", "32", "--jobs", "1", "--json")
-    )
-    for bits in (2, 3, 4):
+    options = ("--bits", "2,3,4,8", "--data", "text.txt", "--length", "32", "--jobs", "1", "--json")
+    said = json.loads(said_by(capfd, "quantize", "model", *options))
+    for bits in WIDTHS:
         told = json.loads(said_by(capfd, "export", "model", "--bits", str(bits), "--out", f"out{bits}", "--json"))
         assert (told["bits"], told["run"]) == (bits, 1)
         checkpoint = GptqCheckpoint.open(Path(f"out{bits}"))
@@ -86,7 +85,7 @@ def test_what_cannot_be_exported_is_said(
     said_by(capfd, "quantize", model, "--data", "text.txt", "--length", "32", "--jobs", "1", "--bits", "1,4")
     assert "multiples of 32" in said_by(capfd, "export", model, "--out", "out", code=3)
     assert "has no replicas of 3 bits" in said_by(capfd, "export", model, "--out", "out", "--bits", "3", code=3)
-    assert "2, 3 or 4 bits, not 1" in said_by(capfd, "export", model, "--out", "out", "--bits", "1", code=2)
+    assert "2, 3, 4 or 8 bits, not 1" in said_by(capfd, "export", model, "--out", "out", "--bits", "1", code=2)
     [damaged] = Path("moe.duckdb.replicas").rglob("L000-E000.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert "damaged or replaced" in said_by(capfd, "export", model, "--out", "out", code=3)

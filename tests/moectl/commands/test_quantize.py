@@ -168,7 +168,7 @@ def _unsampled(tensor: StoredTensor, *, expert: int) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--bits", "2,8"], 2, "replicas have 1, 2, 3 or 4 bits, not 2, 8"),
+        (["--bits", "2,6"], 2, "replicas have 1, 2, 3, 4 or 8 bits, not 2, 6"),
         (["--bits", "two"], 2, "write widths with commas, as 2,4"),
         (["--group-size", "12"], 2, "groups of 12 do not divide the inputs of the experts' projections"),
         (["--recipe", "best"], 2, "the recipe is plain or refined"),

@@ -42,7 +42,7 @@ def test_replicas_are_measured_near_memory(checkpoint: Checkpoint, tmp_path: Pat
     opened = open_model(str(folder))
     profile = measure(opened, folder, replicas=made(opened, tmp_path), effort=TimingEffort(lengths=(), turns=2))
     assert [one.tokens for one in profile.compute] == [1]
-    assert {(near.bits, near.tokens) for near in profile.near} == {(b, t) for b in (16, 1, 2, 3, 4) for t in (1, 16)}
+    assert {(near.bits, near.tokens) for near in profile.near} == {(b, t) for b in (16, 1, 2, 3, 4, 8) for t in (1, 16)}
 
 
 def test_a_rate_is_emulated(checkpoint: Checkpoint) -> None:

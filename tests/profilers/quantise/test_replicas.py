@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from artifacts.errors import BadInput, BadUsage, OutOfResources
 from artifacts.quantisation.replica_file import replica_root, verify
+from artifacts.quantisation.widths import WIDTHS
 from artifacts.store.rows import quant_loss_matrices
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
@@ -28,7 +29,7 @@ from tests.profilers.quantise.replicas_by_hand import header, heard, stored_weig
 
 RANDOM = np.random.default_rng(0)
 SEQUENCES = [RANDOM.integers(3, VOCABULARY, length) for length in (20, 31, 9, 31, 14, 25, 8)]
-METHOD = Method(min_samples=12)
+METHOD = Method(bits=WIDTHS, min_samples=12)
 
 
 def build(opened: MoeModel, folder: str, store: Path, method: Method = METHOD, **options: object) -> BuiltReplicas:
@@ -97,7 +98,7 @@ def test_twenty_random_rows_from_the_files_alone(layout: str, checkpoint: Checkp
     inputs = heard(folder, [layer.name for layer in opened.layers], SEQUENCES)
     with Store.open(store, read_only=True) as opened_store:
         losses, kept = (opened_store.read(name, run).to_pylist() for name in ("quant_loss", "replicas"))
-    assert len(losses) == len(kept) == opened.shape.num_keys * 4
+    assert len(losses) == len(kept) == opened.shape.num_keys * len(WIDTHS)
     for at in np.random.default_rng(1).choice(len(losses), 20, replace=False):
         row, file = losses[at], kept[at]
         path = replica_root(store) / file["file"]
@@ -133,7 +134,7 @@ def test_losses_fall_with_the_bits_and_come_out_of_the_store(checkpoint: Checkpo
         parameters = opened_store.run(run).info.parameters
     assert (np.diff(found["relative"], axis=2) < 0).all()
     assert np.isfinite(found["gated"]).all()
-    assert parameters["recipe"] == "refined" and parameters["bits"] == [1, 2, 3, 4]
+    assert parameters["recipe"] == "refined" and parameters["bits"] == [*WIDTHS]
 
 
 def test_an_expert_without_a_token_has_replicas(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_two_at_once_are_kept_apart(checkpoint: Checkpoint, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (Method(bits=(2, 5)), "replicas have 1, 2, 3 or 4 bits, not 2, 5"),
+        (Method(bits=(2, 5)), "replicas have 1, 2, 3, 4 or 8 bits, not 2, 5"),
         (Method(bits=()), "not none"),
         (Method(recipe="better"), "the recipe is plain or refined, not 'better'"),
         (Method(damp=0), "damp is a share"),

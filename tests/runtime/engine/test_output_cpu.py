@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed
+from artifacts.quantisation.widths import WIDTHS
 from runtime.control.plan import Place
 from runtime.engine.forms_cpu import CpuWhole
 from runtime.engine.output_cpu import CpuOutput

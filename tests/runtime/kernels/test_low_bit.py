@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed, pack, unpack
+from artifacts.quantisation.widths import WIDTHS
 from runtime.kernels import low_bit
 from runtime.kernels.low_bit import MANY_TOKENS, dequantise, kernel_name, linear, project_packed
 from runtime.model.arithmetic import expert_forward
@@ -70,7 +70,7 @@ def test_every_product_agrees_with_the_oracle(shape: tuple[int, int, int], bits:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 4), st.integers(1, 70), st.integers(1, 5), st.integers(1, 70), st.integers(1, 20))
+@given(st.sampled_from(WIDTHS), st.integers(1, 70), st.integers(1, 5), st.integers(1, 70), st.integers(1, 20))
 def test_any_shape_agrees(bits: int, group_size: int, num_groups: int, num_outputs: int, count: int) -> None:
     packed = random_packed(num_outputs, group_size * num_groups, bits, group_size)
     x = tokens(count, packed.num_inputs)

@@ -55,7 +55,6 @@ def test_float16_that_is_not_quantised_is_multiplied_to_the_last_bit_but_one(is_
     assert (y.float() - exact).abs().max() <= torch.finfo(torch.float16).eps * exact.abs().max()
 
 
-
 def test_a_digest_is_of_the_bytes_of_the_checkpoint_where_groups_follow_each_other() -> None:
     format, make = variants(32)["GPTQ, 4 bits"]
     indexed = Stored(format, lambda r, c: make(r, c) | {"g_idx": (torch.arange(c) // 32).int()})

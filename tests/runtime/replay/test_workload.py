@@ -81,6 +81,15 @@ def test_replicas_cost_their_share_of_the_link() -> None:
     assert low.times["tpot_ms"] < whole.times["tpot_ms"]
 
 
+def test_8_bits_are_assumed_where_a_policy_names_them_and_nowhere_else() -> None:
+    tried = workload()
+    eight, shadow = {"miss": "fetch_priority:bits=8"}, {"miss": "shadow", "residency": "shadow:bits=8,slots=no"}
+    assert tried.run(Setting("eight", policies=eight, budget="25%")).counters["at_8_bits"] > 0
+    assert tried.run(Setting("all", policies=shadow, budget="60%")).counters["at_8_bits"] > 0
+    mixed = tried.run(Setting("mixed", "shadow", budget="90%"))
+    assert mixed.counters["at_8_bits"] == 0 < mixed.counters["at_4_bits"] and mixed.num_slots > 0
+
+
 def test_what_stays_in_the_fast_tier_counts_its_bytes() -> None:
     tried = workload()
     half = SHAPE.nbytes // 2

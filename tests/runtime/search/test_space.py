@@ -33,6 +33,15 @@ def test_parts_go_together() -> None:
         )
 
 
+def test_stored_replicas_of_8_bits_join_the_space_and_others_change_nothing() -> None:
+    assert lossy(0.3125, [1, 2, 3]) == SPACES["lossy"]
+    more = {*lossy(0.3125, [2, 8])} - {*SPACES["lossy"]}
+    assert {(one.miss, one.residency) for one in more if "shadow" not in one.miss} == {
+        ("fetch_priority:bits=8", residency) for residency in ("uniform", "allocated")
+    }
+    assert {one.residency for one in more if "shadow" in one.miss} == {"shadow:bits=8", "shadow:bits=8,slots=no"}
+
+
 def test_drawing_gives_every_family_its_turn_and_is_the_same_for_a_seed() -> None:
     space = SPACES["lossy"]
     few = drawn(space, 60, seed=1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +25,9 @@ from runtime.replay.workload import Workload
 from runtime.session.equip import model_on_base
 from runtime.session.generate import Sampling
 from runtime.session.session import Session
-from runtime.session.settings import Settings
+from runtime.session.settings import EXACT, FUSED, Settings
 from tests.conftest import Checkpoint
+from tests.helpers import families
 from tests.helpers.families import VOCABULARY
 from tests.helpers.replicas import made, put
 from tests.runtime.session.test_session import plain_model
@@ -110,13 +112,20 @@ def test_fused_kernels_compute_on_the_base(known: tuple) -> None:
 @pytest.mark.parametrize("name", REPLAYED)
 def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
     _, opened, artefacts = known
-    settings = replace(REPLAYED[name], window="5KiB", link="1GB/s")
-    with session_on(opened, artefacts, settings) as session:
+    live = replayed_and_live(opened, artefacts, REPLAYED[name], 4)
+    moved = live["demand_bytes"] + live["prefetch_bytes"]
+    assert moved < live["fetched"] * opened.shape.expert_nbytes or not live["fetched"]
+
+
+def replayed_and_live(opened: MoeModel, artefacts: Artefacts, settings: Settings, base: int) -> dict[str, int]:
+    """The counters of a run, which those of its replay equal."""
+    settings = replace(settings, window="5KiB", link="1GB/s")
+    with session_on(opened, artefacts, settings, bits=base) as session:
         recorder = session.record()
         list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
         live = session.controller.counters.totals()
     trace = recorder.trace()
-    based = trace_on_base(OpenedTrace("live", trace, guessed(opened.stored_shape), artefacts), 4)
+    based = trace_on_base(OpenedTrace("live", trace, guessed(opened.stored_shape), artefacts), base)
     window = session.parts.window
     workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=window)
     setting = Setting("replayed", settings.preset, settings.policies, budget=settings.budget)
@@ -124,8 +133,54 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
     assert outcome.counters == live
     assert live["misses"] > 0
     assert outcome.num_slots == len(session.parts.slots)
-    moved = live["demand_bytes"] + live["prefetch_bytes"]
-    assert moved < live["fetched"] * opened.shape.expert_nbytes or not live["fetched"]
+    return live
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, MoeModel, Artefacts]]:
+    """A model in bfloat16, which 8-bit replicas are multiplied in whole numbers for, with inputs in groups of 64."""
+    folder = tmp_path_factory.mktemp("narrow")
+    families.save("olmoe", "hub", folder / "model", torch.bfloat16, fields={"hidden_size": 64, "intermediate_size": 64})
+    opened = open_model(str(folder / "model"))
+    yield folder / "model", opened, Artefacts(replicas=made(opened, folder))
+    opened.store.close()
+
+
+@pytest.mark.parametrize("experts", [EXACT, FUSED])
+@pytest.mark.parametrize("name", ["on demand, from disk", "near"])
+def test_a_base_of_8_bits(narrow: tuple, name: str, experts: str) -> None:
+    """What loses nothing gives the bits of `full`, which is as near to the unpacked replicas in float32 as bfloat16."""
+    folder, opened, artefacts = narrow
+    settings = replace(LOSSLESS[name], experts=experts)
+    right = logits_of(session_on(opened, artefacts, Settings("full", experts=experts), bits=8))
+    session = session_on(opened, artefacts, settings, bits=8)
+    for mine, other in zip(logits_of(session), right, strict=True):
+        assert torch.equal(mine, other)
+    totals, receipt = session.controller.counters.totals(), session.receipt()
+    assert totals["at_8_bits"] == 0 < totals["misses"] and receipt["base_bits"] == 8
+    assert receipt["expert_bytes"] == artefacts.replicas.nbytes[8] < opened.shape.expert_nbytes
+    plain = plain_model(folder).float()
+    put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, 8))
+    with torch.inference_mode():
+        theirs = plain(PROMPT).logits
+    apart = (right[0].float() - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+    assert apart.median() <= 2e-2  # a token may go to another expert in bfloat16
+
+
+@pytest.mark.parametrize(
+    ("base", "settings"),
+    [
+        (8, Settings("specmd", policies={"miss": "fetch_priority:bits=4"}, budget="50%")),
+        (8, Settings("near", budget="25%")),
+        (FULL_BITS, Settings("specmd", policies={"miss": "fetch_priority:bits=8"}, budget="50%")),
+        (FULL_BITS, Settings("shadow", policies={"residency": "shadow:bits=8"}, budget="75%")),
+    ],
+    ids=lambda value: getattr(value, "preset", value),
+)
+def test_a_replay_with_8_bits_counts_what_the_run_counted(narrow: tuple, base: int, settings: Settings) -> None:
+    _, opened, artefacts = narrow
+    counted = replayed_and_live(opened, artefacts, settings, base)
+    assert counted["at_8_bits" if base == FULL_BITS else "misses"] > 0
 
 
 def test_budgets_are_of_the_bytes_of_the_base(known: tuple) -> None:
@@ -144,7 +199,7 @@ def test_losses_count_from_the_base(known: tuple) -> None:
     assert replicas.widths == [1, 2] and replicas.base == 3
     assert replicas.nbytes[FULL_BITS] == artefacts.replicas.nbytes[3]
     assert replicas.loss[0, 0, 0] == pytest.approx(0.5 + 0.125)
-    assert np.isnan(replicas.loss[..., 3]).all() and not replicas.lost[..., 2].any()
+    assert np.isnan(replicas.loss[..., 3:]).all() and not replicas.lost[..., 2].any()
 
 
 def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:
@@ -182,8 +237,8 @@ def test_missing_replicas_are_refused_with_the_command_that_builds_them(known: t
         model_on_base(opened, Artefacts(replicas=only), 4)
     with pytest.raises(Incompatible, match="needs replicas below a base of 3 bits, .* run `moectl quantize`"):
         session_on(opened, Artefacts(replicas=only), Settings("shadow", budget="90%"), bits=3)
-    with pytest.raises(BadUsage, match="--base 8 is none: 16 is the checkpoint as it is, 4, 3, 2 are stored"):
-        check_base(8)
+    with pytest.raises(BadUsage, match="--base 6 is none: 16 is the checkpoint as it is, 8, 4, 3, 2 are stored"):
+        check_base(6)
 
 
 def test_costs_are_those_of_the_width() -> None:

@@ -4,14 +4,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from artifacts.quantisation.widths import WIDTHS
 from runtime.kernels.low_bit import dequantise
 from tools.bench import low_bit
-from tools.bench.low_bit import CONTENDERS, Contender, conversion, measure, sheet
+from tools.bench.low_bit import CONTENDERS, Contender, contenders, conversion, measure, sheet
 from tools.gpu.checks.low_bit import random_packed
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
-@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    ("bits", "contender"),
+    [(bits, each) for bits in WIDTHS for each in contenders(bits)],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_every_contender_computes_the_product(contender: Contender, bits: int) -> None:
     packed = random_packed(64, 256, bits)
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -1,0 +1,21 @@
+"""The table of widths: its columns, and how widths are told."""
+
+import numpy as np
+import pytest
+
+from artifacts.quantisation.widths import BASES, WIDTHS, column_of, columns_of, listed
+
+
+def test_a_column_is_the_place_in_the_table_and_not_the_bits() -> None:
+    assert [column_of(bits) for bits in WIDTHS] == [0, 1, 2, 3, 4]
+    assert columns_of(np.array([[8, 1], [4, 8]])).tolist() == [[4, 0], [3, 4]]
+    assert columns_of(()).tolist() == [] and BASES == (16, 8, 4, 3, 2)
+    with pytest.raises(ValueError):
+        column_of(5)
+    with pytest.raises(AssertionError):
+        columns_of([5])
+
+
+def test_widths_in_a_sentence() -> None:
+    assert listed() == "1, 2, 3, 4, 8" and listed(last=" or ") == "1, 2, 3, 4 or 8"
+    assert [listed([3], last=" and "), listed([])] == ["3", ""]
