@@ -73,6 +73,22 @@ class Cache:
             groups.setdefault(self.pool_of[key], []).append(key)
         return [groups[number] for number in sorted(groups)]
 
+    def loading(self, keys: list[int]) -> list[int]:
+        """Return those of `keys` that are in flight."""
+        states = self.states
+        return [key for key in keys if states[key] == LOADING]
+
+    def of_device(self, device: int) -> dict[str, int]:
+        """Return the slots of a device, their bytes and the number of its resident keys; `hops` is 1 unless it computes
+        everything but experts too."""
+        pools, resident = [pool for pool in self.pools if pool.device == device], np.flatnonzero(self.state == RESIDENT)
+        return {
+            "hops": int(device > 0),
+            "slots": sum(pool.num_slots for pool in pools),
+            "slot_bytes": sum(pool.num_slots * pool.slot_nbytes for pool in pools),
+            "resident": int(np.count_nonzero(self.partitions.of(resident) == device)),
+        }
+
     def num_free(self, layer: int) -> tuple[int, ...]:
         """Return the number of empty slots of a layer's scope on each device."""
         first = layer * self.shape.num_experts
@@ -87,7 +103,8 @@ class Cache:
     def candidates(self, key: int) -> np.ndarray:
         """Return the keys that may be evicted from the pool of `key`, resident and not pinned, ascending."""
         state, pinned, keys = self._views[self.pool_of[key]]
-        return keys[((state == RESIDENT) > pinned).ravel().nonzero()[0]]
+        found = ((state == RESIDENT) > pinned).ravel().nonzero()[0]
+        return found if len(keys) == self.num_keys else keys[found]
 
     def is_passing(self, key: int) -> bool:
         return key >= self._first_passing

@@ -102,11 +102,19 @@ class Mover:
             cache.unpin(pinned)
             pinned = []
 
+    def settle(self, keys: list[int]) -> tuple[Wave, ...]:
+        """Return the wave of keys that are all resident, while nothing is in flight. None is pinned, as nothing is
+        evicted."""
+        if self._unused:
+            self._unused.difference_update(keys)
+        places = self.cache.places
+        return (Wave(tuple([places[key] for key in keys]), ()),) if keys else ()
+
     def _arrive(self, keys: list[int]) -> None:
         """Make keys in flight resident: the step waits for them before it computes."""
         if self._unused:
             self._unused.difference_update(keys)
-        if self.arrivals.queue and (late := self.arrivals.under_way(keys)):
+        if self.arrivals.queue and (late := self.cache.loading(keys)):
             for key in late:
                 self.cache.states[key] = RESIDENT
             self.arrivals.remove(late)
