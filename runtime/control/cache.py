@@ -1,6 +1,6 @@
 """Holds the state, slot and pin of every key; the controller decides what to do with them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -10,6 +10,7 @@ from runtime.control.plan import Place
 from runtime.control.pools import Partitions, Pool
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
+_NO_BITS: Mapping[int, int] = {}
 
 
 class Cache:
@@ -133,16 +134,19 @@ class Cache:
         for key in keys:
             pins[key] = False
 
-    def admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
-        """Give `key` an empty slot of its pool for a replica of `bits`; a replica takes a whole slot at any
-        precision."""
-        free = self._free_slots[self.pool_of[key]]
-        assert not self.states[key] and free, f"no room for key {key} in state {self.states[key]}"
-        self.states[key] = state
-        if key >= self._first_passing:
-            self._passing[key] = None
-        self.places[key] = place = Place(key, free.pop(), bits, self._shares[key])
-        return place
+    def admit(self, keys: list[int], state: int, bits: Mapping[int, int] = _NO_BITS) -> list[Place]:
+        """Give each of `keys`, all of one pool, an empty slot for a replica of its `bits`, by default at full
+        precision; a replica takes a whole slot at any precision."""
+        free = self._free_slots[self.pool_of[keys[0]]] if keys else []
+        states, places, shares, admitted = self.states, self.places, self._shares, []
+        for key in keys:
+            assert not states[key] and free, f"no room for key {key} in state {states[key]}"
+            states[key] = state
+            places[key] = place = Place(key, free.pop(), bits.get(key, FULL_BITS) if bits else FULL_BITS, shares[key])
+            admitted.append(place)
+        if keys and keys[0] >= self._first_passing:
+            self._passing.update(dict.fromkeys(keys))
+        return admitted
 
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:

@@ -74,7 +74,8 @@ def main() -> None:
             rows.append((f"{name}: its search", *quartiles(found.searches_us)))
     if rows:
         shape = model.shape
-        title = f"{len(trace):,} steps of one token, {shape.num_layers} layers, {shape.top_k} of {shape.num_experts} experts, budget {_BUDGET}"
+        experts = f"{shape.top_k} of {shape.num_experts} experts, budget {_BUDGET}"
+        title = f"{len(trace):,} steps of one token, {shape.num_layers} layers, {experts}"
         show_sheet(Sheet(title, ("preset", "us a step, 1st quartile", "median", "3rd quartile"), rows, ""))
 
 

@@ -150,7 +150,9 @@ def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(text: s
         assert np.array_equal(found, run(case, **texts).counters.passes)
 
 
-@given(routed(), st.sampled_from(list(POLICIES["eviction"])), st.sampled_from(["uniform", "split:theta=0.5"]), st.data())
+@given(
+    routed(), st.sampled_from(list(POLICIES["eviction"])), st.sampled_from(["uniform", "split:theta=0.5"]), st.data()
+)
 @settings(max_examples=50, deadline=None)
 def test_a_step_that_settles_is_planned_as_any_other(
     case: Case, eviction: str, residency: str, data: st.DataObject
