@@ -71,10 +71,8 @@ class Controller:
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes
         has_more |= self.sees_embeddings or bool(prefetch.distance)  # policies that learn maps observe every step
-        chooses = miss.every_step or self._picks_bits
-        # Whether nothing is left to do in a step whose experts are all resident while nothing is in flight.
         self._can_settle = not (prefetch.distance or residency.places or len(nbytes) > 1)
-        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or chooses)
+        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or miss.every_step or self._picks_bits)
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
         self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
 

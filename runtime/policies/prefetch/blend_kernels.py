@@ -211,22 +211,9 @@ def _propose(chances, least, first_key, start, proposed):
     "float32[:, :, ::1], int64[::1], float64[:, ::1], float64, float64)"
 )
 def likely(
-    selected,
-    layer,
-    learns,
-    state,
-    num_layers,
-    reach,
-    num_kinds,
-    num_experts,
-    top_k,
-    routers,
-    fitted,
-    last,
-    mapped,
-    floor,
-    far,
-):
+    selected, layer, learns, state, num_layers, reach, num_kinds, num_experts, top_k,
+    routers, fitted, last, mapped, floor, far
+):  # fmt: skip
     """Do a `visit`, then return keys of the next D layers whose chance of use is at least `floor` in the next layer and
     `far` beyond it, sooner layers first, likelier experts first. Features and chances are kept in `state` for the visit
     of their layer.
