@@ -72,7 +72,8 @@ class Controller:
         has_more = residency.cuts or residency.places or routing.reroutes
         has_more |= self.sees_embeddings or bool(prefetch.distance)  # policies that learn maps observe every step
         self._can_settle = not (prefetch.distance or residency.places or len(nbytes) > 1)
-        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or miss.every_step or self._picks_bits)
+        decides = has_more or miss.every_step or self._picks_bits
+        self.holds_all = cache.num_slots == self.shape.num_keys and not decides
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
         self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
 
