@@ -50,10 +50,9 @@ class Controller:
     ) -> None:
         self.shape, self.nbytes = cache.shape, nbytes
         self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
-        self._residency, self._pieces = residency, pieces
+        self._residency, self._pieces, self._picks_bits = residency, pieces, "replicas" in miss.requires
         if residency.places:
             self._capacities = cache.partitions.dealt(residency.capacities(cache.num_slots, self.shape))  # [L, N]
-        self._picks_bits = "replicas" in miss.requires
         self.now = Now()
         self.counters = Counters(self.shape.num_layers, cache.partitions)
         self._mover = Mover(
