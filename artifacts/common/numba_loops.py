@@ -37,8 +37,11 @@ class Kernel:
         self._function, self._signatures, self._options = function, signatures, options
         self._compiled: dict[str, Dispatcher] = {}
         self._found: dict[tuple, Dispatcher] = {}  # by the dtypes of arguments
+        self._alone: Dispatcher | None = None  # the code of the only signature, once compiled
 
     def __call__(self, *arguments: object) -> object:
+        if self._alone is not None:
+            return self._alone(*arguments)
         dtypes = tuple(getattr(each, "dtype", None) for each in arguments)
         run = self._found.get(dtypes)
         if run is None:
@@ -52,6 +55,7 @@ class Kernel:
             (signature,) = self._signatures
         if signature not in self._compiled:
             self._compiled = self._compiled | {signature: self._compile(signature)}
+            self._alone = self._compiled[signature] if len(self._signatures) == 1 else None
         return self._compiled[signature]
 
     @property

@@ -1,6 +1,6 @@
 """Holds the state, slot and pin of every key; the controller decides what to do with them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -10,6 +10,7 @@ from runtime.control.plan import Place
 from runtime.control.pools import Partitions, Pool
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
+_NO_BITS: Mapping[int, int] = {}
 
 
 class Cache:
@@ -73,6 +74,22 @@ class Cache:
             groups.setdefault(self.pool_of[key], []).append(key)
         return [groups[number] for number in sorted(groups)]
 
+    def loading(self, keys: list[int]) -> list[int]:
+        """Return those of `keys` that are in flight."""
+        states = self.states
+        return [key for key in keys if states[key] == LOADING]
+
+    def of_device(self, device: int) -> dict[str, int]:
+        """Return the slots of a device, their bytes and the number of its resident keys; `hops` is 1 unless it computes
+        everything but experts too."""
+        pools, resident = [pool for pool in self.pools if pool.device == device], np.flatnonzero(self.state == RESIDENT)
+        return {
+            "hops": int(device > 0),
+            "slots": sum(pool.num_slots for pool in pools),
+            "slot_bytes": sum(pool.num_slots * pool.slot_nbytes for pool in pools),
+            "resident": int(np.count_nonzero(self.partitions.of(resident) == device)),
+        }
+
     def num_free(self, layer: int) -> tuple[int, ...]:
         """Return the number of empty slots of a layer's scope on each device."""
         first = layer * self.shape.num_experts
@@ -87,7 +104,8 @@ class Cache:
     def candidates(self, key: int) -> np.ndarray:
         """Return the keys that may be evicted from the pool of `key`, resident and not pinned, ascending."""
         state, pinned, keys = self._views[self.pool_of[key]]
-        return keys[((state == RESIDENT) > pinned).ravel().nonzero()[0]]
+        found = ((state == RESIDENT) > pinned).ravel().nonzero()[0]
+        return found if len(keys) == self.num_keys else keys[found]
 
     def is_passing(self, key: int) -> bool:
         return key >= self._first_passing
@@ -116,16 +134,19 @@ class Cache:
         for key in keys:
             pins[key] = False
 
-    def admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
-        """Give `key` an empty slot of its pool for a replica of `bits`; a replica takes a whole slot at any
-        precision."""
-        free = self._free_slots[self.pool_of[key]]
-        assert not self.states[key] and free, f"no room for key {key} in state {self.states[key]}"
-        self.states[key] = state
-        if key >= self._first_passing:
-            self._passing[key] = None
-        self.places[key] = place = Place(key, free.pop(), bits, self._shares[key])
-        return place
+    def admit(self, keys: list[int], state: int, bits: Mapping[int, int] = _NO_BITS) -> list[Place]:
+        """Give each of `keys`, all of one pool, an empty slot for a replica of its `bits`, by default at full
+        precision; a replica takes a whole slot at any precision."""
+        free = self._free_slots[self.pool_of[keys[0]]] if keys else []
+        states, places, shares, admitted = self.states, self.places, self._shares, []
+        for key in keys:
+            assert not states[key] and free, f"no room for key {key} in state {states[key]}"
+            states[key] = state
+            places[key] = place = Place(key, free.pop(), bits.get(key, FULL_BITS) if bits else FULL_BITS, shares[key])
+            admitted.append(place)
+        if keys and keys[0] >= self._first_passing:
+            self._passing.update(dict.fromkeys(keys))
+        return admitted
 
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:

@@ -50,10 +50,9 @@ class Controller:
     ) -> None:
         self.shape, self.nbytes = cache.shape, nbytes
         self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
-        self._residency, self._pieces = residency, pieces
+        self._residency, self._pieces, self._picks_bits = residency, pieces, "replicas" in miss.requires
         if residency.places:
             self._capacities = cache.partitions.dealt(residency.capacities(cache.num_slots, self.shape))  # [L, N]
-        self._picks_bits = "replicas" in miss.requires
         self.now = Now()
         self.counters = Counters(self.shape.num_layers, cache.partitions)
         self._mover = Mover(
@@ -71,8 +70,9 @@ class Controller:
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes
         has_more |= self.sees_embeddings or bool(prefetch.distance)  # policies that learn maps observe every step
-        chooses = miss.every_step or self._picks_bits
-        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or chooses)
+        self._can_settle = not (prefetch.distance or residency.places or len(nbytes) > 1)
+        decides = has_more or miss.every_step or self._picks_bits
+        self.holds_all = cache.num_slots == self.shape.num_keys and not decides
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
         self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
 
@@ -103,6 +103,8 @@ class Controller:
         self._mover.arrivals.lent = 0
         if self._miss.every_step or absent and self._miss.chooses:
             return self._decide(step, experts, used, absent, weights)
+        if self._can_settle and not absent and not self._mover.arrivals.queue:
+            return self._settle(step, weights, experts, used)
         states = self._mover.cache.states
         present = [key for key in used if states[key]] if absent else used
         return self._plan(step, step.selected, weights, experts, used, present, absent)
@@ -141,6 +143,13 @@ class Controller:
             weights = choice.weights
         self._mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
         return self._plan(step, choice.selected, weights, experts, used, present, missing, near, low, behind, bits)
+
+    def _settle(self, step: Step, weights: np.ndarray | None, experts: list[int], used: list[int]) -> Plan:
+        """Plan as `_plan` does a step that changes nothing in the cache: everything is resident."""
+        self._eviction.used(experts, step, self.now)
+        if self._pieces.is_cut:
+            self._mover.cache.touch(used)
+        return Plan(step.layer, step.selected, weights, self._mover.settle(used), (), (), ())
 
     def _plan(
         self,
@@ -212,17 +221,7 @@ class Controller:
     def by_device(self) -> list[dict[str, int]]:
         """Return the slots, their bytes, the number of resident keys and the counters of each device; empty for a
         single device."""
-        counted, cache, resident = self.counters.by_device(), self.cache, self.cache.state == RESIDENT
-        return [
-            {
-                "hops": int(device > 0),
-                "slots": sum(pool.num_slots for pool in cache.pools if pool.device == device),
-                "slot_bytes": sum(pool.num_slots * pool.slot_nbytes for pool in cache.pools if pool.device == device),
-                "resident": int(np.count_nonzero(cache.partitions.of(np.flatnonzero(resident)) == device)),
-                **counts,
-            }
-            for device, counts in enumerate(counted)
-        ]
+        return [self.cache.of_device(device) | counts for device, counts in enumerate(self.counters.by_device())]
 
     def validate(self) -> None:
         """Raise AssertionError when, between steps, the state contradicts itself."""
@@ -283,8 +282,7 @@ class Controller:
                 self.counters.add(_AT_BITS[place.bits], layer, 1)
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
-        arrivals = self._mover.arrivals
-        late = arrivals.under_way(wanted) if arrivals.queue else ()
+        late = self._mover.cache.loading(wanted) if self._mover.arrivals.queue else ()
         self.counters.add_requests(layer, len(wanted), num_late=len(late), num_absent=len(absent))
         if self.counters.is_spread:
             self.counters.spread_requests(wanted, late, absent)
@@ -293,5 +291,7 @@ class Controller:
 
     def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
         """Send for what the policies propose, as far as bytes and slots allow."""
+        if self._mover.arrivals.room <= 0 and not self._prefetch.follows_steps:
+            return ()
         proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
         return self._mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)

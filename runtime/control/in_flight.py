@@ -45,10 +45,6 @@ class Arrivals:
                 self.queue.popleft()
         return landed
 
-    def under_way(self, keys: Container[int]) -> list[int]:
-        """Return those of `keys` that are in flight."""
-        return [arrival.key for arrival in self.queue if arrival.key in keys]
-
     def latest(self) -> list[int]:
         """Return the keys in flight, the last issued first."""
         return [arrival.key for arrival in reversed(self.queue)]

@@ -9,6 +9,7 @@ from runtime.control.cache import RESIDENT
 
 _RESIDENT = np.uint8(RESIDENT)
 _FEW = 4  # so few are found one after another
+_BLOCK = 64  # keys that are looked at together
 _MOST = {np.dtype(float): np.inf, np.dtype(np.int64): np.iinfo(np.int64).max}
 
 
@@ -69,23 +70,27 @@ def _first_leaving(ranks, older, state, pinned, start, stop, victims):
         """Whether `key` is evicted before `other`, which has a lower number."""
         return ranks[key] < ranks[other] or (ranks[key] == ranks[other] and older[key] < older[other])
 
-    rank, states, is_pinned = ranks[start:stop], state[start:stop], pinned[start:stop]
-    # All other keys are ranked last without a branch, which a processor would mispredict for every fourth key.
-    rank_of, num_victims, most = np.empty(len(rank)), 0, np.inf
-    for place in range(len(rank)):
-        rank_of[place] = rank[place] if (states[place] == _RESIDENT) & (not is_pinned[place]) else np.inf
-    for place in range(len(rank)):
-        if rank_of[place] > most or states[place] != _RESIDENT or is_pinned[place]:
+    num_victims, most, may_leave = 0, np.inf, np.empty(_BLOCK, np.uint8)
+    for first in range(start, stop, _BLOCK):
+        size, num_found = min(_BLOCK, stop - first), 0
+        rank, states, is_pinned = ranks[first : first + size], state[first : first + size], pinned[first : first + size]
+        # Without a branch, which a processor would mispredict for every fourth key.
+        for place in range(size):
+            found = (states[place] == _RESIDENT) & (not is_pinned[place]) & (rank[place] <= most)
+            may_leave[place] = found
+            num_found += found
+        if not num_found:
             continue
-        key = start + place
-        if num_victims == len(victims) and not leaves_before(key, victims[num_victims - 1]):
-            continue
-        at = min(num_victims, len(victims) - 1)
-        while at > 0 and leaves_before(key, victims[at - 1]):
-            victims[at] = victims[at - 1]
-            at -= 1
-        victims[at] = key
-        num_victims = min(num_victims + 1, len(victims))
-        if num_victims == len(victims):
-            most = ranks[victims[num_victims - 1]]
+        for place in range(size):
+            key = first + place
+            if not may_leave[place] or (num_victims == len(victims) and not leaves_before(key, victims[-1])):
+                continue
+            at = min(num_victims, len(victims) - 1)
+            while at > 0 and leaves_before(key, victims[at - 1]):
+                victims[at] = victims[at - 1]
+                at -= 1
+            victims[at] = key
+            num_victims = min(num_victims + 1, len(victims))
+            if num_victims == len(victims):
+                most = ranks[victims[-1]]
     return num_victims

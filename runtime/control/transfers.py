@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from artifacts.shape import FULL_BITS
 from runtime.control.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.control.counters import Counter, Counters
 from runtime.control.in_flight import Arrivals
@@ -102,11 +101,19 @@ class Mover:
             cache.unpin(pinned)
             pinned = []
 
+    def settle(self, keys: list[int]) -> tuple[Wave, ...]:
+        """Return the wave of keys that are all resident, while nothing is in flight. None is pinned, as nothing is
+        evicted."""
+        if self._unused:
+            self._unused.difference_update(keys)
+        places = self.cache.places
+        return (Wave(tuple([places[key] for key in keys]), ()),) if keys else ()
+
     def _arrive(self, keys: list[int]) -> None:
         """Make keys in flight resident: the step waits for them before it computes."""
         if self._unused:
             self._unused.difference_update(keys)
-        if self.arrivals.queue and (late := self.arrivals.under_way(keys)):
+        if self.arrivals.queue and (late := self.cache.loading(keys)):
             for key in late:
                 self.cache.states[key] = RESIDENT
             self.arrivals.remove(late)
@@ -127,11 +134,8 @@ class Mover:
         if len(missing) > room:
             self._evict(missing[0], len(missing) - room)
             missing = missing[: cache.room(missing[0])]
-        if bits:
-            loads = [cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in missing]
-            nbytes = sum([self._nbytes[load.bits] for load in loads])
-        else:
-            loads, nbytes = [cache.admit(key, RESIDENT) for key in missing], self._pieces.num_bytes(missing)
+        loads = cache.admit(missing, RESIDENT, bits)
+        nbytes = sum([self._nbytes[load.bits] for load in loads]) if bits else self._pieces.num_bytes(missing)
         cache.pin(missing)
         self._counters.add(_DEMAND_BYTES, self._now.layer, nbytes)
         self._counters.spread(_DEMAND_BYTES, missing[:1], nbytes)
@@ -229,8 +233,7 @@ class Mover:
 
     def _make_way(self, coming: list[int], keys: list[int], key: int, room: int) -> list[int]:
         """Victims in the pool of `key` for the keys `coming` into it, as many as `room` bytes need; none of `keys`."""
-        cache, most = self.cache, len(keys)
-        states = cache.states
+        cache, states, most = self.cache, self.cache.states, len(keys)
         if not self._pieces.is_cut:  # all keys have the same size
             most = -(-room // self._pieces.num_bytes((key,)))
         if most > 1:
@@ -252,7 +255,7 @@ class Mover:
     def _send(self, key: int, nbytes: int) -> Place:
         """Put a key, for which there is room, in flight."""
         self.arrivals.send(key, nbytes)
-        return self.cache.admit(key, LOADING)
+        return self.cache.admit([key], LOADING)[0]
 
     def _note_prefetched(self, loads: list[Place]) -> None:
         keys = [load.key for load in loads]

@@ -204,6 +204,7 @@ class Prefetch(Policy, Protocol):
     distance: int  # layers that it looks ahead; 0: it proposes nothing
     reads_predictions: ClassVar[bool]  # whether steps must carry `predicted` for `distance` layers
     reads_learned: ClassVar[bool]  # whether steps must carry `learned` for `distance` layers
+    follows_steps: ClassVar[bool]  # False: it remembers nothing, and is asked only where something can be sent
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         """Return keys to prefetch, best first. Keys that are loading or resident are kept from eviction, and not loaded
@@ -242,6 +243,7 @@ class Simple:
     chooses: ClassVar[bool] = True
     every_step: ClassVar[bool] = False
     reads_shadows: ClassVar[bool] = False
+    follows_steps: ClassVar[bool] = True
     follows_predictions: ClassVar[bool] = False
 
     @property

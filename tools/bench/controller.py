@@ -2,10 +2,12 @@
 
     python -m tools.bench.controller
     python -m tools.bench.controller --preset near horizon --profile
+    python -m tools.bench.controller --model qwen3-30b-a3b --passes 100
 
-Decode steps of one token over 16 layers of 64 experts, 8 selected, at a budget of 25 %, with predictions. Artefacts of
-policies are built from the same trace; maps begin empty. Times are CPU times without the first third of the steps. The
-search for maps, which a run does on a thread while a layer is computed, is done between the steps and listed apart.
+Decode steps of one token in the shape of a model, by default 16 layers of 64 experts, 8 selected, at a budget of 25 %,
+with predictions. Artefacts of policies are built from the same trace; maps begin empty. Times are CPU times without the
+first third of the steps. The search for maps, which a run does on a thread while a layer is computed, is done between
+the steps and listed apart.
 """
 
 import argparse
@@ -52,16 +54,17 @@ _TUNED = {
     "eviction": "horizon",
     "miss": "near:ratio=0.312",
 }
-_MODEL: ModelShape = MODELS["olmoe-1b-7b"]
+OLMOE: ModelShape = MODELS["olmoe-1b-7b"]
 _HIDDEN, _DISTANCE = 64, 3
 _MACHINE, _BUDGET, _WINDOW = "rtx3090-pcie4", "25%", 0.5  # of an expert a layer
 
 
 def main() -> None:
     options = _options()
-    trace, rows = foreseeing(options.passes), []
+    model, rows = MODELS[options.model], []
+    trace = foreseeing(options.passes, model)
     for name in options.preset:
-        owner, matching = controller(name, trace)
+        owner, matching = controller(name, trace, model)
         if options.profile:
             profile(name, trace, owner)
             continue
@@ -70,14 +73,15 @@ def main() -> None:
         if found.searches_us:
             rows.append((f"{name}: its search", *quartiles(found.searches_us)))
     if rows:
-        shape = _MODEL.shape
-        title = f"{len(trace):,} steps of one token, {shape.top_k} of {shape.num_experts} experts, budget {_BUDGET}"
+        shape = model.shape
+        experts = f"{shape.top_k} of {shape.num_experts} experts, budget {_BUDGET}"
+        title = f"{len(trace):,} steps of one token, {shape.num_layers} layers, {experts}"
         show_sheet(Sheet(title, ("preset", "us a step, 1st quartile", "median", "3rd quartile"), rows, ""))
 
 
-def foreseeing(num_passes: int, *, seed: int = 0) -> Trace:
+def foreseeing(num_passes: int, model: ModelShape = OLMOE, *, seed: int = 0) -> Trace:
     """The synthetic trace of `tools.bench.simulator` with noisy predictions and an embedding a pass."""
-    shape, rng = _MODEL.shape, np.random.default_rng(seed)
+    shape, rng = model.shape, np.random.default_rng(seed)
     trace = synthetic(shape, num_passes, seed=seed)
     logits = rng.normal(size=(len(trace), shape.num_experts))
     np.put_along_axis(logits, trace.experts.astype(np.int64), 2.0, axis=1)
@@ -94,17 +98,17 @@ def foreseeing(num_passes: int, *, seed: int = 0) -> Trace:
     )
 
 
-def controller(name: str, trace: Trace) -> tuple[Controller, Matching | None]:
+def controller(name: str, trace: Trace, model: ModelShape = OLMOE) -> tuple[Controller, Matching | None]:
     """The controller of a preset, and its matcher of maps if it has one."""
     setting = Setting(name, policies=_TUNED, scope="global") if name == TUNED else Setting(name, name)
-    setting, policies, shape = replace(setting, budget=_BUDGET), setting.build(), _MODEL.shape
+    setting, policies, shape = replace(setting, budget=_BUDGET), setting.build(), model.shape
     known = Artefacts(
         predictors=RECORDED,
         maps=ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=_HIDDEN),
         learns_maps=True,
     )
     if "splits" in policies.wants:
-        known = replace(known, splits=(Workload(trace, _MODEL, machine(_MACHINE)).solved(setting),))
+        known = replace(known, splits=(Workload(trace, model, machine(_MACHINE)).solved(setting),))
     scope = Scope(setting.scope or preset(setting.preset).scope)
     fast = fast_tier(policies, shape, _BUDGET, scope=scope, artefacts=known, machine=_MACHINE)
     owner = build_controller(
@@ -162,6 +166,7 @@ def profile(name: str, trace: Trace, owner: Controller) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", nargs="+", default=[*LOSSLESS, TUNED], choices=[*LOSSLESS, TUNED])
+    parser.add_argument("--model", default=OLMOE.name, choices=MODELS, help="whose shape the trace has")
     parser.add_argument("--passes", type=int, default=300, help="of the synthetic trace")
     parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
     return parser.parse_args()

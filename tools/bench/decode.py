@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import BadInput
+from artifacts.modelshapes.known import MODELS, ModelShape
 from artifacts.traces.trace import Trace
 from moectl.bundled import demo_model
 from moectl.show.render import Sheet, show_sheet
@@ -52,6 +53,7 @@ SIZED = "random, two layers of OLMoE's size"
 PAGE = ROOT / "docs" / "performance.md"
 LINKS = {BUNDLED: "300MB/s"}  # else the default below, where waiting and computing take about as long
 LINK = "3GB/s"
+DECIDED = ("olmoe-1b-7b", "qwen3-30b-a3b", "gpt-oss-20b")  # decisions are timed in the shapes of these
 
 log = logging.getLogger("bench_decode")
 
@@ -96,27 +98,32 @@ def _resident(models: dict[str, Path], options: argparse.Namespace) -> Section:
 
 
 def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section:
-    """Decisions of presets on a synthetic trace; ratios are to on-demand."""
-    trace, names = (
-        bench_controller.foreseeing(10 * options.rounds),
-        (*bench_controller.LOSSLESS, bench_controller.TUNED),
-    )
-    rounds = [[_steps_us(name, trace) for name in names] for _ in range(max(2, options.rounds // 2))]
+    """Decisions of presets on synthetic traces in the shapes of three models; ratios are to on-demand."""
+    return Section("controller", [_decisions(MODELS[name], options.rounds) for name in DECIDED])
+
+
+def _decisions(model: ModelShape, effort: int) -> Table:
+    shape, is_first = model.shape, model is bench_controller.OLMOE
+    names = (*bench_controller.LOSSLESS, bench_controller.TUNED)
+    trace = bench_controller.foreseeing(160 * effort // shape.num_layers, model)
+    rounds = [[_steps_us(name, trace, model) for name in names] for _ in range(max(2, effort // 2))]
     middles = np.median(rounds, axis=2)  # [rounds, presets]
     rows, ratios = [], {}
     for name, own, times in zip(names, np.swapaxes(rounds, 0, 1), (middles / middles[:, :1]).T, strict=True):
         lower, middle, upper = np.percentile(own, [25, 50, 75]).tolist()
         rows.append((name, f"{middle:.1f}", f"{lower:.1f} to {upper:.1f}"))
         least, usual, most = np.percentile(times, [25, 50, 75]).tolist()
-        ratios[name] = Ratio(usual, least, most)
+        ratios[name if is_first else f"{name}, {model.name}"] = Ratio(usual, least, most)
     columns = ("preset", "us a step", "quartiles")
     note = f"{len(rounds)} rounds of {len(trace):,} steps of one token, budget 25 %"
-    return Section("controller", [Table("16 layers, 8 of 64 experts", columns, rows, note, ratios)])
+    title = f"{shape.num_layers} layers, {shape.top_k} of {shape.num_experts} experts ({model.name})"
+    return Table(title, columns, rows, note, ratios)
 
 
-def _steps_us(name: str, trace: Trace) -> list[float]:
+def _steps_us(name: str, trace: Trace, model: ModelShape) -> list[float]:
     """Microseconds of the steps without the first third."""
-    steps_us = bench_controller.timed(trace, *bench_controller.controller(name, trace)).steps_us
+    owner, matching = bench_controller.controller(name, trace, model)
+    steps_us = bench_controller.timed(trace, owner, matching).steps_us
     return steps_us[len(steps_us) // 3 :]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.shared.block import in_one_block
 
 _TOKENS = np.array([1.0, 4.0, 16.0, 64.0, np.inf])  # time constants of the running frequencies; the last is a mean
 _PRIOR_TOKENS = 4  # tokens of even use that the mean starts from
@@ -34,49 +35,56 @@ class Horizon(SimpleEviction):
         self._kernels = horizon_kernels
         self._shape = shape
         num_layers, num_experts, even = shape.num_layers, shape.num_experts, shape.top_k / shape.num_experts
-        self._recall = _Recall(shape)
-        self._known = np.full((num_layers, len(_TOKENS) + 1, num_experts), even)  # [L, F, E]
+        self._recall, self._ahead = _Recall(shape), _Ahead(shape, 0)
+        guess = np.array([0, 0, 0.3, 0, 0.2, 0.5])
+        self._state, views = in_one_block(
+            np.zeros(len(_TOKENS)),
+            guess,
+            np.zeros(num_experts),
+            np.zeros((num_layers, num_experts)),
+            np.full((num_layers, num_experts), even),
+            np.full((num_layers, num_experts), -float("inf")),
+            np.full((num_layers, len(guess), num_experts), even),
+        )
+        self._gains, weights, self._share, self._used, _, nearness, self._known = views  # as in `on_use`
         self._before = self._known.copy()
-        self._used = np.zeros((num_layers, num_experts))
-        self._rates = np.full((num_layers, num_experts), even)
-        # [L, E] minus the step of the expected next use
-        self._nearness = np.full((num_layers, num_experts), -float("inf"))
-        self.ranks = self._nearness.reshape(-1), np.zeros(shape.num_keys, np.int64)
-        self._next_rates = _Regression(np.array([0, 0, 0.3, 0, 0.2, 0.5]))
-        self._gains = np.zeros(len(_TOKENS))
-        recall, weights = self._recall, self._next_rates.weights
-        known = (recall.experts, recall.common, recall.like, self._known)
-        self._state = (self._used, self._gains, weights, *known, self._rates, self._nearness)  # as the kernel takes it
-        self._ahead = _Ahead(shape, 0)
-        self._state_ahead = self._ahead.state
+        self.ranks = nearness.reshape(-1), np.zeros(shape.num_keys, np.int64)
+        self._next_rates = _Regression(weights)
         self._nothing = np.zeros((0, 0, num_experts), np.float32), np.zeros(0, np.int64)
         self._num_tokens = self._pass_index = 0
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         if now.pass_index != self._pass_index or not self._num_tokens:
             self._begin_pass(step, now)
-        layer, recall, used = step.layer, self._recall, self._used[step.layer]
-        share = used if self._is_single else self._share(step)
+        layer, recall = step.layer, self._recall
+        if not self._is_single:
+            self._share[:] = self._shares(step)
         if self._is_prompt:
             recall.add_prompt(layer, step.selected)
+        predicted, last = self._foreseen(step)
         self._kernels.on_use(
             np.array(keys, np.int64),
             layer,
             now.step,
             recall.newest,
             recall.num_tokens,
-            not self._is_prompt,
-            share,
+            self._is_single,
+            self._is_prompt,
             self._shape.top_k,
-            *self._foreseen(step),
+            predicted,
+            last,
             self._state,
-            self._state_ahead,
+            recall.experts,
+            recall.common,
+            recall.like,
+            self._ahead.distance,
+            self._ahead.state,
         )
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         return (self.ranks[0][keys],)
 
-    def _share(self, step: Step) -> np.ndarray:
+    def _shares(self, step: Step) -> np.ndarray:
         """Return the share [E] of the step's tokens that used each expert."""
         kept = step.selected[step.selected >= 0]
         return np.bincount(kept, minlength=self._shape.num_experts) / len(step.selected)
@@ -108,19 +116,18 @@ class Horizon(SimpleEviction):
             return self._nothing
         if foreseen.shape[1] > self._ahead.distance:
             self._ahead.reach(foreseen.shape[1])
-            self._state_ahead = self._ahead.state
         last = np.arange(len(foreseen)) if step.last is None else step.last
         return np.array(foreseen, np.float32, order="C"), last
 
 
 class _Regression:
     """Least squares over single observations, each weighted by the inverse of its target's variance; `weights` [F] is
-    the solution, at first a guess."""
+    the solution, at first a guess, and is written in place."""
 
-    def __init__(self, guess: np.ndarray) -> None:
-        self.weights = guess.astype(float)
-        self.moments = np.eye(len(guess)) * _RIDGE
-        self.products = self.moments @ guess
+    def __init__(self, weights: np.ndarray) -> None:
+        self.weights = weights
+        self.moments = np.eye(len(weights)) * _RIDGE
+        self.products = self.moments @ weights
 
     def solve(self) -> None:
         self.weights[:] = np.linalg.solve(self.moments, self.products)
@@ -131,25 +138,27 @@ class _Ahead:
     some layers before predicts, and on the learned rate."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
-        guess = np.array([0.5, 0.5, 0.0])
         self._shape, self.distance = shape, distance
-        self.weights = np.tile(guess, (distance, 1))
-        self.moments = np.tile(np.eye(len(guess)) * _RIDGE, (distance, 1, 1))
-        self.products = _RIDGE * self.weights
-        self.known = np.zeros((distance, shape.num_layers, len(guess), shape.num_experts))
-        self.is_pending = np.zeros((distance, shape.num_layers), bool)  # not yet compared with the actual use
+        guess = np.tile([0.5, 0.5, 0.0], (distance, 1))
+        self._lay_out(
+            np.zeros((distance, shape.num_layers)),
+            guess,
+            np.tile(np.eye(3) * _RIDGE, (distance, 1, 1)),
+            _RIDGE * guess,
+            np.zeros((distance, shape.num_layers, 3, shape.num_experts)),
+        )
 
     def reach(self, distance: int) -> None:
         """Extend to at least `distance` layers ahead."""
         farther = _Ahead(self._shape, distance - self.distance)
-        for name in ("weights", "moments", "products", "known", "is_pending"):
-            setattr(self, name, np.concatenate((getattr(self, name), getattr(farther, name))))
+        self._lay_out(*(np.concatenate(pair) for pair in zip(self._views, farther._views, strict=True)))
         self.distance = distance
 
-    @property
-    def state(self) -> tuple[np.ndarray, ...]:
-        """The arrays, as the kernel takes them."""
-        return self.is_pending, self.known, self.weights, self.moments, self.products
+    def _lay_out(self, *arrays: np.ndarray) -> None:
+        """Put what `look_ahead` takes last into one block: `is_pending` [D, L], `weights` [D, 3], `moments` [D, 3, 3],
+        `products` [D, 3], `known` [D, L, 3, E]."""
+        self.state, self._views = in_one_block(*arrays)
+        _, self.weights, self.moments, self.products, _ = self._views
 
     def solve(self) -> None:
         if self.distance:

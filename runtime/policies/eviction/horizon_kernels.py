@@ -11,6 +11,7 @@ from artifacts.common.numba_loops import kernel, part
 DISCOUNT = 0.45  # weight of the pass after next against the next: a cache looks a little beyond the next pass
 LAGS = 4  # how many tokens later an expert still counts as following a token
 LEAST_RATE = 1e-3
+NUM_KINDS = 6  # features of a key
 _VECTOR = 64
 
 
@@ -142,7 +143,7 @@ def _expect(visit, num_layers, weights, known, rate, nearness):
 
 @kernel(
     "void(int64, int64, int64, float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
-    "boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1])"
+    "float64[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1])"
 )
 def look_ahead(
     layer, step, top_k, predicted, last, used, rates, nearness, is_pending, known, weights, moments, products
@@ -152,18 +153,18 @@ def look_ahead(
 
     `known` [D, L, 3, E]: for each expert whether some token has it among its k, how likely some token selects it, and
     its rate in `rates` [L, E]. `weights` [D, 3] turn this into the chance of use at the visit, and that into `nearness`
-    [L, E]. `is_pending` [D, L]: predictions not yet compared, for `moments` [D, 3, 3] and `products` [D, 3].
+    [L, E]. `is_pending` [D, L], 1: predictions not yet compared, for `moments` [D, 3, 3] and `products` [D, 3].
     """
     num_layers, num_experts = rates.shape
     best = np.empty(top_k)
     for ahead in range(len(known)):
-        if is_pending[ahead, layer]:
-            is_pending[ahead, layer] = False
+        if is_pending[ahead, layer] > 0:
+            is_pending[ahead, layer] = 0
             _observe(known[ahead, layer], used[layer], moments[ahead], products[ahead])
     for ahead in range(predicted.shape[1]):
         target = (layer + 1 + ahead) % num_layers
         own = known[ahead, target]
-        is_pending[ahead, target] = True
+        is_pending[ahead, target] = 1
         for expert in range(num_experts):
             own[0, expert] = 0
             own[1, expert] = 1
@@ -197,32 +198,53 @@ def _rate(weights, known, rate):
         rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
 
 
-_STATE = (
-    "Tuple((float64[:, ::1], float64[::1], float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[::1],"
-    "float64[:, :, ::1], float64[:, ::1], float64[:, ::1]))"
-)
-_STATE_AHEAD = "Tuple((boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1]))"
+@part
+def _state(block, num_layers, num_experts):
+    """Return the parts of the block that `on_use` describes."""
+    gains, weights = block[: NUM_KINDS - 1], block[NUM_KINDS - 1 : 2 * NUM_KINDS - 1]
+    start, size = 2 * NUM_KINDS - 1, num_layers * num_experts
+    share, start = block[start : start + num_experts], start + num_experts
+    used, start = block[start : start + size].reshape((num_layers, num_experts)), start + size
+    rates, start = block[start : start + size].reshape((num_layers, num_experts)), start + size
+    nearness, start = block[start : start + size].reshape((num_layers, num_experts)), start + size
+    return gains, weights, share, used, rates, nearness, block[start:].reshape((num_layers, NUM_KINDS, num_experts))
+
+
+@part
+def _state_ahead(block, distance, num_layers, num_experts):
+    """Return the last five arguments of `look_ahead`."""
+    visits = distance * num_layers
+    is_pending, start = block[:visits].reshape((distance, num_layers)), visits
+    weights, start = block[start : start + 3 * distance].reshape((distance, 3)), start + 3 * distance
+    moments, start = block[start : start + 9 * distance].reshape((distance, 3, 3)), start + 9 * distance
+    products, start = block[start : start + 3 * distance].reshape((distance, 3)), start + 3 * distance
+    return is_pending, block[start:].reshape((distance, num_layers, 3, num_experts)), weights, moments, products
 
 
 @kernel(
-    "void(int64[::1], int64, int64, int64, int64, boolean, float64[::1], int64, float32[:, :, ::1], int64[::1],"
-    f"{_STATE}, {_STATE_AHEAD})"
+    "void(int64[::1], int64, int64, int64, int64, boolean, boolean, int64, float32[:, :, ::1], int64[::1],"
+    "float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[::1], int64, float64[::1])"
 )
-def on_use(keys, layer, step, newest, num_tokens, is_one, share, top_k, predicted, last, state, state_ahead):
-    """Note that a step uses `keys` of a layer. If it `is_one` token, or counts as one, the token is remembered here,
-    else its tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
+def on_use(
+    keys, layer, step, newest, num_tokens, is_single, is_remembered, top_k, predicted, last,
+    state, remembered, common, like, distance, state_ahead
+):  # fmt: skip
+    """Note that a step uses `keys` of a layer. It `is_single` if it has one token. Its tokens are remembered already if
+    it `is_remembered`, else they are here, as one.
 
-    `state` is `used` [L, E], `gains` [F - 1] of the running frequencies, `weights` [F] of the features, `remembered`
-    [L, E, N], `common` [L + 1, N] by layer and in all, `like`, the features `known` [L, F, E], `rates` [L, E] of use
-    per pass, and `nearness` [L, E], minus the step of the expected next use. `state_ahead` is the last five arguments
-    of `look_ahead`. All are updated except `gains`, `weights` and `like`.
+    `state` is a block of `gains` [F - 1] of the running frequencies, `weights` [F] of the features, `share` [E] of a
+    larger step's tokens that used each expert, `used` [L, E], `rates` [L, E] of use per pass, `nearness` [L, E], minus
+    the step of the expected next use, and the features `known` [L, F, E]. `remembered` [L, E, N], `common` [L + 1, N]
+    by layer and in all. `state_ahead`, for `distance` layers ahead, is a block of what `look_ahead` takes last:
+    `is_pending`, `weights`, `moments`, `products`, `known`. All but `gains`, `weights`, `share`, `like` are updated.
     """
-    used, gains, weights, remembered, common, like, known, rates, nearness = state
-    is_pending, known_ahead, weights_ahead, moments, products = state_ahead
-    num_layers, num_experts = rates.shape
+    num_layers, num_experts = remembered.shape[:2]
+    gains, weights, share, used, rates, nearness, known = _state(state, num_layers, num_experts)
     frequencies, rate, common_here, in_common = known[layer], rates[layer], common[layer], common[num_layers]
     _mark(keys, layer * num_experts, used[layer])
-    if is_one:
+    if is_single:
+        share = used[layer]
+    if not is_remembered:
         for expert in range(num_experts):
             remembered[layer, expert, newest] = np.uint8(used[layer, expert])
     for kind in range(len(gains)):
@@ -235,9 +257,9 @@ def on_use(keys, layer, step, newest, num_tokens, is_one, share, top_k, predicte
     for expert in range(num_experts):
         # Rounded to whole steps, so that values which differ by rounding errors tie.
         nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
-    if len(known_ahead):
-        said, fitted = predicted.astype(np.float64), (weights_ahead, moments, products)
-        look_ahead(layer, step, top_k, said, last, used, rates, nearness, is_pending, known_ahead, *fitted)
+    if distance:
+        ahead, said = _state_ahead(state_ahead, distance, num_layers, num_experts), predicted.astype(np.float64)
+        look_ahead(layer, step, top_k, said, last, used, rates, nearness, *ahead)
 
 
 @kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")

@@ -7,6 +7,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.eviction.shared import cells_and_view
 
 
 @dataclass
@@ -21,13 +22,22 @@ class Lcp(SimpleEviction):
             raise BadUsage(f"lcp needs 0 < rho <= 1 and omega > 0, not {self.rho} and {self.omega}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._uses = np.zeros(shape.num_keys, np.int64)
-        self._last_token = np.zeros(shape.num_keys, np.int64)
+        zeros = np.zeros(shape.num_keys, np.int64)
+        self._use_cells, self._uses = cells_and_view(zeros)
+        self._last_cells, self._last_token = cells_and_view(zeros)
+        self._worth_cells, self._worth = cells_and_view(zeros.astype(float))  # as of `_num_tokens`
+        self._num_tokens = 0
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        self._uses[keys] += 1
-        self._last_token[keys] = now.num_tokens
+        uses, last_token, worth, num_tokens = self._use_cells, self._last_cells, self._worth_cells, now.num_tokens
+        for key in keys:
+            uses[key] += 1
+            last_token[key] = num_tokens
+            worth[key] = uses[key]
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        age = now.num_tokens - self._last_token[keys]
-        return (self._uses[keys] * self.rho ** (age / self.omega),)
+        if now.num_tokens != self._num_tokens:  # once a pass
+            self._num_tokens = now.num_tokens
+            age = now.num_tokens - self._last_token
+            self._worth[:] = self._uses * self.rho ** (age / self.omega)
+        return (self._worth[keys],)

@@ -1,6 +1,5 @@
 """Least probable by the matched map, weighed by use (fMoE, Yu et al., 2025)."""
 
-from array import array
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.eviction.shared import cells_and_view
 from runtime.policies.shared.maps import Match, check_ahead
 
 
@@ -32,8 +32,7 @@ class MapEviction(SimpleEviction):
 
         self._kernels = map_kernels
         self.matching = artefacts.matching
-        self._counts = array("d", [0.0] * shape.num_keys)
-        self._uses = np.frombuffer(self._counts)  # a view; single keys are written to the array
+        self._counts, self._uses = cells_and_view(np.zeros(shape.num_keys))
         self._said = np.ones(shape.num_keys, np.float32)[None]
         self._worth, self._alike = np.empty(shape.num_keys), np.zeros(shape.num_keys, np.int64)
         self._match: Match | None = None

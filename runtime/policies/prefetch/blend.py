@@ -11,6 +11,7 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, Simple, Step
 from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
+from runtime.policies.shared.block import in_one_block
 from runtime.policies.shared.maps import Guide
 
 _TOKENS = np.array([4.0, 16.0, 64.0])  # time constants of the running frequencies
@@ -52,25 +53,41 @@ class Blend(Simple):
         self._shape, self._reach = shape, min(self.distance, shape.num_layers)
         self.matching = artefacts.matching if self.maps else None
         self._guides = [Guide(self.matching, ahead) for ahead in range(1, self._reach + 1)] if self.maps else []
-        num_sources = 1 + self.learned
-        self._chances = _Chances(shape, self._reach, num_known=1 + 2 * num_sources + len(_TOKENS) + self.maps)
-        even = shape.top_k / shape.num_experts
-        self._uses = np.full((shape.num_layers, len(_TOKENS), shape.num_experts), even)
-        self._odds = np.full(self._uses.shape, _log_odds(np.float64(even), blend_kernels.LEAST))
-        self._gain = 1 / _TOKENS
         self._unheard = np.zeros((0, 0, shape.num_experts), np.float32)
         self._unmapped = np.zeros((0, shape.num_experts))
-        chances = self._chances  # as the kernels take them
-        self._state = self._uses, self._odds, chances.known, chances.predicted, chances.weights, chances.moments
+        num_known = 1 + 2 * (1 + self.learned) + len(_TOKENS) + self.maps
+        state, views = self._first(num_known)
+        self._gains, _, _, self._predicted, *_ = views
+        self._num_tokens = 1  # that the gains are for
+        self._state = state, shape.num_layers, self._reach, num_known, shape.num_experts  # as the kernels take it
+
+    def _first(self, num_known: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the block that `blend_kernels.visit` describes, before the first step, and views of its parts. There
+        is a regression for each layer and distance."""
+        shape, size = self._shape, (self._shape.num_layers, self._reach)
+        even, weights = shape.top_k / shape.num_experts, np.zeros((*size, num_known))
+        weights[..., 0], weights[..., 1:-1:2] = -1.0, 0.5
+        uses = np.full((shape.num_layers, len(_TOKENS), shape.num_experts), even)
+        return in_one_block(
+            1 / _TOKENS,
+            uses,
+            np.full(uses.shape, _log_odds(np.float64(even), self._kernels.LEAST)),
+            np.full((*size, shape.num_experts), np.nan),
+            weights,
+            np.tile(np.eye(num_known) * _RIDGE, (*size, 1, 1)),
+            np.zeros((*size, num_known, shape.num_experts)),
+        )
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         if self.matching:
             self.matching.see(step)
         num_tokens, top_k, learns = len(step.selected), self._shape.top_k, step.phase != PREFILL
-        gain = self._gain if num_tokens == 1 else 1 - (1 - self._gain) ** num_tokens
-        visit = np.array(step.selected, np.int64), step.layer, learns, gain
+        if num_tokens != self._num_tokens:
+            self._num_tokens = num_tokens
+            self._gains[:] = 1 / _TOKENS if num_tokens == 1 else 1 - (1 - 1 / _TOKENS) ** num_tokens
+        visit = np.array(step.selected, np.int64), step.layer, learns, *self._state
         if not learns and step.layer + 1 < self._shape.num_layers:
-            self._kernels.visit(*visit, *self._state)
+            self._kernels.visit(*visit)
             foreseen = of_interest(step, step.foreseen, 1, self._shape)
             return keys_ahead(step, 1, self._shape, named(foreseen, top_k))
         return self._kernels.likely(
@@ -82,7 +99,6 @@ class Blend(Simple):
             self._mapped(step) if self._guides else self._unmapped,
             self.floor,
             self.far,
-            self._state,
         )
 
     def _heard(self, said: np.ndarray | None) -> np.ndarray:
@@ -97,19 +113,6 @@ class Blend(Simple):
             if (said := guide.predict(step)) is not None:
                 log_odds[ahead] = _log_odds(said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST)
         return log_odds
-
-
-class _Chances:
-    """Logistic regressions, one a layer and distance, fitted online: `weights` [L, D, F], and of the next visit of each
-    layer the features `known` [L, D, F, E] and the chances `predicted` [L, D, E], nan if there are none."""
-
-    def __init__(self, shape: Shape, distance: int, *, num_known: int) -> None:
-        size = (shape.num_layers, distance)
-        self.weights = np.zeros((*size, num_known))
-        self.weights[..., 0], self.weights[..., 1:-1:2] = -1.0, 0.5
-        self.moments = np.tile(np.eye(num_known) * _RIDGE, (*size, 1, 1))
-        self.known = np.zeros((*size, num_known, shape.num_experts))
-        self.predicted = np.full((*size, shape.num_experts), np.nan)
 
 
 def _log_odds(p: np.ndarray, least: float) -> np.ndarray:

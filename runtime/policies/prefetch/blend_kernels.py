@@ -70,17 +70,24 @@ def _learn(used, known, predicted, weights, moments):
             moments[kind, other] *= KEPT
 
 
-@kernel(
-    "void(int64[:, ::1], int64, boolean, float64[::1], float64[:, :, ::1], float64[:, :, ::1],"
-    "float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1])"
-)
-def visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments):
-    """Note that a layer uses `selected` [T, K]: update its running frequencies `uses` [L, 3, E] by `gains` [3], and
-    their log odds `odds`.
+@part
+def _state(block, num_layers, reach, num_kinds, num_experts):
+    """Return the views of `visit`."""
+    gains, start, often = block[:3], 3, 3 * num_layers * num_experts
+    uses, start = block[start : start + often].reshape((num_layers, 3, num_experts)), start + often
+    odds, start = block[start : start + often].reshape((num_layers, 3, num_experts)), start + often
+    size, visits = num_layers * reach * num_experts, num_layers * reach
+    predicted, start = block[start : start + size].reshape((num_layers, reach, num_experts)), start + size
+    size = visits * num_kinds
+    weights, start = block[start : start + size].reshape((num_layers, reach, num_kinds)), start + size
+    size *= num_kinds
+    moments, start = block[start : start + size].reshape((num_layers, reach, num_kinds, num_kinds)), start + size
+    known = block[start:].reshape((num_layers, reach, num_kinds, num_experts))
+    return gains, uses, odds, predicted, weights, moments, known
 
-    If it `learns`, compare the chances `predicted` [L, D, E] of this visit (nan if there are none) from the features
-    `known` [L, D, F, E] with it, and update `weights` [L, D, F] and `moments` [L, D, F, F].
-    """
+
+@part
+def _visit(selected, layer, learns, gains, uses, odds, predicted, weights, moments, known):
     num_experts = uses.shape[2]
     counts, is_used = np.zeros(num_experts), np.zeros(num_experts)
     for token in range(len(selected)):
@@ -102,6 +109,18 @@ def visit(selected, layer, learns, gains, uses, odds, known, predicted, weights,
             often += gains[kind] * (counts[expert] / len(selected) - often)
             uses[layer, kind, expert] = often
             odds[layer, kind, expert] = _log_odds(often)
+
+
+@kernel("void(int64[:, ::1], int64, boolean, float64[::1], int64, int64, int64, int64)")
+def visit(selected, layer, learns, state, num_layers, reach, num_kinds, num_experts):
+    """Note that a layer uses `selected` [T, K]: update its running frequencies and their log odds.
+
+    `state` is a block of `gains` [3] of the running frequencies, these `uses` [L, 3, E], their log odds `odds`, the
+    chances `predicted` [L, D, E] of the next visit of each layer, nan if there are none, `weights` [L, D, F], `moments`
+    [L, D, F, F], and the features `known` [L, D, F, E] that the chances are of. If it `learns`, the chances of this
+    visit are compared with it, which updates weights and moments.
+    """
+    _visit(selected, layer, learns, *_state(state, num_layers, reach, num_kinds, num_experts))
 
 
 @part
@@ -187,27 +206,23 @@ def _propose(chances, least, first_key, start, proposed):
     return num_proposed
 
 
-_STATE = (
-    "Tuple((float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1],"
-    "float64[:, :, :, ::1]))"
-)
-
-
 @kernel(
-    "int64[::1](int64[:, ::1], int64, boolean, float64[::1], int64, float32[:, :, ::1], float32[:, :, ::1], int64[::1],"
-    f"float64[:, ::1], float64, float64, {_STATE})"
+    "int64[::1](int64[:, ::1], int64, boolean, float64[::1], int64, int64, int64, int64, int64, float32[:, :, ::1],"
+    "float32[:, :, ::1], int64[::1], float64[:, ::1], float64, float64)"
 )
-def likely(selected, layer, learns, gains, top_k, routers, fitted, last, mapped, floor, far, state):
+def likely(
+    selected, layer, learns, state, num_layers, reach, num_kinds, num_experts, top_k,
+    routers, fitted, last, mapped, floor, far
+):  # fmt: skip
     """Do a `visit`, then return keys of the next D layers whose chance of use is at least `floor` in the next layer and
-    `far` beyond it, sooner layers first, likelier experts first. `state` holds the last six arguments of `visit`;
-    features and chances are kept there for the visit of their layer.
+    `far` beyond it, sooner layers first, likelier experts first. Features and chances are kept in `state` for the visit
+    of their layer.
 
     `routers` and `fitted` [T, D or more, E]: the predictions of each source, [0, 0, E] for a source that is not read;
     past the last layer only the tokens `last` count. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
     """
-    uses, odds, known, predicted, weights, moments = state
-    visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments)
-    num_layers, reach, num_kinds, num_experts = known.shape
+    gains, uses, odds, predicted, weights, moments, known = _state(state, num_layers, reach, num_kinds, num_experts)
+    _visit(selected, layer, learns, gains, uses, odds, predicted, weights, moments, known)
     token_odds, best = np.empty(num_experts, np.float32), np.empty(top_k + 1, np.float32)
     proposed, num_proposed = np.empty(reach * num_experts, np.int64), 0
     for ahead in range(reach):

@@ -21,6 +21,7 @@ class LearnedPrefetch(Simple):
     requires: ClassVar[frozenset[str]] = frozenset({"predictors"})
     reads_predictions: ClassVar[bool] = False
     reads_learned: ClassVar[bool] = True
+    follows_steps: ClassVar[bool] = False
 
     distance: int = 1
     overfetch: float = 1.0

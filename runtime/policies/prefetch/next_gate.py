@@ -21,6 +21,7 @@ class NextGate(Simple):
     """
 
     reads_predictions: ClassVar[bool] = True
+    follows_steps: ClassVar[bool] = False
 
     distance: int = 1
     overfetch: float = 1.0

@@ -19,6 +19,7 @@ class Oracle(Simple):
 
     requires: ClassVar[frozenset[str]] = frozenset({"next_use"})
     reads_predictions: ClassVar[bool] = False
+    follows_steps: ClassVar[bool] = False
 
     distance: int = 32
 

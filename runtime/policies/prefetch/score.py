@@ -19,6 +19,7 @@ class ScorePrefetch(Simple):
     """
 
     reads_predictions: ClassVar[bool] = True
+    follows_steps: ClassVar[bool] = False
 
     distance: int = 1
     percentile: float = 80.0

@@ -17,11 +17,12 @@ from runtime.control.controller import Controller
 from runtime.control.counters import Counter
 from runtime.control.ordering import first_of
 from runtime.control.plan import Plan
-from runtime.policies import POLICIES, build
+from runtime.policies import POLICIES, build, parse
 from runtime.policies.base import Artefacts, Step
 from runtime.policies.presets import Scope
+from runtime.replay.replay import replay
 from tests.runtime.control.reference import SlowCache
-from tests.runtime.policies.contract import Case, keep_the_contract, routed, run
+from tests.runtime.policies.contract import Case, built, keep_the_contract, routed, run
 
 SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=100)
 
@@ -134,6 +135,38 @@ def test_every_policy_keeps_the_contract(axis: str, text: str, case: Case, data:
     others too."""
     others = {other: data.draw(st.sampled_from(list(table)), other) for other, table in POLICIES.items()}
     keep_the_contract(case, **others | {axis: text})
+
+
+@pytest.mark.parametrize("text", ["next_gate:distance=2,through=yes", "learned", "score", "oracle"])
+@given(routed(), st.sampled_from(["fetch", "near:ratio=0.5", "shadow"]))
+@settings(max_examples=25, deadline=None)
+def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(text: str, case: Case, miss: str) -> None:
+    """Asked also where nothing can be sent, it changes nothing."""
+    texts, kind = {"prefetch": text, "miss": miss}, type(parse("prefetch", text))
+    assert not kind.follows_steps
+    found = run(case, **texts).counters.passes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "follows_steps", True)
+        assert np.array_equal(found, run(case, **texts).counters.passes)
+
+
+@given(
+    routed(), st.sampled_from(list(POLICIES["eviction"])), st.sampled_from(["uniform", "split:theta=0.5"]), st.data()
+)
+@settings(max_examples=50, deadline=None)
+def test_a_step_that_settles_is_planned_as_any_other(
+    case: Case, eviction: str, residency: str, data: st.DataObject
+) -> None:
+    """Without a prefetch policy, a step that finds everything resident takes a shorter way to the same plan."""
+    miss = data.draw(st.sampled_from(["fetch", "near", "drop"]))
+    plans = []
+    for settles in (True, False):
+        owner = built(case, {"eviction": eviction, "residency": residency, "miss": miss})
+        owner._can_settle &= settles
+        plans.append([])
+        replay(case.trace, owner, watch=lambda step, plan: plans[-1].append((plan.waves, plan.near, plan.prefetches)))
+        owner.validate()
+    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize("eviction", POLICIES["eviction"])

@@ -89,14 +89,14 @@ def _maps(shape: Shape, trace: Trace) -> ExpertMaps:
 
 def run(case: Case, maps: ExpertMaps | None = None, **texts: str) -> Controller:
     """Replay the case with these policies and check nothing."""
-    owner = _controller(case, texts, maps)
+    owner = built(case, texts, maps)
     replay(case.trace, owner)
     return owner
 
 
 def keep_the_contract(case: Case, **texts: str) -> Controller:
     """Replay the case with these policies. Raises AssertionError when they, or the controller, break a rule."""
-    owner = _controller(case, texts)
+    owner = built(case, texts)
     replay(case.trace, _Checked(owner))
     totals = owner.counters.totals()
     assert totals["requests"] == totals["hits"] + totals["late"] + totals["misses"]
@@ -107,7 +107,7 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
     return owner
 
 
-def _controller(case: Case, texts: dict[str, str], maps: ExpertMaps | None = None) -> Controller:
+def built(case: Case, texts: dict[str, str], maps: ExpertMaps | None = None) -> Controller:
     """Build the case's controller. With resident replicas, the budget holds them at 4 bits beside the slots. Split
     experts have no replicas."""
     texts = PLAIN | texts

@@ -112,7 +112,7 @@ def test_compiled_and_plain_agree(text: str) -> None:
             predicted, learned = rng.dirichlet(np.full(8, 0.3), (2, num_tokens, 5)).astype(np.float32)
             here = Step(number, phase, layer, ids, np.ones(ids.shape, np.float32), None, predicted, last, learned)
             assert sorted(policy.propose(here, Now())) == sorted(plain.propose(here)), (number, layer)
-            assert np.allclose(policy._chances.predicted, plain._chances._predicted, equal_nan=True), (number, layer)
+            assert np.allclose(policy._predicted, plain._chances._predicted, equal_nan=True), (number, layer)
 
 
 @pytest.mark.parametrize("text", ["blend:distance=0", "blend:floor=0", "blend:far=1.5"])

@@ -150,6 +150,43 @@ def test_random_is_seeded() -> None:
     assert first == again != other
 
 
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int]]]:
+    """Draw steps of passes over three layers, not all of which run, with the keys that each uses and prefetches."""
+    steps, num_tokens = [], 0
+    for pass_index in range(draw(st.integers(1, 5))):
+        num_tokens += draw(st.integers(1, 5))
+        for layer in sorted(draw(st.sets(st.integers(0, 2), min_size=1))):
+            used = draw(st.lists(st.integers(6 * layer, 6 * layer + 5), min_size=1, max_size=4, unique=True))
+            prefetched = draw(st.lists(st.integers(0, 17), max_size=3, unique=True))
+            steps.append((Now(len(steps), pass_index, layer, num_tokens), used, prefetched))
+    return steps
+
+
+@given(histories(), st.sampled_from(["least_stale", "least_stale:within=ahead", "lcp:rho=0.25,omega=2", "lru"]))
+@settings(max_examples=100, deadline=None)
+def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: list, text: str) -> None:
+    policy, keys = prepared("eviction", text), np.arange(18)
+    uses, last_token = np.zeros(18, np.int64), np.zeros(18, np.int64)
+    last_use, last_pass, layers = np.full(18, -1), np.full(18, -1), keys // 6
+    for now, used, prefetched in history:
+        policy.used(used, step([[0, 1]], layer=now.layer), now)
+        uses[used] += 1
+        last_use[used], last_pass[used], last_token[used] = now.step, now.pass_index, now.num_tokens
+        for _ in range(2):
+            is_current, ranks = last_pass == now.pass_index, layers
+            if text.endswith("ahead"):
+                ranks = np.where(is_current, layers, np.where(layers <= now.layer, layers - 3, 3 - layers))
+            expected = {
+                "lru": (last_use,),
+                "lcp": (uses * 0.25 ** ((now.num_tokens - last_token) / 2),),
+                "least_stale": (rank_then_last_use(3 * is_current + ranks, last_use),),
+            }[text.partition(":")[0]]
+            assert np.array_equal(policy.order(keys, now), expected)
+            policy.prefetched(prefetched, now)
+            last_pass[prefetched] = now.pass_index
+
+
 @pytest.mark.parametrize(
     ("text", "is_fine"),
     [

@@ -116,12 +116,12 @@ def looked_ahead(predicted: np.ndarray, weights: list[float], is_pending: np.nda
 
 def test_a_visit_stays_the_earliest_and_the_rate_the_latest_whatever_was_fitted() -> None:
     for weight, chance in ((3.0, 1), (0.5, 0.5), (-3.0, 0)):
-        nearness, _ = looked_ahead(np.eye(4)[None, :1], [weight, 0, 0], np.zeros((1, 2), bool))
+        nearness, _ = looked_ahead(np.eye(4)[None, :1], [weight, 0, 0], np.zeros((1, 2)))
         assert nearness[1, 0] == -(7 + 1) - (1 - chance) * 2 / 0.25
 
 
 def test_what_was_said_of_a_visit_is_compared_with_it_once() -> None:
-    is_pending = np.array([[True, False]])
+    is_pending = np.array([[1.0, 0.0]])
     for is_first in (True, False):
         _, moments = looked_ahead(np.zeros((0, 0, 4)), [0.0, 0.0, 0.0], is_pending)
         assert moments.any() == is_first

@@ -207,7 +207,7 @@ def test_the_least_recently_used_bottom_is_evicted_first() -> None:
     split = Split(np.array([3, 3]), np.array([1, 1]), 4)
     cache = Cache(SHAPE, segment_pools(SHAPE, split, is_global=False))
     for key in (6, 7, 8, 9):
-        cache.admit(key, LOADING if key == 7 else RESIDENT)
+        cache.admit([key], LOADING if key == 7 else RESIDENT)
     cache.touch([0, 6])
     cache.pin([8])
     assert cache.oldest(6, 1) == [9], "7 is loading, 8 is pinned, 6 was used last"
@@ -220,7 +220,7 @@ def test_bottoms_are_evicted_for_their_own_device_only() -> None:
     split, two = Split(np.array([3, 3]), np.array([2, 2]), 4), Partitions(SHAPE.num_experts, 2)
     cache = Cache(SHAPE, segment_pools(SHAPE, split, is_global=False, partitions=two), partitions=two)
     for key in (7, 6, 8, 10):  # of experts 1, 0, 2, 1
-        cache.admit(key, RESIDENT)
+        cache.admit([key], RESIDENT)
     assert cache.oldest(6, 4) == [6, 8] and cache.oldest(7, 4) == [7, 10]
     assert cache.by_pool([0, 6, 1, 7, 2, 8]) == [[0, 2], [1], [6, 8], [7]]
 
