@@ -4,7 +4,7 @@ vector, it reads the matrix at a fraction of the memory's bandwidth.
 Routers are not replaced, so that they choose a token's experts with the model's own bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -21,7 +21,11 @@ class CompiledLinear:
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._threads = threads
         routers = {layer.gate for layer in opened.layers}  # in some families a router is a plain linear layer
-        self._layers = [layer for layer in opened.model.modules() if _is_plain(layer) and layer not in routers]
+        self._layers = {layer for layer in opened.model.modules() if _is_plain(layer) and layer not in routers}
+
+    def are_whole(self, layers: Iterable[nn.Linear]) -> bool:
+        """Whether all of these layers are replaced, and computed on one thread."""
+        return all(layer in self._layers and self._threads.num_shares(layer.weight.nbytes) == 1 for layer in layers)
 
     def install(self) -> None:
         for layer in self._layers:
