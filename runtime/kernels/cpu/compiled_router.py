@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from runtime.kernels.cpu.compiled_norm import BOUNDS, like_of
-from runtime.kernels.load import AS_NUMPY, kernels
+from runtime.kernels.load import kernels
 
 _NUM_TOKENS = 256  # random ones, on which a router is tried
 _SIZES = (0.25, 1.0, 4.0)  # of their logits
@@ -76,7 +76,7 @@ def compiled_router(gate: nn.Module) -> CompiledRouter | None:
     if not is_matrix or len(signature(type(gate).forward).parameters) != 2:  # self and tokens
         return None
     dtypes, is_plain = {each.dtype for each in state.values()}, all(map(_is_plain, state.values()))
-    if not is_plain or len(dtypes) > 1 or not dtypes <= AS_NUMPY.keys():
+    if not is_plain or len(dtypes) > 1 or not dtypes <= _TOLERANCE.keys():
         return None
     with torch.inference_mode():
         return _tried(gate)
