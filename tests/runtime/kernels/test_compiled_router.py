@@ -9,7 +9,7 @@ from runtime.model.layers import moe_layers
 from tools.make.families import tiny
 
 _MATRICES = ("mixtral", "olmoe", "qwen2_moe", "granitemoe", "gpt_oss", "jamba")
-_OTHERS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")  # with biases of the choice, groups, sigmoids
+_OTHERS = ("deepseek_v3", "glm4_moe", "minimax_m2")  # with biases of the choice, groups, sigmoids
 
 
 def _gate(family: str, dtype: torch.dtype) -> nn.Module:
