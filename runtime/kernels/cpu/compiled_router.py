@@ -19,7 +19,7 @@ _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-7}  # of the selected's d
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class RouterOutput:
     """What a router gives for its matrix times a token: dtypes of logits and weights; `is_shared_out`: the weights of
     the `top_k` add up to 1."""
 
@@ -32,7 +32,7 @@ class Routing:
 class CompiledRouter:
     """Computes a router for one token. `num_unclear` counts the tokens that it left to the module."""
 
-    def __init__(self, gate: nn.Module, routing: Routing) -> None:
+    def __init__(self, gate: nn.Module, routing: RouterOutput) -> None:
         weight, bias = gate.weight, getattr(gate, "bias", None)
         self._theirs, self._routing, self._dtype = partial(type(gate).forward, gate), routing, weight.dtype
         self._num_experts, self._num_inputs = weight.shape
@@ -99,7 +99,7 @@ def _tried(gate: nn.Module) -> CompiledRouter | None:
         return None
     deviations = {}
     for is_shared_out in (True, False):
-        router = CompiledRouter(gate, Routing(ids.shape[1], is_shared_out, logits.dtype, weights.dtype))
+        router = CompiledRouter(gate, RouterOutput(ids.shape[1], is_shared_out, logits.dtype, weights.dtype))
         deviations[router] = _deviation(router, x, theirs)
     nearest = min(deviations, key=deviations.get)
     return nearest if deviations[nearest] <= BOUNDS[gate.weight.dtype] else None

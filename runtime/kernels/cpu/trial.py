@@ -17,7 +17,7 @@ _FAR = float("inf")
 _NUM_PROMPT, _POSITIONS = 5, 4096  # tokens of the prompt; positions of a model that does not say how many it has
 
 
-class Candidate(Protocol):
+class CompiledModule(Protocol):
     """Compiled code that may compute what a module does for one token. `attend` gives its output and extends the cache;
     both take the arguments of the module's forward."""
 
@@ -38,7 +38,7 @@ class ModuleTrial:
         module: nn.Module,
         index: int,
         names: list[Hashable],
-        make: Callable[[Hashable, int], Candidate],
+        make: Callable[[Hashable, int], CompiledModule],
         sizes: Mapping[float, float],
     ) -> None:
         self._index, self._make, self._sizes = index, make, sizes
@@ -46,7 +46,7 @@ class ModuleTrial:
         self._deviations: dict[Hashable, list[float]] = {name: [] for name in names}
         self._num_outputs = 0
 
-    def result(self) -> Candidate | str:
+    def result(self) -> CompiledModule | str:
         """The nearest of those that are within the bounds, on all arguments, or what hinders that."""
         means = {name: sum(seen) / len(seen) for name, seen in self._deviations.items() if seen}
         if not means:
@@ -84,7 +84,7 @@ class ModuleTrial:
         return out[0] if isinstance(out, tuple) else out, cache.layers[self._index]
 
 
-def run_trials(opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]) -> dict[nn.Module, Candidate | str]:
+def run_trials(opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]) -> dict[nn.Module, CompiledModule | str]:
     """Run a prompt and two tokens, one right behind it and one as far as the model's positions go, and give the results
     by module. Experts give what they are given."""
     if not trials:
