@@ -23,13 +23,18 @@ from runtime.tiers.near import NearTier
 
 
 class CpuOutput:
-    """The output of a layer for one token, in compiled code on `threads`. It computes near experts as well."""
+    """The output of a layer for one token, in compiled code on `threads`. It computes near experts as well.
+
+    `whole` has, by layer, the kernel of layers whose experts never leave.
+    """
 
     name: ClassVar[str] = "fused"
+    needs_all: ClassVar[bool] = False  # to note a layer
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._kernels, self._num_experts = TokenKernels(opened, resident, threads), opened.shape.num_experts
-        self._as_numpy = AS_NUMPY[opened.dtype]
+        self._as_numpy, self._top_k = AS_NUMPY[opened.dtype], opened.shape.top_k
+        self.whole: dict[int, Callable[[int, int, int, bool, int], bool]] = {}
         self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
 
     @staticmethod
@@ -93,6 +98,31 @@ class CpuOutput:
         ordered = [places[rank] for rank in order]
         self._kernels.add(ordered, self._kernels.starts(ordered), range(len(ordered)), self._y)
         return self.finish()
+
+    @property
+    def computes_layers(self) -> bool:
+        """Whether a whole layer is one kernel."""
+        return self._kernels.computes_layers(self._top_k)
+
+    def note_layer(self, layer: int, slots: Sequence[int]) -> None:
+        """The experts of a layer lie, whole, in `slots` [E], `NO_SLOT` for one that is absent."""
+        self.whole[layer] = self._kernels.whole_layer(slots, self._top_k)
+
+    def forward_whole(
+        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor | None:
+        """A whole step of one token [1, H] in a layer that is noted, ids and weights [1, K] as the router left them;
+        None if an expert is absent."""
+        hidden, ids, weights = hidden.contiguous(), ids.contiguous(), weights.contiguous()
+        out, are_wide = torch.empty_like(hidden), weights.dtype is torch.float32
+        if weights.dtype not in (hidden.dtype, torch.float32):
+            weights, are_wide = weights.float(), True
+        places = ids.data_ptr(), weights.data_ptr()
+        return out if self.whole[layer](hidden.data_ptr(), *places, are_wide, out.data_ptr()) else None
+
+    def clear(self) -> None:
+        """Forget where the experts of whole layers begin."""
+        self.whole.clear()
 
     def _start(self, hidden: torch.Tensor, weights: np.ndarray) -> None:
         """Take a token; `weights` are by ascending expert, the order in which the module adds experts up."""

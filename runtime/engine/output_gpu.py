@@ -39,6 +39,8 @@ class GpuOutput:
     """
 
     name: ClassVar[str] = "fused, triton"
+    computes_layers: ClassVar[bool] = True
+    needs_all: ClassVar[bool] = True  # to note a layer: the host does not learn which experts a token uses
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
         self._resident, self._num_experts = resident, opened.shape.num_experts
@@ -130,13 +132,11 @@ class GpuOutput:
         self.add(places)
         return self.finish()
 
-    def note_whole_layer(self, layer: int, slots: Sequence[int]) -> None:
+    def note_layer(self, layer: int, slots: Sequence[int]) -> None:
         """Every expert of a layer lies, whole, in one of `slots` [E]."""
         self.whole[layer] = self._forms.full.starts(slots)
 
-    def forward_on_device(
-        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
+    def forward_whole(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """A whole step of one token [1, H] in a layer that is noted as whole, ids and weights [1, K] as the router left
         them on the device: the host neither reads them nor waits."""
         y, ids = torch.empty(ids.numel(), hidden.shape[1], device=self._device), ids.contiguous()

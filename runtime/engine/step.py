@@ -60,6 +60,8 @@ class StepExecutor:
         self.resident = ResidentExperts(opened, slots, self._slow, self._shadows, is_fused=self._is_fused)
         fused = self._fused() if self._is_fused else None
         self.gpu_output = fused if isinstance(fused, GpuOutput) else None
+        computes_layers = fused is not None and fused.computes_layers and not slots.are_apart
+        self._whole_output: CpuOutput | GpuOutput | None = fused if computes_layers else None
         has_kernels = self.gpu_output is None if fused else CpuOutput.suits(opened, has_replicas=True)
         kernels = TokenKernels(opened, self.resident, self._threads) if has_kernels else None
         self.torch_output = TorchOutput(
@@ -84,19 +86,23 @@ class StepExecutor:
             if arena.device.type == "cuda":
                 torch.cuda.synchronize(arena.device)  # a copy that has begun may still write to the arena
         del self.resident, self.torch_output, self.gpu_output
-        del self._fused_output, self._token_output, self._batch_output
+        del self._fused_output, self._token_output, self._batch_output, self._whole_output
 
     def clear(self) -> None:
         """Cancel every transfer and drop what outputs remember of slots and of an unfinished step."""
         self.pending.clear()
         self.link.clear()  # also transfers that were issued and not yet noted as pending
         self._batch_output.clear()
+        if self._whole_output is not None:
+            self._whole_output.clear()
 
     def run(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""
         if len(hidden) == 1 and self.watcher.on_step is None:
-            if self.gpu_output is not None and self._can_stay_on_device(layer.index):
-                return self.gpu_output.forward_on_device(layer.index, hidden, ids, weights)
+            if self._whole_output is not None:
+                out = self._forward_whole(layer.index, hidden, ids, weights)
+                if out is not None:
+                    return out
             if self._can_skip_planning:
                 experts = ids.tolist()[0]
                 if places := self.controller.fixed_places(layer.index, experts):
@@ -107,18 +113,26 @@ class StepExecutor:
         self._compute(plan, len(hidden), output)
         return output.finish()
 
-    def _can_stay_on_device(self, layer: int) -> bool:
-        """Whether every expert of the layer is resident for good: the host then need not know the router's choice."""
-        if self.pending or not self.controller.holds_all:
-            return False
-        if layer not in self.gpu_output.whole:
-            if not self.controller.is_whole(layer):
-                return False
-            first, num_experts = layer * self.controller.shape.num_experts, self.controller.shape.num_experts
-            places = self.controller.cache.places[first : first + num_experts]
-            self.gpu_output.note_whole_layer(layer, [place.slot for place in places])
-        self.controller.count_fixed(layer)
-        return True
+    def _forward_whole(
+        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The output of one token where experts never leave, without asking the controller where they are; None where
+        one may be absent."""
+        output, controller = self._whole_output, self.controller
+        if self.pending or not controller.holds_all:
+            return None
+        if layer not in output.whole:
+            if output.needs_all and not controller.is_whole(layer):
+                return None
+            first, num_experts = layer * controller.shape.num_experts, controller.shape.num_experts
+            places = controller.cache.places[first : first + num_experts]
+            output.note_layer(layer, [place.slot if place else NO_SLOT for place in places])
+        out = output.forward_whole(layer, hidden, ids, weights)
+        if out is None:
+            del output.whole[layer]  # to be noted anew once they are there
+        else:
+            controller.count_fixed(layer)
+        return out
 
     def _begin_output(
         self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor

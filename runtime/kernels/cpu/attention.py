@@ -49,46 +49,39 @@ def _rotate(row, half, cos, sin, is_paired, is_each, is_wide, like):
         row[b] = _turned(second, cos[of_b], first, sin[of_b], is_wide, like)
 
 
-_NORM = "int64, int64, float32, boolean, boolean"  # span, weights, eps, is_rounded, is_late
-_ROPE = "boolean, boolean, boolean, boolean"  # is_paired, is_each, is_wide, is_float32
-_TURN = "int64, int64, int64, int64"  # half, angles, cos, sin
-_PLACES = "int64, int64, int64"  # x, out, step
+NORM = "Tuple((int64, int64, float64, boolean))"  # span (0: no norm), address of weights, eps, is_rounded
+ORDER = "UniTuple(boolean, 4)"  # is_late, is_paired, is_each, is_wide
+TURN = "UniTuple(int64, 5)"  # is_float32, half, number of angles, addresses of cos and sin
 
 
-@kernel([f"void(int64, int64, {_NORM}, {_ROPE}, {_TURN}, {_PLACES}, {like})" for like in LIKE], nogil=True)
-def prepare_heads(
-    heads,
-    dim,
-    span,
-    weights,
-    eps,
-    is_rounded,
-    is_late,
-    is_paired,
-    is_each,
-    is_wide,
-    is_float32,
-    half,
-    angles,
-    cos,
-    sin,
-    x,
-    out,
-    step,
-    like,
-):
-    """Normalise and rotate heads x [N, D] and write them to `out`, where they begin `step` numbers apart. The norm
-    comes after the rotation if `is_late`. There are `angles` numbers at cos and at sin, float32 if `is_float32`."""
-    values = read(x, heads * dim, like)
+@part
+def prepare(values, dim, norm, order, turn, like):
+    """Normalise and rotate heads, values [N * D], in place. The norm comes after the rotation if `is_late`."""
+    span, weights, eps, is_rounded = norm
+    is_late, is_paired, is_each, is_wide = order
+    is_float32, half, angles, cos, sin = turn
     if not is_late:
-        _normalise(values, span, weights, eps, is_rounded, like)
+        _normalise(values, span, weights, f32(eps), is_rounded, like)
     cosines, sines = _read_floats(cos, angles, is_float32, like), _read_floats(sin, angles, is_float32, like)
-    for head in range(heads):
-        _rotate(values[head * dim : (head + 1) * dim], half, cosines, sines, is_paired, is_each, is_wide, like)
+    for start in range(0, len(values), dim):
+        _rotate(values[start : start + dim], half, cosines, sines, is_paired, is_each, is_wide, like)
     if is_late:
-        _normalise(values, span, weights, eps, is_rounded, like)
-    for head in range(heads):
+        _normalise(values, span, weights, f32(eps), is_rounded, like)
+
+
+@part
+def place(values, dim, out, step, like):
+    """Write heads, values [N * D], to `out`, where they begin `step` numbers apart."""
+    for head in range(len(values) // dim):
         write(values[head * dim : (head + 1) * dim], out + head * step * like.itemsize, like)
+
+
+@kernel([f"void(int64, int64, {NORM}, {ORDER}, {TURN}, int64, int64, int64, {like})" for like in LIKE], nogil=True)
+def prepare_heads(heads, dim, norm, order, turn, x, out, step, like):
+    """Normalise and rotate heads x [N, D] and write them to `out`, where they begin `step` numbers apart."""
+    values = read(x, heads * dim, like)
+    prepare(values, dim, norm, order, turn, like)
+    place(values, dim, out, step, like)
 
 
 @part
@@ -115,34 +108,20 @@ def _bias(mask, is_bool, s, length, like):
     return as_float(carray(pointer(mask, like), length)[s])
 
 
-_SHAPE = "int64, int64, int64, int64, float32, int64"  # heads, groups, dim, value_dim, scaling, sinks
-_CACHE = "int64, int64, int64, int64, int64"  # keys, key_step, values, value_step, length
+SIZES = "UniTuple(int64, 4)"  # heads, groups, dim, value_dim
+CACHE = "UniTuple(int64, 5)"  # keys, key_step, values, value_step, length
+MASK = "UniTuple(int64, 2)"  # address, is_bool
 
 
-@kernel([f"void({_SHAPE}, int64, {_CACHE}, int64, boolean, int64, {like})" for like in LIKE], nogil=True)
-def attend(
-    heads,
-    groups,
-    dim,
-    value_dim,
-    scaling,
-    sinks,
-    q,
-    keys,
-    key_step,
-    values,
-    value_step,
-    length,
-    mask,
-    is_bool,
-    out,
-    like,
-):
-    """Write out [N, V]: the attention of heads q [N, D] to the S positions of keys [N / groups, S, D] and values
+@part
+def attended(queries, sizes, scaling, sinks, cache, mask, like):
+    """Return [N * V]: the attention of heads, queries [N * D], to the S positions of keys [N / groups, S, D] and values
     [N / groups, S, V], heads of which lie `key_step` and `value_step` numbers apart. The mask [S], boolean or added to
     the scores, and sinks [N], float32, are absent where their address is 0."""
-    queries, result = read(q, heads * dim, like), np.zeros(heads * value_dim, np.float32)
-    scores = np.empty(length, np.float32)
+    heads, groups, dim, value_dim = sizes
+    keys, key_step, values, value_step, length = cache
+    at_mask, is_bool = mask
+    result, scores = np.zeros(heads * value_dim, np.float32), np.empty(length, np.float32)
     for head in range(heads):
         query, key_head = queries[head * dim : (head + 1) * dim], head // groups
         own_keys = carray(pointer(keys + key_head * key_step * like.itemsize, like), (length, dim))
@@ -150,11 +129,18 @@ def attend(
             score = f32(0)
             for d in range(dim):
                 score += query[d] * as_float(own_keys[s, d])
-            scores[s] = score * scaling + _bias(mask, is_bool, s, length, like)
+            scores[s] = score * scaling + _bias(at_mask, is_bool, s, length, like)
         _softmax(scores, carray(pointer(sinks, FLOATS), heads)[head] if sinks else f32(-np.inf))
         own_values = carray(pointer(values + key_head * value_step * like.itemsize, like), (length, value_dim))
         own = result[head * value_dim : (head + 1) * value_dim]
         for s in range(length):
             for d in range(value_dim):
                 own[d] += scores[s] * as_float(own_values[s, d])
-    write(result, out, like)
+    return result
+
+
+@kernel([f"void({SIZES}, float32, int64, int64, {CACHE}, {MASK}, int64, {like})" for like in LIKE], nogil=True)
+def attend(sizes, scaling, sinks, q, cache, mask, out, like):
+    """Write out [N, V]: the attention of heads q [N, D], as `attended`."""
+    heads, _, dim, _ = sizes
+    write(attended(read(q, heads * dim, like), sizes, scaling, sinks, cache, mask, like), out, like)

@@ -36,6 +36,19 @@ class Heads:
     def dtype(self) -> torch.dtype:
         return dtype_of(self.query)
 
+    @property
+    def linear(self) -> tuple[nn.Linear, ...]:
+        return self.query, self.key, self.value, self.output
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """As kernels take them."""
+        return self.count, self.groups, self.dim, self.value_dim
+
+    @property
+    def sinks_address(self) -> int:
+        return 0 if self.sinks is None else self.sinks.data_ptr()
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
@@ -49,6 +62,11 @@ class Rotation:
     is_wide: bool = False
     is_late: bool = False
     is_still: bool = False
+
+    @property
+    def order(self) -> tuple[bool, bool, bool, bool]:
+        """As kernels take it."""
+        return self.is_late, self.is_paired, self.is_each, self.is_wide
 
 
 _ANGLES = tuple(

@@ -3,6 +3,10 @@
 import torch
 from transformers.cache_utils import DynamicLayer
 
+CacheOperand = tuple[int, int, int, int, int]
+"""What kernels take of a cache: the address of the first head's keys, how many numbers apart heads lie, the same of its
+values, and the number of positions."""
+
 _NAME = "moectl_room"
 _LEAST = 64  # positions
 
@@ -18,7 +22,7 @@ class CacheRoom:
         self._capacity = keys.shape[2] + max(_LEAST, keys.shape[2] // 4)
         self._buffers = tuple(self._with_room(cached) for cached in (keys, values))
         self._given = (keys, values)
-        self.steps = tuple(buffer.stride(1) for buffer in self._buffers)
+        self._places = tuple(place for buffer in self._buffers for place in (buffer.data_ptr(), buffer.stride(1)))
 
     def _with_room(self, cached: torch.Tensor) -> torch.Tensor:
         batch, heads, num_positions, dim = cached.shape
@@ -39,10 +43,8 @@ class CacheRoom:
             setattr(layer, _NAME, room)
         return room
 
-    def extend(self, layer: DynamicLayer) -> tuple[int, int]:
-        """Give the layer a position more. Returns the addresses of its first head's key and value, to be written;
-        those of other heads lie `steps` numbers apart."""
-        place = layer.keys.shape[2]
-        layer.keys, layer.values = self._given = tuple(buffer.narrow(2, 0, place + 1) for buffer in self._buffers)
-        key, value = (buffer.data_ptr() + place * buffer.stride(2) * buffer.element_size() for buffer in self._buffers)
-        return key, value
+    def extend(self, layer: DynamicLayer) -> CacheOperand:
+        """Give the layer a position more, the numbers of which are to be written."""
+        length = layer.keys.shape[2] + 1
+        layer.keys, layer.values = self._given = tuple(buffer.narrow(2, 0, length) for buffer in self._buffers)
+        return *self._places, length

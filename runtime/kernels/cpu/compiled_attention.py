@@ -8,16 +8,24 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from runtime.kernels.cpu.attention_parts import Heads, Rotation
-from runtime.kernels.cpu.cache_room import CacheRoom
-from runtime.kernels.cpu.compiled_norm import Norm, like_of
+from runtime.kernels.cpu.cache_room import CacheOperand, CacheRoom
+from runtime.kernels.cpu.compiled_norm import Norm, like_of, norm_operand
 from runtime.kernels.load import kernels
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of a token's position."""
 
+Turn = tuple[int, int, int, int, int]
+"""What kernels take of angles: whether they are float32, pairs that are rotated, the number of cosines, addresses."""
+
 _IGNORED = {"position_ids", "use_cache", "cache_position", "output_router_logits"}  # they change nothing for one token
-_STILL = (False, 0, 0, 0, 0)  # no angles
+_STILL = (0, 0, 0, 0, 0)  # no angles
 _CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+
+
+def mask_operand(mask: torch.Tensor | None) -> tuple[int, int]:
+    """What kernels take of a mask: its address, or 0, and whether it is boolean."""
+    return (0, 0) if mask is None else (mask.data_ptr(), int(mask.dtype is torch.bool))
 
 
 class CompiledAttention:
@@ -25,31 +33,24 @@ class CompiledAttention:
     layers are called as modules. `num_outputs`: of the module's tuple, 0 if it gives a tensor."""
 
     def __init__(self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int) -> None:
-        self.rotation, self._heads, self._num_outputs = rotation, heads, num_outputs
+        self.rotation, self.heads, self._num_outputs = rotation, heads, num_outputs
         self._module, self._theirs = module, partial(type(module).forward, module)
         self._like, self._num_keys, self._dtype = like_of(heads.dtype), heads.count // heads.groups, heads.dtype
         query_norm, key_norm = heads.norms or (None, None)
         self._prepare_query = self._prepare(heads.count, heads.dim, query_norm)
         self._prepare_key = self._prepare(self._num_keys, heads.dim, key_norm)
-        self._place_value = partial(self._prepare(self._num_keys, heads.value_dim, None), *_STILL)
-        sinks = 0 if heads.sinks is None else heads.sinks.data_ptr()
-        sizes = (heads.count, heads.groups, heads.dim, heads.value_dim)
-        self._attend = partial(kernels("cpu.attention").attend, *sizes, heads.scaling, sinks)
+        self._place_value = partial(self._prepare(self._num_keys, heads.value_dim, None), _STILL)
+        self._attend = partial(kernels("cpu.attention").attend, heads.sizes, heads.scaling, heads.sinks_address)
 
     def _prepare(self, count: int, dim: int, norm: Norm | None) -> Callable[..., None]:
         """The kernel that normalises and rotates `count` heads, without the arguments that change."""
-        rotation, given = self.rotation, (0, 0, 0.0, False)
-        if norm is not None:
-            given = (len(norm.weight), norm.weight.data_ptr(), norm.eps, norm.is_rounded)
-        order = (rotation.is_late, rotation.is_paired, rotation.is_each, rotation.is_wide)
-        return partial(kernels("cpu.attention").prepare_heads, count, dim, *given, *order)
+        return partial(kernels("cpu.attention").prepare_heads, count, dim, norm_operand(norm), self.rotation.order)
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
         """The replacement of the module's forward, which computes all that this class does not take."""
         if others or self._module._forward_hooks or not self.takes(hidden_states, **named):
             return self._theirs(hidden_states, *others, **named)
-        layer = named["past_key_values"].layers[self._module.layer_idx]
-        out = self.attend(hidden_states, named.get("position_embeddings"), named.get("attention_mask"), layer)
+        out = self.attend(hidden_states, **named)
         return (out, *[None] * (self._num_outputs - 1)) if self._num_outputs else out
 
     def takes(
@@ -61,7 +62,7 @@ class CompiledAttention:
         **others: object,
     ) -> bool:
         """Whether the arguments of a forward are one token after others, in a cache that is known, and no more."""
-        heads, past, index = self._heads, past_key_values, self._module.layer_idx
+        heads, past, index = self.heads, past_key_values, self._module.layer_idx
         if x.numel() != heads.query.in_features or x.dtype is not self._dtype or x.requires_grad:
             return False
         if any(value is not None and value is not False for name, value in others.items() if name not in _IGNORED):
@@ -86,47 +87,67 @@ class CompiledAttention:
         cos, sin = angles
         is_known = cos.dtype is sin.dtype and cos.dtype in (self._dtype, torch.float32)
         is_row = cos.numel() == sin.numel() == cos.shape[-1] and cos.is_contiguous() and sin.is_contiguous()
-        return is_known and is_row and 2 * self._half(cos) <= self._heads.dim
+        return is_known and is_row and 2 * self._half(cos) <= self.heads.dim
 
     def _half(self, cos: torch.Tensor) -> int:
         """The number of pairs that are rotated by these cosines."""
         return cos.numel() if self.rotation.is_half else cos.numel() // 2
 
+    @property
+    def layer_index(self) -> int:
+        """Of its layer of the cache."""
+        return self._module.layer_idx
+
+    def layer_of(self, past: DynamicCache) -> DynamicLayer:
+        """The layer of the cache that has this module's keys and values."""
+        return past.layers[self.layer_index]
+
     def attend(
-        self, x: torch.Tensor, angles: Angles | None, mask: torch.Tensor | None, layer: DynamicLayer
+        self,
+        x: torch.Tensor,
+        past_key_values: DynamicCache,
+        attention_mask: torch.Tensor | None = None,
+        position_embeddings: Angles | None = None,
+        **_: object,
     ) -> torch.Tensor:
         """Compute the output [.., H] for x [.., H]; mask [1, 1, 1, S] of what the token attends to. The cache's layer
         gets the token's keys and values."""
-        heads, like = self._heads, self._like
-        turn = self._turn(angles)
+        heads, like, layer = self.heads, self._like, self.layer_of(past_key_values)
+        turn = self.turn(position_embeddings)
         query = heads.query(x)
         at = query.data_ptr()
-        self._prepare_query(*turn, at, at, heads.dim, like)
-        keys, values = self._extended(layer, heads.key(x), heads.value(x), turn)
+        self._prepare_query(turn, at, at, heads.dim, like)
+        key, value = heads.key(x), heads.value(x)
         out = torch.empty(*x.shape[:-1], heads.count * heads.value_dim, dtype=self._dtype)
-        cache = (keys.data_ptr(), keys.stride(1), values.data_ptr(), values.stride(1), keys.shape[2])
-        masked = (0, False) if mask is None else (mask.data_ptr(), mask.dtype is torch.bool)
-        self._attend(at, *cache, *masked, out.data_ptr(), like)
+        if type(layer) is DynamicLayer:
+            cache = self._extend(layer, key, value, turn)
+        else:
+            keys, values = self._updated(layer, key, value, turn)
+            cache = (keys.data_ptr(), keys.stride(1), values.data_ptr(), values.stride(1), keys.shape[2])
+        self._attend(at, cache, mask_operand(attention_mask), out.data_ptr(), like)
         return heads.output(out)
 
-    def _turn(self, angles: Angles | None) -> tuple[bool, int, int, int, int]:
+    def turn(self, angles: Angles | None) -> Turn:
+        """What kernels take of the angles of a position."""
         if angles is None or self.rotation.is_still:
             return _STILL
         cos, sin = angles
-        return cos.dtype is torch.float32, self._half(cos), cos.numel(), cos.data_ptr(), sin.data_ptr()
+        return int(cos.dtype is torch.float32), self._half(cos), cos.numel(), cos.data_ptr(), sin.data_ptr()
 
-    def _extended(
-        self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: tuple
+    def _extend(self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn) -> CacheOperand:
+        """Write the token's key and value into the room behind the layer's."""
+        heads, like, cache = self.heads, self._like, CacheRoom.of(layer).extend(layer)
+        keys, key_step, values, value_step, length = cache
+        last = (length - 1) * like.itemsize
+        self._prepare_key(turn, key.data_ptr(), keys + last * heads.dim, key_step, like)
+        self._place_value(value.data_ptr(), values + last * heads.value_dim, value_step, like)
+        return cache
+
+    def _updated(
+        self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [1, N, S, D] with those of the token."""
-        heads, like, source = self._heads, self._like, key.data_ptr()
-        if type(layer) is DynamicLayer:
-            room = CacheRoom.of(layer)
-            key_at, value_at = room.extend(layer)
-            self._prepare_key(*turn, source, key_at, room.steps[0], like)
-            self._place_value(value.data_ptr(), value_at, room.steps[1], like)
-            return layer.keys, layer.values
-        self._prepare_key(*turn, source, source, heads.dim, like)
-        shape = (1, self._num_keys, 1)
+        heads, source, shape = self.heads, key.data_ptr(), (1, self._num_keys, 1)
+        self._prepare_key(turn, source, source, heads.dim, self._like)
         keys, values = layer.update(key.view(*shape, heads.dim), value.view(*shape, heads.value_dim))
         return keys.contiguous(), values.contiguous()

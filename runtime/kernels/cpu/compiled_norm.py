@@ -34,6 +34,12 @@ class Norm:
         return partial(kernels("cpu.norms").normalise, *arguments)
 
 
+def norm_operand(norm: Norm | None) -> tuple[int, int, float, bool]:
+    """What kernels that compute more than a norm take of one: numbers that it spans (0: there is none), address of its
+    weights, epsilon, and whether it rounds first."""
+    return (0, 0, 0.0, False) if norm is None else (len(norm.weight), norm.weight.data_ptr(), norm.eps, norm.is_rounded)
+
+
 def like_of(dtype: torch.dtype) -> np.ndarray:
     """An empty array of the type that kernels know for numbers of this dtype."""
     return torch.empty(0, dtype=dtype).view(AS_NUMPY[dtype]).numpy()

@@ -1,5 +1,5 @@
-"""What a decoder computes for one token beside experts and routers, in compiled code: linear layers, norms, attention.
-A norm or an attention is replaced only where compiled code agrees with it."""
+"""What a decoder computes for one token beside experts, in compiled code: linear layers, norms, attention, blocks of
+layers, routers. All but linear layers are replaced only where compiled code agrees with them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,7 +8,10 @@ from torch import nn
 
 from runtime.kernels.cpu.attention_trial import compiled_attentions
 from runtime.kernels.cpu.compiled_attention import CompiledAttention
+from runtime.kernels.cpu.compiled_block import compiled_blocks
+from runtime.kernels.cpu.compiled_body import compiled_bodies
 from runtime.kernels.cpu.compiled_norm import CompiledNorm, recognise_norm
+from runtime.kernels.cpu.compiled_router import compiled_router
 from runtime.kernels.cpu.dense import CompiledLinear
 from runtime.kernels.cpu.quiet_torch import QuietTorch
 from runtime.kernels.cpu.threads import KernelThreads
@@ -23,13 +26,15 @@ class CompiledDecoder:
         self._torch = QuietTorch(opened.model)
         self._linear, self._attentions = CompiledLinear(opened, threads), compiled_attentions(opened)
         norms = {module: recognise_norm(module, opened.dtype) for module in opened.model.modules()}
-        self._forwards: dict[nn.Module, Callable] = {
-            module: CompiledNorm(module, norm, opened.dtype).forward for module, norm in norms.items() if norm
-        }
-        self._num_norms = len(self._forwards)
-        for module, attention in self._attentions.items():
-            if isinstance(attention, CompiledAttention):
-                self._forwards[module] = attention.forward
+        blocks = compiled_blocks(opened, self._attentions, norms)
+        self._blocks = {module: block for module, block in blocks.items() if self._linear.are_whole(block.linear)}
+        self._norms = {module: CompiledNorm(module, norm, opened.dtype) for module, norm in norms.items() if norm}
+        attentions = {module: each for module, each in self._attentions.items() if isinstance(each, CompiledAttention)}
+        routers = {layer.gate: compiled_router(layer.gate) for layer in opened.layers}
+        self._routers = {gate: router for gate, router in routers.items() if router}
+        self._bodies = compiled_bodies(opened, norms)
+        replaced = self._norms | attentions | self._blocks | self._routers | self._bodies
+        self._forwards: dict[nn.Module, Callable] = {module: each.forward for module, each in replaced.items()}
 
     def install(self) -> None:
         self._torch.install()
@@ -51,4 +56,12 @@ class CompiledDecoder:
             if isinstance(reason, str)
         )
         num_attentions = len(self._attentions) - left.total()
-        return {"norms": self._num_norms, "attentions": num_attentions, "attentions_left": dict(left)}
+        return {
+            "norms": len(self._norms),
+            "attentions": num_attentions,
+            "attentions_left": dict(left),
+            "blocks": len(self._blocks),
+            "bodies": len(self._bodies),
+            "routers": len(self._routers),
+            "unclear_choices": sum(router.num_unclear for router in self._routers.values()),
+        }

@@ -5,7 +5,7 @@ by up to `MOST_TOKENS` tokens; more multiply tiles of their rows, dequantised.
 Routers are not replaced, so that they choose a token's experts with the model's own bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -29,8 +29,12 @@ class CompiledLinear:
         self._threads = threads
         routers = {layer.gate for layer in opened.layers}  # in some families a router is a plain linear layer
         layers = [layer for layer in opened.model.modules() if layer not in routers]
-        self._plain = [layer for layer in layers if _is_plain(layer)]
+        self._plain = {layer for layer in layers if _is_plain(layer)}
         self._packed = [layer for layer in layers if _is_packed(layer)]
+
+    def are_whole(self, layers: Iterable[nn.Linear]) -> bool:
+        """Whether all of these layers have plain weights, are replaced, and are computed on one thread."""
+        return all(layer in self._plain and self._threads.num_shares(layer.weight.nbytes) == 1 for layer in layers)
 
     def install(self) -> None:
         for layer in self._plain:

@@ -115,19 +115,19 @@ def as_stored(context, value, out):
     return out.dtype(types.float32, out), generate
 
 
-def _factors(count, like):
+def new_factors(count, like):
     """An array for what weights like these are multiplied by: bfloat16 where the processor multiplies such pairs."""
 
 
-@overload(_factors, inline="always")
+@overload(new_factors, inline="always")
 def _typed_factors(count, like):
     dtype = np.uint16 if HAS_DOT and like.dtype == types.uint16 else np.float32
     return lambda count, like: np.empty(count, dtype)
 
 
 @part
-def _as_factors(x, like):
-    out = _factors(len(x), like)
+def as_factors(x, like):
+    out = new_factors(len(x), like)
     for i in range(len(x)):
         out[i] = as_stored(as_float(x[i]), out)
     return out
@@ -151,26 +151,33 @@ def swiglu(gate, up, like):
     return rounded(rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
 
 
+@part
+def add_expert(inner, down, token, acts, out, like):
+    """Add an expert on the token [H] to `out` [H]. Gate and up lie at address `inner` as [2 I, H], down at its own as
+    [H, I]; `acts` [I] is overwritten."""
+    hidden, num_neurons = len(token), len(acts)
+    gate_up = carray(pointer(inner, like), (2 * num_neurons, hidden))
+    matrix = carray(pointer(down, like), (hidden, num_neurons))
+    for n in range(num_neurons):
+        acts[n] = as_stored(swiglu(_dot(gate_up[n], token), _dot(gate_up[num_neurons + n], token), like), acts)
+    for h in range(hidden):
+        out[h] += _dot(matrix[h], acts)
+
+
 @kernel([f"void(int64[:, ::1], int64, {TOKEN}, {like})" for like in LIKE], nogil=True)
 def add_whole(addresses, num_neurons, x, rows, y, like):
     """Add expert i on x [H] to y[rows[i]]. Gate and up lie at addresses[i, 0] as [2 I, H], down at addresses[i, 1] as
     [H, I]. addresses [n, 2], rows [n], y [K, H]."""
-    hidden, token, acts = len(x), _as_factors(x, like), _factors(num_neurons, like)
+    token, acts = as_factors(x, like), new_factors(num_neurons, like)
     for i in range(len(rows)):
-        inner = carray(pointer(addresses[i, 0], like), (2 * num_neurons, hidden))
-        down = carray(pointer(addresses[i, 1], like), (hidden, num_neurons))
-        for n in range(num_neurons):
-            acts[n] = as_stored(swiglu(_dot(inner[n], token), _dot(inner[num_neurons + n], token), like), acts)
-        out = y[rows[i]]
-        for h in range(hidden):
-            out[h] += _dot(down[h], acts)
+        add_expert(addresses[i, 0], addresses[i, 1], token, acts, y[rows[i]], like)
 
 
 @kernel([f"void(int64[::1], int64[::1], {TOKEN}, {like})" for like in LIKE], nogil=True)
 def add_segments(addresses, neurons, x, rows, y, like):
     """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], for each its row of gate, its
     row of up and its column of down. addresses, neurons and rows [n], y [K, H]."""
-    hidden, token = len(x), _as_factors(x, like)
+    hidden, token = len(x), as_factors(x, like)
     for i in range(len(rows)):
         data = carray(pointer(addresses[i], like), (neurons[i], 3, hidden))
         out = y[rows[i]]
@@ -222,10 +229,22 @@ def combine(y, weights, num_rows, out):
         out[h] = as_stored(total, out)
 
 
+@part
+def products(address, bias, x, count, like):
+    """Return [O], float32: the matrix [O, I] at `address` times x [I], which was rounded, plus the bias [O] at its
+    address unless that is 0."""
+    matrix, biases = carray(pointer(address, like), (count, len(x))), carray(pointer(bias, like), count)
+    token, out = as_factors(x, like), np.empty(count, np.float32)
+    for o in range(count):
+        total = _dot(matrix[o], token)
+        out[o] = total + as_float(biases[o]) if bias else total
+    return out
+
+
 @kernel([f"void(int64, {like}, {like}, {like})" for like in LIKE], nogil=True)
 def project(address, bias, x, out):
     """Write out [O]: the matrix [O, I] at `address` times x [I], plus `bias` [O] unless it is empty."""
-    matrix, token = carray(pointer(address, x), (len(out), len(x))), _as_factors(x, x)
+    matrix, token = carray(pointer(address, x), (len(out), len(x))), as_factors(x, x)
     for o in range(len(out)):
         total = _dot(matrix[o], token)
         total = rounded(total + as_float(bias[o]) if len(bias) else total, out)

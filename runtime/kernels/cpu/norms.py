@@ -11,7 +11,7 @@ from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import LIKE, as_float, as_stored, part, pointer, rounded
 
 f32 = np.float32
-FLOATS = np.empty(0, np.float32)
+FLOATS, INTEGERS = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 @part
@@ -20,6 +20,14 @@ def read(address, count, like):
     stored, values = carray(pointer(address, like), count), np.empty(count, np.float32)
     for i in range(count):
         values[i] = as_float(stored[i])
+    return values
+
+
+@part
+def round_all(values, like):
+    """Round float32 values in place, if numbers are bfloat16."""
+    for i in range(len(values)):
+        values[i] = rounded(values[i], like)
     return values
 
 

@@ -19,9 +19,11 @@ FIXED = "the places of experts that stay"
 class Output:
     """An output that writes down what it is asked for."""
 
+    computes_layers = False
+
     def __init__(self, events: list, name: str) -> None:
         self.events, self.name = events, name
-        self.whole: set[int] = set()
+        self.whole: dict[int, list[int]] = {}
 
     def begin(self, module: object, hidden: object, experts: np.ndarray, weights: torch.Tensor) -> None:
         self.events.append((self.name, "begin", experts.tolist(), weights.tolist()))
@@ -51,12 +53,23 @@ class Output:
 class OnDevice(Output):
     """One that also computes a layer whose experts all stay, without the host."""
 
-    def note_whole_layer(self, layer: int, slots: list[int]) -> None:
-        self.whole.add(layer)
+    computes_layers = needs_all = True
+
+    def note_layer(self, layer: int, slots: list[int]) -> None:
+        self.whole[layer] = slots
         self.events.append(("whole", layer, slots))
 
-    def forward_on_device(self, layer: int, hidden: object, ids: object, weights: object) -> str:
+    def forward_whole(self, layer: int, hidden: object, ids: object, weights: object) -> str:
         return f"on the device, layer {layer}"
+
+
+class Partial(OnDevice):
+    """One that is told which experts of a layer are there, and computes what needs no other."""
+
+    needs_all = False
+
+    def forward_whole(self, layer: int, hidden: object, ids: object, weights: object) -> str | None:
+        return None if layer == 0 else f"at once, layer {layer}"
 
 
 class Link:
@@ -351,6 +364,20 @@ def test_a_step_is_planned_where_experts_come_and_go_or_lie_apart(bench: Callabl
     made = bench(**named)
     made.fixed = FIXED
     assert made.run() == "finished by torch"
+
+
+def test_a_token_whose_experts_never_leave_is_computed_at_once_as_soon_as_they_are_there(
+    bench: Callable[..., Bench],
+) -> None:
+    made = bench(fused=Partial, holds_all=True)
+    made.plan = plan()
+    for _ in range(2):  # noted anew each time, since an expert may have come
+        assert made.run(layer=0) == "finished by fused"
+        assert made.events[0] == ("whole", 0, [10, 11, 12, 13]) and ("fixed", 0) not in made.events
+    made.controller.cache.places[5] = None
+    assert made.run(layer=1) == "at once, layer 1"
+    assert made.events == [("whole", 1, [14, NO_SLOT, 16, 17]), ("fixed", 1)]
+    assert made.run(layer=1) == "at once, layer 1" and made.events == [("fixed", 1)]
 
 
 def test_a_layer_that_stays_as_a_whole_never_leaves_the_device(bench: Callable[..., Bench]) -> None:

@@ -19,12 +19,11 @@ def _layer(num_positions: int) -> DynamicLayer:
 
 def _extend(layer: DynamicLayer, token: torch.Tensor) -> None:
     """Extend a layer by a token's key and value [2, 1, N, 1, D]."""
-    room = CacheRoom.of(layer)
-    places = room.extend(layer)
-    for cached, place, number in zip((layer.keys, layer.values), places, token, strict=True):
-        last = cached[:, :, -1:]
-        assert last.data_ptr() == place and last.stride(1) == room.steps[0]
-        last.copy_(number)
+    keys, key_step, values, value_step, length = CacheRoom.of(layer).extend(layer)
+    places = (layer.keys, keys, key_step), (layer.values, values, value_step)
+    for (cached, place, step), number in zip(places, token, strict=True):
+        assert (cached.data_ptr(), cached.stride(1), cached.shape[2]) == (place, step, length)
+        cached[:, :, -1:].copy_(number)
 
 
 @pytest.mark.parametrize("num_positions", [1, 100])

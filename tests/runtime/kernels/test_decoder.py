@@ -85,6 +85,25 @@ def test_decoded_tokens_agree_with_the_modules(family: str, dtype: torch.dtype) 
     _assert_near(model, decoder)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "gpt_oss", "phimoe"])
+def test_a_block_gives_the_bits_of_its_parts(family: str, dtype: torch.dtype) -> None:
+    """Norms of another kind, and layers with a sliding window, are left."""
+    model = _tiny(family).to(dtype)
+    decoder = _decoder(model)
+    decoder.install()
+    at_once, _ = _decoded(model)
+    blocks = [
+        module for module in model.modules() if "DecoderLayer" in type(module).__name__ and "forward" in vars(module)
+    ]
+    assert len(blocks) == decoder.receipt()["blocks"] == {"phimoe": 0, "gpt_oss": 1}.get(family, 2)
+    for module in blocks:
+        del module.forward
+    one_by_one, _ = _decoded(model)
+    decoder.uninstall()
+    assert torch.equal(at_once, one_by_one)
+
+
 @pytest.mark.parametrize("family", _LEFT)
 def test_attention_that_is_computed_otherwise_stays_the_modules(family: str) -> None:
     model = _tiny(family)
@@ -117,13 +136,35 @@ def test_several_requests_and_recorded_attention_are_torchs() -> None:
     assert "moectl_room" not in vars(past.layers[0]) and "moectl_room" in vars(past.layers[1])
 
 
+@torch.inference_mode()
+def test_masks_and_recorded_outputs_are_the_models() -> None:
+    model = _tiny("olmoe").float()
+    decoder, ids = _decoder(model), torch.arange(3, 10)[None]
+    assert decoder.receipt()["bodies"] == 1
+    masks = torch.ones(1, 7), torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
+    for named in (*({"attention_mask": mask} for mask in masks), {"output_hidden_states": True}):
+
+        def last(named: dict[str, object] = named) -> object:
+            past = model(input_ids=ids[:, :6], use_cache=True).past_key_values
+            return model(input_ids=ids[:, 6:], past_key_values=past, use_cache=True, **named)
+
+        theirs = last()
+        decoder.install()
+        ours = last()
+        decoder.uninstall()
+        assert (ours.logits - theirs.logits).abs().max() <= 1e-5 * theirs.logits.abs().max()
+        assert len(ours.hidden_states or ()) == len(theirs.hidden_states or ())
+
+
 def test_a_session_installs_what_agrees_and_its_receipt_says_so(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("qwen2_moe", "hub", "bfloat16")))
     with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
         replaced = {module for module in opened.model.modules() if "forward" in vars(module)}
-        assert {type(module).__name__ for module in replaced} == {"Linear", "Qwen2MoeAttention", "Qwen2MoeRMSNorm"}
-        assert opened.model.lm_head in replaced and not any(layer.gate in replaced for layer in opened.layers)
-        assert session.receipt()["compiled"] == {"norms": 5, "attentions": 2, "attentions_left": {}}
+        own = {"Attention", "DecoderLayer", "Model", "RMSNorm", "TopKRouter"}
+        assert {type(module).__name__ for module in replaced} == {"Linear", *(f"Qwen2Moe{name}" for name in own)}
+        assert opened.model.lm_head in replaced
+        counts = {"norms": 5, "attentions": 2, "blocks": 2, "bodies": 1, "routers": 2, "unclear_choices": 0}
+        assert session.receipt()["compiled"] == counts | {"attentions_left": {}}
     assert not any("forward" in vars(module) for module in opened.model.modules())
     with Session(opened, Settings(budget="50%")) as session:
         assert not any("forward" in vars(module) for module in opened.model.modules())

@@ -1,0 +1,125 @@
+"""Routers in compiled code, for one token. Which routers choose by their matrix, and what they give, a trial says.
+
+A choice that rounding could change is left to the model's own router, so that experts are chosen as it chooses them.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+
+import torch
+from torch import nn
+
+from runtime.kernels.cpu.compiled_norm import BOUNDS, like_of
+from runtime.kernels.load import kernels
+
+_NUM_TOKENS = 256  # random ones, on which a router is tried
+_SIZES = (0.25, 1.0, 4.0)  # of their logits
+_TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-7}  # of the selected's distance to others, over their logits
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOutput:
+    """What a router gives for its matrix times a token: dtypes of logits and weights; `is_shared_out`: the weights of
+    the `top_k` add up to 1."""
+
+    top_k: int
+    is_shared_out: bool
+    logits_dtype: torch.dtype
+    weights_dtype: torch.dtype
+
+
+class CompiledRouter:
+    """Computes a router for one token. `num_unclear` counts the tokens that it left to the module."""
+
+    def __init__(self, gate: nn.Module, routing: RouterOutput) -> None:
+        weight, bias = gate.weight, getattr(gate, "bias", None)
+        self._theirs, self._routing, self._dtype = partial(type(gate).forward, gate), routing, weight.dtype
+        self._num_experts, self._num_inputs = weight.shape
+        self.num_unclear = 0
+        wide = (routing.logits_dtype is torch.float32, routing.weights_dtype is torch.float32)
+        self._run = partial(
+            kernels("cpu.routing").route,
+            (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), self._num_inputs, self._num_experts),
+            (routing.is_shared_out, *wide),
+            routing.top_k,
+            _TOLERANCE[self._dtype],
+        )
+        self._like = like_of(self._dtype)
+
+    def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
+        """The replacement of the module's forward; it computes more than one token, and choices that are not clear."""
+        x = hidden_states
+        is_token = x.numel() == self._num_inputs and x.dtype is self._dtype and x.is_contiguous()
+        if not is_token or others or named or x.requires_grad:
+            return self._theirs(x, *others, **named)
+        outputs = self.route(x)
+        if outputs is None:
+            self.num_unclear += 1
+            return self._theirs(x)
+        return outputs
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """The logits [1, E], weights and ids [1, K] of a token [.., H]; None where its choice is not clear."""
+        routing = self._routing
+        logits = torch.empty(1, self._num_experts, dtype=routing.logits_dtype)
+        weights = torch.empty(1, routing.top_k, dtype=routing.weights_dtype)
+        ids = torch.empty(1, routing.top_k, dtype=torch.int64)
+        places = logits.data_ptr(), weights.data_ptr(), ids.data_ptr()
+        return (logits, weights, ids) if self._run(x.data_ptr(), *places, self._like) else None
+
+
+def compiled_router(gate: nn.Module) -> CompiledRouter | None:
+    """The router in compiled code, if it is a matrix, of which compiled code makes the same choices."""
+    state = dict(gate.named_parameters()) | dict(gate.named_buffers())
+    is_matrix = {"weight"} <= state.keys() <= {"weight", "bias"} and gate.weight.dim() == 2
+    if not is_matrix or len(signature(type(gate).forward).parameters) != 2:  # self and tokens
+        return None
+    dtypes, is_plain = {each.dtype for each in state.values()}, all(map(_is_plain, state.values()))
+    if not is_plain or len(dtypes) > 1 or not dtypes <= _TOLERANCE.keys():
+        return None
+    with torch.inference_mode():
+        return _tried(gate)
+
+
+def _is_plain(weights: torch.Tensor) -> bool:
+    return weights.device.type == "cpu" and weights.is_contiguous()
+
+
+def _tried(gate: nn.Module) -> CompiledRouter | None:
+    """The nearest of the ways to weigh experts, if all choices and numbers agree with the router's on random tokens."""
+    random, (num_experts, num_inputs) = torch.Generator().manual_seed(0), gate.weight.shape
+    x = torch.randn(_NUM_TOKENS, num_inputs, generator=random) / gate.weight.float().norm(dim=1).mean()
+    x = (x * torch.tensor(_SIZES).repeat(_NUM_TOKENS)[:_NUM_TOKENS, None]).to(gate.weight.dtype)
+    theirs = type(gate).forward(gate, x)
+    if not isinstance(theirs, tuple) or [each.dim() for each in theirs] != [2, 2, 2]:
+        return None
+    logits, weights, ids = theirs
+    if logits.shape[1] != num_experts or weights.shape != ids.shape or ids.dtype is not torch.int64:
+        return None
+    deviations = {}
+    for is_shared_out in (True, False):
+        router = CompiledRouter(gate, RouterOutput(ids.shape[1], is_shared_out, logits.dtype, weights.dtype))
+        deviations[router] = _deviation(router, x, theirs)
+    nearest = min(deviations, key=deviations.get)
+    return nearest if deviations[nearest] <= BOUNDS[gate.weight.dtype] else None
+
+
+def _deviation(router: CompiledRouter, x: torch.Tensor, theirs: tuple[torch.Tensor, ...]) -> float:
+    """The largest deviation of logits and weights, over the largest of the token's; infinite where a clear choice is
+    another, or less than half of them are clear."""
+    ours = [router.route(token) for token in x]
+    clear = [i for i, given in enumerate(ours) if given is not None]
+    if 2 * len(clear) < len(x):
+        return float("inf")
+    own, other = [torch.cat([ours[i][place] for i in clear]) for place in range(3)], [each[clear] for each in theirs]
+    (own_ids, own_order), (ids, order) = own[2].sort(), other[2].sort()
+    if not torch.equal(own_ids, ids):
+        return float("inf")
+    pairs = (own[0], other[0]), (own[1].gather(1, own_order), other[1].gather(1, order))
+    return max(_distance(*pair) for pair in pairs)
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    difference = (ours.float() - theirs.float()).abs().amax(1)
+    return (difference / theirs.float().abs().amax(1)).max().item()

@@ -1,0 +1,72 @@
+"""One token's choice of experts by a router that is a matrix, compiled by numba. Importing this module imports
+numba."""
+
+import numpy as np
+from numba import carray
+
+from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.gated import LIKE, part, pointer, products
+from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, round_all, write
+
+f32 = np.float32
+_LEAST = f32(-80)  # of a logit below the largest: the exponential of a smaller one may be zero, as others' are
+_REST = f32(1 / 16)
+
+
+@part
+def _largest(sums, order):
+    """Write to `order` the indices of the largest sums, the largest first; of equal ones the first."""
+    left = sums.copy()
+    for rank in range(len(order)):
+        best = 0
+        for e in range(1, len(left)):
+            if left[e] > left[best]:
+                best = e
+        order[rank], left[best] = best, f32(-np.inf)
+
+
+@part
+def _is_clear(sums, order, tolerance):
+    """Whether rounding cannot change which experts are selected: the last of `order` is the first that is not."""
+    last, following, most = sums[order[-2]], sums[order[-1]], f32(0)
+    for e in range(len(sums)):
+        most = max(most, abs(sums[e]))
+    near = tolerance * (max(abs(last), abs(following)) + _REST * most)
+    return last - following > near and following - sums[order[0]] > _LEAST
+
+
+_ROUTER = "UniTuple(int64, 4)"  # addresses of matrix and bias (0: none), number of inputs and of experts
+_HOW = "UniTuple(boolean, 3), int64, float32"  # is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
+
+
+@kernel([f"boolean({_ROUTER}, {_HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True)
+def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
+    """Write the logits [E], the indices of the K largest and their softmax's values, or if `is_shared_out` those over
+    their sum. What is wide is float32. Returns whether the choice is clear: if not, what is written is to be dropped.
+    """
+    matrix, bias, inputs, num_experts = router
+    is_shared_out, has_wide_logits, has_wide_weights = how
+    sums, order = products(matrix, bias, read(x, inputs, like), num_experts, like), np.empty(top_k + 1, np.int64)
+    _largest(sums, order)
+    if not _is_clear(sums, order, tolerance):
+        return False
+    round_all(sums, like)
+    if has_wide_logits:
+        write(sums, logits, FLOATS)
+    else:
+        write(sums, logits, like)
+    chosen, total, most = np.empty(top_k, np.float32), f32(0), sums[order[0]]
+    selected = carray(pointer(ids, INTEGERS), top_k)
+    for rank in range(top_k):
+        selected[rank], chosen[rank] = order[rank], np.exp(sums[order[rank]] - most)
+    for e in range(num_experts):
+        total += np.exp(sums[e] - most)
+    if is_shared_out:
+        total = chosen.sum()
+    for rank in range(top_k):
+        chosen[rank] /= total
+    if has_wide_weights:
+        write(chosen, weights, FLOATS)
+    else:
+        write(chosen, weights, like)
+    return True

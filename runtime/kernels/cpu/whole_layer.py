@@ -1,0 +1,51 @@
+"""One token's experts, which never leave, in one call, compiled by numba. Importing this module
+imports numba."""
+
+import numpy as np
+from numba import carray
+
+from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.gated import LIKE, add_expert, as_factors, new_factors, part, pointer, rounded
+from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, write
+
+f32 = np.float32
+_SIZES = "UniTuple(int64, 3)"  # hidden, neurons, top-k
+_OFFSETS = "UniTuple(int64, 2)"  # of gate and up, and of down, behind an expert's start
+
+
+@part
+def _by_expert(ids):
+    """The ranks by ascending expert, the order in which modules add experts up."""
+    order = np.arange(len(ids))
+    for i in range(1, len(ids)):
+        rank, place = order[i], i
+        while place and ids[order[place - 1]] > ids[rank]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = rank
+    return order
+
+
+_TOKEN = "int64, int64, int64, boolean, int64"  # addresses of x, ids and weights, has_wide_weights, address of out
+
+
+@kernel([f"boolean(int64[::1], {_OFFSETS}, {_SIZES}, {_TOKEN}, {like})" for like in LIKE], nogil=True)
+def compute_layer(starts, offsets, sizes, x, ids, weights, has_wide_weights, out, like):
+    """Write to `out` [H] the sum of a token's experts ids [K] on x [H] by their weights [K], float32 if they are wide.
+    Expert e begins at starts[e]; returns False if that is 0 for one of them, or one is none of the E."""
+    hidden, num_neurons, top_k = sizes
+    selected = carray(pointer(ids, INTEGERS), top_k)
+    for expert in selected:
+        if not 0 <= expert < len(starts) or not starts[expert]:
+            return False
+    factors = read(weights, top_k, FLOATS) if has_wide_weights else read(weights, top_k, like)
+    token, acts, order = as_factors(read(x, hidden, like), like), new_factors(num_neurons, like), _by_expert(selected)
+    total, own = np.zeros(hidden, np.float32), np.empty(hidden, np.float32)
+    for rank in order:
+        own[:] = 0
+        start = starts[selected[rank]]
+        add_expert(start + offsets[0], start + offsets[1], token, acts, own, like)
+        for h in range(hidden):
+            total[h] = rounded(total[h] + rounded(rounded(own[h], like) * factors[rank], like), like)
+    write(total, out, like)
+    return True
