@@ -29,7 +29,8 @@ from runtime.model.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, aligned
 from runtime.tiers.replicas import ReplicaLayout
 from tools.bench.stored_matrices import random_expert, variants
-from tools.gpu.checks.low_bit import laid_out, random_packed, replica_layout
+from tools.gpu.checks.low_bit import random_packed
+from tools.gpu.checks.packed import laid_out, replica_layout
 
 SHAPES = ((2048, 768), (2048, 1024))  # hidden, intermediate: Qwen3-30B-A3B's and OLMoE-1B-7B's
 NUM_EXPERTS, GROUP = 8, 128

@@ -34,6 +34,9 @@ class CacheRoom:
         keys, values = self._given
         return layer.keys is keys and layer.values is values and keys.shape[2] < self._capacity
 
+    def __deepcopy__(self, _: dict) -> None:
+        """A copied layer gets room anew: the addresses here are of this layer's memory."""
+
     @classmethod
     def of(cls, layer: DynamicLayer) -> "CacheRoom":
         """The room of this layer, with place for a position more."""

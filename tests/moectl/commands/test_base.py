@@ -93,7 +93,7 @@ def test_tuned_on_a_base(model: str, said: Said) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "why"),
     [
-        (["run", "--base", "8", *PROMPT], 2, "--base 8 is none: 16 is the checkpoint as it is"),
+        (["run", "--base", "6", *PROMPT], 2, "--base 6 is none: 16 is the checkpoint as it is"),
         (["run", "--base", "4", "--store", "none.duckdb", *PROMPT], 5, "there are none: run `moectl quantize`"),
         (["run", "--base", "4", "--preset", "moepic", *PROMPT], 2, "leave out --base"),
         (["bench", "--base", "4", "--peers", "all"], 2, "--peers run the checkpoint as it is: leave out --base"),

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.errors import BadInput, Incompatible
+from artifacts.quantisation.widths import WIDTHS
 from artifacts.shape import FULL_BITS
 from profilers.compare import quality
 from profilers.compare.price_precision import AVERAGES, BitAssignment, Precision, assignments, check_widths
@@ -57,7 +58,7 @@ def said(plain: PreTrainedModel) -> torch.Tensor:
 def test_uniform_first_and_then_every_average_at_the_same_bytes(
     opened: MoeModel, artefacts: Artefacts, wanted: list[BitAssignment]
 ) -> None:
-    assert [(one.name, one.avg_bits) for one in wanted] == [("uniform", bits) for bits in (4, 3, 2, 1)] + [
+    assert [(one.name, one.avg_bits) for one in wanted] == [("uniform", bits) for bits in reversed(WIDTHS)] + [
         (kind, average) for average in AVERAGES for kind in KINDS
     ]
     for start in range(4, len(wanted), len(KINDS)):

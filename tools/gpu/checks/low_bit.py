@@ -4,13 +4,10 @@ import statistics
 import time
 from itertools import cycle, islice
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
-from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
-from runtime.model.layout import Part
-from runtime.tiers.replicas import ReplicaLayout
+from artifacts.quantisation.packing import Packed, packed_shapes
 
 ALLOWED = 5e-3  # relative to the product with the same weights in float32
 SHAPES = ((1024, 2048, 128), (2048, 1024, 128), (130, 512, 64), (64, 96, 32), (50, 24, 24))  # out, in, group
@@ -42,28 +39,6 @@ def copied(packed: Packed) -> Packed:
     return Packed(
         packed.bits, packed.group_size, packed.num_inputs, packed.qweight.clone(), packed.scales.clone(), zeros
     )
-
-
-def replica_layout(expert: dict[str, Packed], bits: int, num_inputs: dict[str, int]) -> ReplicaLayout:
-    """The layout of replica files, wide types first, for matrices by name."""
-    tensors = [(f"{name}.{part}", getattr(packed, part)) for name, packed in expert.items() for part in PARTS]
-    tensors = sorted(((name, one) for name, one in tensors if one is not None), key=lambda pair: -pair[1].itemsize)
-    ends = np.cumsum([one.nbytes for _, one in tensors]).tolist()
-    parts = [
-        Part(name, tuple(one.shape), end - one.nbytes, one.nbytes)
-        for (name, one), end in zip(tensors, ends, strict=True)
-    ]
-    return ReplicaLayout(bits, tuple(parts), tuple(one.dtype for _, one in tensors), num_inputs)
-
-
-def laid_out(expert: dict[str, Packed], layout: ReplicaLayout) -> torch.Tensor:
-    """The matrices as they lie in a slot, uint8 on their device."""
-    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=next(iter(expert.values())).qweight.device)
-    for part in layout.parts:
-        name, _, own = part.name.partition(".")
-        content = getattr(expert[name], own).contiguous().view(torch.uint8).flatten()
-        buffer[part.offset : part.offset + part.nbytes] = content
-    return buffer
 
 
 def agreement(device: str, bits: int) -> tuple[bool, str, dict]:

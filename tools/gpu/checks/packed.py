@@ -1,13 +1,17 @@
 """Checks of the kernels for a token's packed experts: every width against the unpacked weights."""
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
+from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.quantisation.widths import WIDTHS
 from runtime.engine.forms_gpu import packed_matrix
 from runtime.kernels.gpu.addressing import WORD
+from runtime.model.layout import Part
+from runtime.tiers.replicas import ReplicaLayout
 from tools.gpu.checks.kernels import microseconds
-from tools.gpu.checks.low_bit import laid_out, random_packed, replica_layout
+from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.sessions import Finding
 
 BITS, ALLOWED = WIDTHS, 5e-3  # relative to the outputs with the same weights in float32, by norm
@@ -79,3 +83,25 @@ def packed(device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, cal
 def _gated(inner: torch.Tensor) -> torch.Tensor:
     gate, up = inner.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def replica_layout(expert: dict[str, Packed], bits: int, num_inputs: dict[str, int]) -> ReplicaLayout:
+    """The layout of replica files, wide types first, for matrices by name."""
+    tensors = [(f"{name}.{part}", getattr(packed, part)) for name, packed in expert.items() for part in PARTS]
+    tensors = sorted(((name, one) for name, one in tensors if one is not None), key=lambda pair: -pair[1].itemsize)
+    ends = np.cumsum([one.nbytes for _, one in tensors]).tolist()
+    parts = [
+        Part(name, tuple(one.shape), end - one.nbytes, one.nbytes)
+        for (name, one), end in zip(tensors, ends, strict=True)
+    ]
+    return ReplicaLayout(bits, tuple(parts), tuple(one.dtype for _, one in tensors), num_inputs)
+
+
+def laid_out(expert: dict[str, Packed], layout: ReplicaLayout) -> torch.Tensor:
+    """The matrices as they lie in a slot, uint8 on their device."""
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=next(iter(expert.values())).qweight.device)
+    for part in layout.parts:
+        name, _, own = part.name.partition(".")
+        content = getattr(expert[name], own).contiguous().view(torch.uint8).flatten()
+        buffer[part.offset : part.offset + part.nbytes] = content
+    return buffer
