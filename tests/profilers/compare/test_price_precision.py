@@ -61,7 +61,7 @@ def test_uniform_first_and_then_every_average_at_the_same_bytes(
     assert [(one.name, one.avg_bits) for one in wanted] == [("uniform", bits) for bits in reversed(WIDTHS)] + [
         (kind, average) for average in AVERAGES for kind in KINDS
     ]
-    for start in range(4, len(wanted), len(KINDS)):
+    for start in range(len(WIDTHS), len(wanted), len(KINDS)):
         mixed, prefix, *random = (widths(opened, artefacts, one) for one in wanted[start : start + len(KINDS)])
         assert prefix.mean() == wanted[start].avg_bits
         spent = [sum(artefacts.replicas.nbytes[bits] for bits in each.tolist()) for each in (mixed, prefix, *random)]
