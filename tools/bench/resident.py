@@ -34,6 +34,7 @@ OURS = {"moectl": Settings("full"), "moectl, experts fused": Settings("full", ex
 FEW_BITS = {f"moectl, experts fused, dense {bits}": Settings("full", experts=FUSED, dense=bits) for bits in DENSE}
 """Besides, in bfloat16 alone: in float32 so many copies of a model would not fit into memory."""
 LLAMA_CPP = {torch.bfloat16: "bf16", torch.float32: "f32"}  # the types of its files
+SAME_FILES = {"q8_0": 8, "q4_0": 4}  # types of files, and the width of dense weights that moectl reads them with
 PROMPT = 16  # tokens
 OLMOE_SIZED = ("--layers", "2", "--experts", "64", "--top-k", "8", "--hidden", "2048", "--intermediate", "1024")
 OLMOE_SHAPED = ("--layers", "16", "--experts", "64", "--top-k", "8", "--hidden", "512", "--intermediate", "256")
@@ -51,11 +52,10 @@ class Contender:
 
 def measure(models: dict[str, Path], *, rounds: int, tokens: int) -> Section:
     """Tables of every model, in bfloat16 and float32. Ratios are to the fastest of transformers' implementations."""
-    tables = [
-        table(name, folder, dtype, rounds=rounds, tokens=tokens)
-        for name, folder in models.items()
-        for dtype in (torch.bfloat16, torch.float32)
-    ]
+    tables = []
+    for name, folder in models.items():
+        tables += [table(name, folder, dtype, rounds=rounds, tokens=tokens) for dtype in LLAMA_CPP]
+        tables += same_files(name, folder, rounds=rounds, tokens=tokens)
     return Section("resident", tables)
 
 
@@ -75,17 +75,48 @@ def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: i
     return _table(name, str(dtype).removeprefix("torch."), seconds, rounds=rounds, tokens=tokens)
 
 
+def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Table]:
+    """One table of GGUF files in few bits, each read by moectl and by llama.cpp; none where that cannot be."""
+    rows, ratios = [], {}
+    for type_, dense in SAME_FILES.items():
+        with ExitStack() as stack:
+            path = _exported(stack, open_model(str(folder), dtype=torch.bfloat16), folder, type_)
+            if path is None:
+                return []
+            settings = Settings("full", experts=FUSED, dense=dense)
+            session = stack.enter_context(Session(open_model(str(path), dense=dense), settings))
+            model, vocab_size = session.opened.model, session.opened.model.config.vocab_size
+            ids = torch.from_numpy(np.random.default_rng(0).integers(3, vocab_size, (1, PROMPT + tokens)))
+            llama = LlamaCpp(path, threads=1, num_tokens=ids.shape[1], vocab_size=vocab_size)
+            ours, theirs = Contender("ours", partial(decode_seconds, model)), partial(decode_by_llama_cpp, llama)
+            seconds = run_rounds([ours, Contender("theirs", theirs)], ids, rounds=rounds)
+        ratios[f"{name}, {type_} file"] = ratio = Ratio.of(seconds["ours"], seconds["theirs"])
+        rows.append((type_, *(f"{median(own) * 1e3:.2f}" for own in seconds.values()), *ratio.cells()))
+    columns = ("GGUF file", "moectl, ms/token", "llama.cpp, ms/token", "ratio", "quartiles of the ratio")
+    note = "experts fused and `--dense` of as many bits; llama.cpp rounds activations to 8 bits, moectl does not"
+    return [Table(f"{name}, the same file in few bits", columns, rows, note, ratios)]
+
+
 def _llama_cpp(stack: ExitStack, opened: MoeModel, folder: Path, *, num_tokens: int) -> list[Contender]:
     """llama.cpp on the same weights, where it is installed and can read them."""
-    type_, path = LLAMA_CPP[opened.dtype], Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.gguf"
+    type_ = LLAMA_CPP[opened.dtype]
+    path = _exported(stack, opened, folder, type_)
+    if path is None:
+        return []
+    llama = LlamaCpp(path, threads=1, num_tokens=num_tokens, vocab_size=opened.model.config.vocab_size)
+    return [Contender(f"llama.cpp {type_}", partial(decode_by_llama_cpp, llama))]
+
+
+def _exported(stack: ExitStack, opened: MoeModel, folder: Path, type_: str) -> Path | None:
+    """The model as a GGUF file that goes with `stack`; None where llama.cpp is not installed or would not read it."""
+    path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.gguf"
     try:
         check_installed()
         export_gguf(opened, folder, path, type_)
     except BadInput as problem:
         log.warning("without llama.cpp: %s", problem)
-        return []
-    llama = LlamaCpp(path, threads=1, num_tokens=num_tokens, vocab_size=opened.model.config.vocab_size)
-    return [Contender(f"llama.cpp {type_}", partial(decode_by_llama_cpp, llama))]
+        return None
+    return path
 
 
 def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: int, tokens: int) -> Table:
