@@ -67,12 +67,13 @@ def runs(checkpoint: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
     return exact, fused
 
 
-def test_fused_it_decodes_within_bounds(checkpoint_in_few_bits: str) -> None:
+def test_fused_it_decodes_within_bounds(checkpoint_in_few_bits: str, request: pytest.FixtureRequest) -> None:
     """What exact and fused differ by in 16 bits, up to 5 % of the largest logit in models so small, is rounding of
     both. The median of tokens counts, since a router that rounding tips selects other experts."""
     right, fused = runs(checkpoint_in_few_bits, torch.float32)
     assert 0 < (fused - right).abs().max() <= TOLERANCE[torch.float32] * right.abs().max()
-    for dtype in (torch.bfloat16, torch.float16):
+    family = request.node.callspec.params["checkpoint_in_few_bits"][1]
+    for dtype in (torch.bfloat16, torch.float16) if family == "mixtral" else (torch.bfloat16,):
         errors = [(rounded - right).norm(dim=1).median() for rounded in runs(checkpoint_in_few_bits, dtype)]
         assert errors[1] <= FURTHER * errors[0], dtype
 
