@@ -32,19 +32,13 @@ def verified(
     candidates = found.lossy if request.max_loss else []
     phases.begin("reading the held-out text by candidates that lose something")
     lossy, tried = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late)
-    named = {name: one.combination for name, one in exact.items()}
+    named: dict[str, Combination | str] = {name: one.combination for name, one in exact.items()}
     if lossy:
         named[request.name] = lossy.combination
-    rivals = _rivals(found, request.max_loss)
+    named |= {name: name for name in (*_BESIDE, *_rivals(found, request.max_loss))}
     phases.begin("measuring beside each other")
     with progress_bar("measuring", unit="readings") as advance:
-        live = verifier.beside(
-            named | {name: name for name in (*_BESIDE, *rivals)},
-            rounds=request.rounds,
-            seed=request.seed,
-            progress=advance,
-            is_late=is_late,
-        )
+        live = verifier.beside(named, rounds=request.rounds, seed=request.seed, progress=advance, is_late=is_late)
     phases.begin("reading the held-out text by the picks")
     chosen = fastest(live, exact)
     if chosen is None:
