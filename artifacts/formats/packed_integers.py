@@ -14,8 +14,11 @@ import numpy as np
 import torch
 
 from artifacts.formats.base import Loop, Stored, are_sound, is_index, is_number, loops, require, require_groups
-from artifacts.formats.codes import unpack
-from artifacts.formats.order import INDEX, has_index, placed, require_index
+from artifacts.formats.codes import NO_ZEROS, unpack
+from artifacts.formats.order import INDEX, ORDER, has_index, placed, require_index
+
+_CODES = np.arange(16, dtype=np.float32)
+_SYMMETRIC = _CODES - 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class PackedIntegers:
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         packed, scales = tensors["packed"], tensors["scale"].float().numpy()
+        if self.bits == 4 and not {"zero_point", ORDER, INDEX} & tensors.keys():
+            return partial(loops().from_half_bytes, packed.view(torch.uint8).numpy(), _SYMMETRIC, NO_ZEROS, scales)
         zeros = self._zeros(tensors).expand(scales.shape).float().contiguous().numpy()
         groups, places, are_even, are_moved = placed(tensors, packed.shape[1] * 32 // self.bits, scales.shape[1])
         if not are_even:
@@ -67,7 +72,7 @@ class PackedIntegers:
         elif self.bits == 8:
             fill = partial(loops().from_integers, packed.view(torch.uint8).numpy(), zeros, scales)
         else:
-            own = (packed.view(torch.uint8).numpy(), np.arange(16, dtype=np.float32), zeros, scales)
+            own = (packed.view(torch.uint8).numpy(), _CODES, zeros, scales)
             fill = partial(loops().from_half_bytes, *own)
         return partial(_in_places, fill, places.numpy().astype(np.uint32)) if are_moved else fill
 

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping, Set
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+"""Rises with the tables, and when a column may hold what older code takes for damage: 4 has replicas of 8 bits."""
 
 # Big tables have no key and no index: they are append-only, and a key would make writing four times slower and the
 # file five times larger.

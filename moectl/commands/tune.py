@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -21,7 +20,7 @@ from moectl.bench.table import loss_of_base
 from moectl.bundled import demo_model
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import trace_on_base
-from moectl.shared.progress import progress_bar
+from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.stores import check_store, refuse_former
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace
@@ -58,28 +57,33 @@ class _Prepared:
     other_name: str
 
 
-def tune(name: str | None, request: TuneRequest, *, store: Path, device: str, threads: int) -> Tuned:
-    """Search on the trace, verify the picks live, keep them as presets. Raises BadUsage, BadInput, Incompatible."""
+def tune(
+    name: str | None, request: TuneRequest, *, store: Path, device: str, threads: int, is_quiet: bool = True
+) -> Tuned:
+    """Search on the trace, verify the picks live, keep them as presets; tell each phase on stderr unless `is_quiet`.
+    Raises BadUsage, BadInput, Incompatible."""
     torch.set_num_threads(threads)
-    started_at, begin_s = utc_now(), perf_counter()
+    started_at, phases = utc_now(), Phases(is_quiet=is_quiet)
     check_store(store)
     name = name or str(demo_model())
     _check(name, request)
-    prepared = _prepare(name, request, store=store, device=device)
+    prepared = _prepare(name, request, phases, store=store, device=device)
     search, verifier = prepared.search, prepared.verifier
+    phases.begin("searching")
+    ends_s = phases.elapsed_s + request.limit_s
     with executing(request.executor, request.workers) as executor:
         plan, planned = plan_for(search, request, num_workers=executor.count)
         with progress_bar("searching", unit="replays") as advance, spread(search, executor) as replay_all:
             found = search.run(plan, progress=advance, replay_all=replay_all)
-    searched_s = perf_counter() - begin_s
-    picks, live, why = verified(found, verifier, request)
+    picks, live, why = verified(found, verifier, request, phases, is_late=lambda: phases.elapsed_s > ends_s)
+    phases.begin("replaying the picks on other text")
     check_search = search_on(prepared.traced, prepared.other, prepared.pace, prepared.similarity, request)
     checks = checks_of(picks, found, check_search, search, request, prepared.other_name)
     receipt = _receipt(name, request, prepared, plan, found, planned) | {
-        "seconds": f"{searched_s:.0f} until the search was over, {perf_counter() - begin_s:.0f} in all",
+        "seconds": {name: round(seconds, 1) for name, seconds in phases.seconds().items()},
         "assumed": search.assumed,
     }
-    run = _keep(picks, request, store, name, prepared.checkpoint, started_at, perf_counter() - begin_s, receipt)
+    run = _keep(picks, request, store, name, prepared.checkpoint, started_at, phases.elapsed_s, receipt)
     oracle_ms, full_ms = search.oracle(plan.rungs[-1]), search.full(plan.rungs[-1])
     shape, measured = prepared.based.shape, verifier.measured()
     return Tuned(request, shape, picks, found, live, measured, oracle_ms, full_ms, checks, receipt, run, why)
@@ -93,13 +97,15 @@ def _check(name: str, request: TuneRequest) -> None:
         documents(data)
 
 
-def _prepare(name: str, request: TuneRequest, *, store: Path, device: str) -> _Prepared:
+def _prepare(name: str, request: TuneRequest, phases: Phases, *, store: Path, device: str) -> _Prepared:
     """Open the model, find or record a trace, and measure what a unit of expert error costs."""
+    phases.begin("opening the model")
     opened = open_quietly(name, device=device)
     refuse_former(store, opened, name=name)
     text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
     artefacts, similarity, profile = known_of(store, opened)
     based, artefacts = model_on_base(opened, artefacts, request.base)
+    phases.begin("measuring costs")
     pace = live_costs(
         based,
         locate(name),
@@ -109,11 +115,14 @@ def _prepare(name: str, request: TuneRequest, *, store: Path, device: str) -> _P
         artefacts=artefacts,
         profile=profile,
     )
+    phases.begin("taking or recording a trace")
     traced = trace_for(name, opened, request, store)
     trace, other, other_name = parts_of(name, opened, traced, request)
     traced = trace_on_base(traced, request.base)
     search = search_on(traced, trace, pace, similarity, request)
+    phases.begin("reading the held-out text by the full model")
     verifier = Verifier(based, artefacts, text, pace, budget=request.budget)
+    phases.begin("measuring what errors cost")
     search.scale = scale_of(search, verifier)
     return _Prepared(opened, based, traced, search, verifier, pace, similarity, other, other_name)
 

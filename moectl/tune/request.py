@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from math import inf
 
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import machine
@@ -21,9 +22,9 @@ LOSSLESS = "-lossless"  # suffix of the name of the lossless pick
 class TuneRequest:
     """Validated settings of a search. Raises BadUsage for an invalid value.
 
-    `minutes` limits the number of candidates unless `candidates` gives it. `data` is the text for a trace if the store
-    has none, `held_out` the text for verification, `check_data` text of another kind for a check of the picks.
-    `max_loss` is a share of perplexity.
+    `minutes` limits the number of candidates and of live rounds unless `candidates` is given. `data` is the text for a
+    trace if the store has none, `held_out` the text for verification, `check_data` text of another kind for a check of
+    the picks. `max_loss` is a share of perplexity.
     """
 
     budget: str = "25%"
@@ -65,6 +66,11 @@ class TuneRequest:
     def workers(self) -> int | None:
         """Number of candidates replayed at a time: 1 by default, None to use all cores of an executor."""
         return self.jobs or (1 if self.executor == LOCAL else None)
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds for the search and what follows it; without limit where the number of candidates is given."""
+        return inf if self.candidates is not None else 60 * self.minutes
 
     @property
     def machine_name(self) -> str:

@@ -104,8 +104,9 @@ def _beside(tuned: Tuned) -> Sheet:
                 found.exposed_ms,
             )
         )
+    num_rounds = max(one.num_rounds for one in tuned.live.values())
     note = (
-        f"medians (quartiles) over {tuned.request.rounds} rounds in random order; x full: the median over rounds; "
+        f"medians (quartiles) over {num_rounds} rounds in random order; x full: the median over rounds; "
         f"predicted oracle {tuned.oracle_ms:.3g} ms. Losses here are of the few tokens that are timed, those above "
         "of all held-out tokens"
     )

@@ -1,7 +1,9 @@
 """Chooses the picks of a search by live runs beside published presets, and checks them on other text."""
 
+from collections.abc import Callable
+
 from artifacts.errors import Incompatible, Problem
-from moectl.shared.progress import progress_bar
+from moectl.shared.progress import Phases, progress_bar
 from moectl.tune.request import LOSSLESS, TuneRequest
 from moectl.tune.result import Check, Pick, published_of_others
 from profilers.compare.verify_search import CandidateQuality, MeasuredBeside, Verifier, fastest, first_within
@@ -16,10 +18,11 @@ _BESIDE = ("on-demand", "near", "uniform-bits")
 
 
 def verified(
-    found: SearchResult, verifier: Verifier, request: TuneRequest
+    found: SearchResult, verifier: Verifier, request: TuneRequest, phases: Phases, *, is_late: Callable[[], bool]
 ) -> tuple[list[Pick], dict[str, MeasuredBeside], str]:
     """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the first that is good enough
-    live. Returns the picks, everything measured beside them by name, and why there is no lossy pick, if so.
+    live. Returns the picks, everything measured beside them by name, and why there is no lossy pick, if so. When
+    `is_late`, no further lossy candidate is read and no further round begun.
 
     Raises Incompatible if no lossless candidate runs.
     """
@@ -27,18 +30,16 @@ def verified(
         raise Incompatible(f"nothing lossless runs at --budget {request.budget}: give more")
     exact = {f"{request.name}{LOSSLESS} ({n})": one for n, one in enumerate(found.lossless[: _SHOWN + 1], 1)}
     candidates = found.lossy if request.max_loss else []
-    lossy, _ = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED)
-    named = {name: one.combination for name, one in exact.items()}
+    phases.begin("reading the held-out text by candidates that lose something")
+    lossy, tried = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late)
+    named: dict[str, Combination | str] = {name: one.combination for name, one in exact.items()}
     if lossy:
         named[request.name] = lossy.combination
-    rivals = _rivals(found, request.max_loss)
+    named |= {name: name for name in (*_BESIDE, *_rivals(found, request.max_loss))}
+    phases.begin("measuring beside each other")
     with progress_bar("measuring", unit="readings") as advance:
-        live = verifier.beside(
-            named | {name: name for name in (*_BESIDE, *rivals)},
-            rounds=request.rounds,
-            seed=request.seed,
-            progress=advance,
-        )
+        live = verifier.beside(named, rounds=request.rounds, seed=request.seed, progress=advance, is_late=is_late)
+    phases.begin("reading the held-out text by the picks")
     chosen = fastest(live, exact)
     if chosen is None:
         raise Incompatible("none of the lossless candidates ran live")
@@ -47,7 +48,7 @@ def verified(
     lossless = Pick(f"{request.name}{LOSSLESS}", best, _unmoved(verifier, best.combination), kept.pop(chosen))
     kept[lossless.name] = lossless.live
     if lossy is None:
-        why = "" if not request.max_loss else _why(found, request)
+        why = "" if not request.max_loss else _why(found, len(tried), request)
         return [lossless, Pick(request.name, best, lossless.quality, lossless.live)], kept, why
     pick = Pick(request.name, lossy, verifier.quality(lossy.combination), kept.get(request.name))
     if pick.live and pick.live.to_full > lossless.live.to_full:
@@ -66,10 +67,10 @@ def _unmoved(verifier: Verifier, combination: Combination) -> CandidateQuality |
     return quality
 
 
-def _why(found: SearchResult, request: TuneRequest) -> str:
+def _why(found: SearchResult, num_tried: int, request: TuneRequest) -> str:
     if not any(one.loss is not None for one in found.lossy):
         return "no candidate that loses something has a measured loss: run `moectl profile` and `moectl quantize`"
-    return f"none of the {_MOST_TRIED} most promising kept within {100 * request.max_loss:g} % of perplexity live"
+    return f"none of the {num_tried} most promising kept within {100 * request.max_loss:g} % of perplexity live"
 
 
 def _rivals(found: SearchResult, max_loss: float) -> list[str]:

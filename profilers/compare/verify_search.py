@@ -31,10 +31,12 @@ _SAME_TIME = 1.01  # predicted times within this factor are equal, and the small
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBeside:
-    """One setting measured in the same rounds as others: its result, and its time over that of `full` per round."""
+    """One setting measured in the same rounds as others: its result, its time over that of `full` per round, and the
+    number of rounds."""
 
     measured: BenchResult
     to_full: float
+    num_rounds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +86,24 @@ class Verifier:
         return dict(self._qualities)
 
     def beside(
-        self, named: Mapping[str, Combination | str], *, rounds: int, seed: int, progress: Callable[[int, int], None]
+        self,
+        named: Mapping[str, Combination | str],
+        *,
+        rounds: int,
+        seed: int,
+        progress: Callable[[int, int], None],
+        is_late: Callable[[], bool] = lambda: False,
     ) -> dict[str, MeasuredBeside]:
-        """Measure combinations, presets by name, and `full`, each once per round in a random order. Those that
-        cannot run are left out."""
+        """Measure combinations, presets by name, and `full`, each once per round in a random order, until `is_late`
+        after a whole round. Those that cannot run are left out."""
         settings = {name: self._setting(candidate) for name, candidate in {FULL: FULL, **named}.items()}
         distinct = list(dict.fromkeys(settings.values()))
         samples: dict[BenchSetting, dict[int, BenchSample]] = {setting: {} for setting in distinct}
-        order = schedule(distinct, rounds=rounds, seed=seed)
+        order, present = schedule(distinct, rounds=rounds, seed=seed), 0
         for number, (turn, setting) in enumerate(order):
+            if turn > present and is_late():
+                break
+            present = turn
             progress(number, len(order))
             try:
                 samples[setting][turn] = self._brief.measure(setting)
@@ -101,7 +112,7 @@ class Verifier:
                 order = [planned for planned in order if planned[1] != setting]
         full = samples[settings[FULL]]
         return {
-            name: MeasuredBeside(summary(list(by_round.values())), _to_full(by_round, full))
+            name: MeasuredBeside(summary(list(by_round.values())), _to_full(by_round, full), len(by_round))
             for name, setting in settings.items()
             if (by_round := samples.get(setting))
         }
@@ -121,10 +132,16 @@ def _to_full(samples: Mapping[int, BenchSample], full: Mapping[int, BenchSample]
 
 
 def first_within(
-    verifier: Verifier, candidates: Sequence[Tried], max_loss: float, *, most: int
+    verifier: Verifier,
+    candidates: Sequence[Tried],
+    max_loss: float,
+    *,
+    most: int,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> tuple[Tried | None, dict[Combination, CandidateQuality]]:
     """Return the first candidate by predicted time whose loss in a live run is at most `max_loss`, and all qualities
-    measured. At most `most` are tried. A loss above its prediction corrects the predictions of the same kind."""
+    measured. At most `most` are tried, and none after the first when `is_late`. A loss above its prediction corrects
+    the predictions of the same kind."""
     qualities: dict[Combination, CandidateQuality] = {}
     factor = dict.fromkeys((False, True), 1.0)
     waiting = sorted((candidate for candidate in candidates if candidate.loss is not None), key=_by_time)
@@ -132,7 +149,7 @@ def first_within(
     def expected_loss(candidate: Tried) -> float:
         return candidate.loss * factor[_replaces(candidate)]
 
-    while waiting and len(qualities) < most:
+    while waiting and len(qualities) < most and not (qualities and is_late()):
         hopeful = [candidate for candidate in waiting if expected_loss(candidate) <= max_loss]
         tried = hopeful[0] if hopeful else min(waiting, key=expected_loss)
         waiting.remove(tried)

@@ -81,16 +81,17 @@ def linear_in_tiles(matrices: Sequence[QuantisedMatrix], x: torch.Tensor) -> tor
 
 def joined(matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, *, is_transposed: bool) -> torch.Tensor:
     """The rows of all matrices as one, [out, in], or [in, out] if `is_transposed`."""
-    num_rows, num_columns = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+    shapes = [matrix.shape for matrix in matrices]  # asked once, for each answer is checked
+    num_rows, num_columns = sum(height for height, _ in shapes), shapes[0][1]
     shape = (num_columns, num_rows) if is_transposed else (num_rows, num_columns)
     whole, first = torch.empty(shape, dtype=dtype, device=matrices[0].device), 0
     if is_transposed:
         for first, tile in _tiles(matrices, dtype, _TURNED):
             turn(tile, whole[:, first : first + len(tile)])
         return whole
-    for matrix in matrices:
-        matrix.filler(dtype)(0, whole[first : first + matrix.shape[0]])
-        first += matrix.shape[0]
+    for matrix, (height, _) in zip(matrices, shapes, strict=True):
+        matrix.filler(dtype)(0, whole[first : first + height])
+        first += height
     return whole
 
 

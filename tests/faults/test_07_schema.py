@@ -13,6 +13,7 @@ import pytest
 
 from artifacts.errors import Incompatible
 from artifacts.hardware.profile import from_rows, to_rows
+from artifacts.quantisation.widths import WIDTHS
 from artifacts.store.check import check_store
 from artifacts.store.schema import SCHEMA_VERSION
 from artifacts.store.store import Store
@@ -79,6 +80,12 @@ def test_an_older_store_is_brought_up_to_date_after_a_copy(older: Older, version
 
 def test_every_released_schema_is_tried() -> None:
     assert list(range(1, SCHEMA_VERSION)) == OLDER
+
+
+def test_another_width_of_replicas_is_another_schema() -> None:
+    """Code that does not know a width calls a store that has it damaged, so its schema must be refused before."""
+    since = {1: (1, 2, 3, 4), 4: (1, 2, 3, 4, 8)}
+    assert since[max(since)] == WIDTHS and max(since) <= SCHEMA_VERSION
 
 
 def test_a_profile_of_the_second_version_is_read_and_brought_up_to_date(older: Older) -> None:

@@ -61,7 +61,10 @@ def test_a_table_and_a_plot_and_no_other_model_runs_by_it(
     Path("other.jsonl").write_text(Path("text.jsonl").read_text().replace("dog", "goat"))
     options = ["--scaled-to", "rtx3090-pcie4", "--max-loss", "0", "--check-data", "other.jsonl"]
     assert main(["tune", model, *FEW, *options]) == 0
-    out = capfd.readouterr().out
+    out, told = capfd.readouterr()
+    phases = [line.partition(" s  ")[2] for line in told.splitlines()]
+    assert phases[0] == "opening the model" and "searching" in phases and "measuring beside each other" in phases
+    assert f"{phases[-1]} " in out, "the receipt has the seconds of each"
     for part in ("Tuned", "Live, beside each other", "Pareto front", "ms a token", "other.jsonl", "link ", "Receipt"):
         assert part in out
     assert f"moectl run {model} --preset tuned" in " ".join(out.split())

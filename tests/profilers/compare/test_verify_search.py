@@ -43,6 +43,8 @@ def test_the_first_that_a_live_run_finds_good_enough(verifier: Verifier) -> None
     found, measured = first_within(verifier, candidates, (losses[WORSE] + losses[BETTER]) / 2, most=6)
     assert found.combination == kept and measured.keys() == {kept, other}
     assert first_within(verifier, candidates, min(losses.values()) - 1e-3, most=1)[0] is None
+    found, measured = first_within(verifier, candidates, min(losses.values()) - 1e-3, most=6, is_late=lambda: True)
+    assert found is None and len(measured) == 1
 
 
 def test_what_is_faster_as_predicted_goes_first_and_equal_times_by_loss(verifier: Verifier) -> None:
@@ -56,6 +58,12 @@ def test_beside_each_other(verifier: Verifier) -> None:
     named = {"one": Combination(), "two": Combination(miss="near"), "on-demand": "on-demand", "shadow": "shadow"}
     found = verifier.beside(named, rounds=2, seed=0, progress=lambda done, total: told.append((done, total)))
     assert found.keys() == {FULL, "one", "two", "on-demand"}, "no replicas, no shadow"
+    assert {one.num_rounds for one in found.values()} == {2}
     assert found[FULL].to_full == 1 and found["one"].to_full > 0 and told
     assert found["one"].measured.counters == found["on-demand"].measured.counters
     assert fastest(found, ["one", "two", "shadow"]) in ("one", "two") and fastest(found, ["shadow"]) is None
+
+
+def test_what_is_late_begins_no_further_round(verifier: Verifier) -> None:
+    found = verifier.beside({"one": Combination()}, rounds=9, seed=0, progress=lambda *_: None, is_late=lambda: True)
+    assert {name: one.num_rounds for name, one in found.items()} == {FULL: 1, "one": 1}

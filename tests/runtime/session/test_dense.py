@@ -1,8 +1,10 @@
 """Sessions with weights besides experts at few bits: the bits of the plain model with the dequantised ones, near them
 in compiled code, counted alike live and replayed."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,14 +12,17 @@ from artifacts.errors import BadUsage
 from artifacts.formats.dense import DENSE
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
+from runtime.session.equip import model_on_base
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.helpers.dense import put_dense
 from tests.helpers.families import FAMILIES, VOCABULARY
+from tests.helpers.replicas import made, put
 from tests.runtime.engine.test_output_cpu import TOLERANCE, decoded
 from tests.runtime.replay.test_replay import live_and_replayed
+from tests.runtime.session.test_base import logits_of, replayed_and_live
 from tests.runtime.session.test_session import plain_model
 
 PROMPT = torch.randint(3, VOCABULARY, (1, 14), generator=torch.Generator().manual_seed(1))
@@ -61,6 +66,39 @@ def test_a_replay_counts_what_the_run_counted(checkpoint: Checkpoint, tmp_path: 
     live, replayed = live_and_replayed(opened, settings, Artefacts(), tmp_path / "trace.parquet")
     assert live.counters.totals()["misses"] > 0
     assert live.counters.totals() == replayed.counters.totals()
+
+
+@pytest.mark.parametrize("bits", DENSE)
+@pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
+def test_experts_and_dense_weights_of_few_bits(family: str, bits: int, tmp_path: Path) -> None:
+    """`--base 8 --dense 8`, and 4: what loses nothing gives the bits of `full`, which is the plain model with both
+    dequantised, as near as products of replicas are to those of their numbers; fused kernels are near to that."""
+    folder = families.save(family, "hub", tmp_path / family, fields=_WIDE)
+    opened, plain = open_model(str(folder), dense=bits), plain_model(folder)
+    replicas = made(opened, tmp_path)
+    based, artefacts = model_on_base(opened, Artefacts(replicas=replicas), bits)
+    assert put_dense(plain, opened) > 1
+    put(plain, opened, replicas, np.full(opened.shape.num_keys, bits))
+
+    full = Settings("full", dense=bits)
+    right = logits_of(Session(based, full, artefacts=artefacts))
+    for settings in (Settings(budget="50%", dense=bits), Settings("near", budget="50%", dense=bits)):
+        assert all(map(torch.equal, logits_of(Session(based, settings, artefacts=artefacts)), right))
+    fused = logits_of(Session(based, replace(full, experts=FUSED), artefacts=artefacts))
+    with torch.inference_mode():
+        whole = plain(PROMPT, use_cache=True)
+        theirs = [whole.logits, *(plain(NEXT, past_key_values=whole.past_key_values).logits for _ in range(2))]
+    for mine, compiled, plain_logits in zip(right, fused, theirs, strict=True):
+        assert (mine - plain_logits).abs().max() <= 2e-4 * plain_logits.abs().max()
+        assert (compiled - mine).abs().max() <= TOLERANCE[torch.float32] * mine.abs().max()
+
+
+@pytest.mark.parametrize("bits", DENSE)
+def test_a_replay_of_both_counts_what_the_run_counted(bits: int, tmp_path: Path) -> None:
+    opened = open_model(str(families.save("olmoe", "hub", tmp_path / "model", fields=_WIDE)), dense=bits)
+    settings = Settings("specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%", dense=bits)
+    counted = replayed_and_live(opened, Artefacts(replicas=made(opened, tmp_path)), settings, bits)
+    assert counted["at_2_bits"] > 0
 
 
 def test_the_receipt_says_what_is_in_force(checkpoint: Checkpoint) -> None:
