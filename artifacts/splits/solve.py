@@ -57,7 +57,8 @@ class SolvedSplit:
     """A split, and what it was solved for: a budget in bytes, a machine (its name, or `here`), and one of its links, or
     None where the machine has only one. `source` names the data it was solved from.
 
-    `budgets` [L] in experts, `theta` [L]; `zeta` as `allocate` takes it. With `latencies`, `solver` and `zeta` it can be solved again.
+    `budgets` [L] in experts, `theta` [L]; `zeta` as `allocate` takes it. With `latencies`, `solver` and `zeta`
+    it can be solved again.
     """
 
     budget_nbytes: int

@@ -1,4 +1,4 @@
-"""MoEpic's systems replayed under the paper's conditions: its loads and compute times, budgets, rivals and ablations."""
+"""MoEpic's systems replayed under the paper's conditions: its loads, compute times, budgets, rivals, ablations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

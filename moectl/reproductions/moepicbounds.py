@@ -42,8 +42,8 @@ def link_bound_ms(budget: float) -> float:
 
 
 def experts_held(footprint_gb: float) -> float:
-    """Experts a layer in a footprint of Figure 8, gigabytes taken as GiB, in the paper's favour: less what the whole model has besides experts
-    and a buffer of as many experts as a token selects in a layer."""
+    """Experts a layer in a footprint of Figure 8, gigabytes taken as GiB, in the paper's favour: less what the
+    whole model has besides experts and a buffer of as many experts as a token selects in a layer."""
     besides = paper.WHOLE_GB - _SHAPE.nbytes / _GIB
     held = (footprint_gb - besides) * _GIB / _SHAPE.expert_nbytes - _SHAPE.top_k
     return held / _SHAPE.num_layers
