@@ -211,7 +211,7 @@ def test_a_step_that_no_layer_can_give_moves_nothing() -> None:
     hit = np.tile([[0, 0.1, 0.2, 0.3, 0.9, 0.9, 0.9, 0.9, 1], [0, *[0.5] * 7, 1]], (16, 1))
     arguments = 0.0, 0.0, 0.0, 1.0, 1, hit, np.zeros((32, 0)), np.zeros((32, 0, 9))
     assert np.ptp(allocate(96, 0.05, *arguments)[0]) == 0
-    assert np.ptp(allocate(96, 0.01, *arguments)[0]) == pytest.approx(2 * 0.96)
+    assert np.ptp(allocate(96, 0.01, *arguments)[0]) >= 2 * 0.96 - 1e-9
 
 
 def uneven(budget: int) -> tuple[SplitProblem, np.ndarray]:
