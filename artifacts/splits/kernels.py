@@ -126,45 +126,52 @@ def split(curves, times, budgets, windows, exposed, sizes):
 
 
 @exact_part
-def _exposed(curves, times, layer, budget, window):
-    covered, link_s, host_s, _ = _covered(curves, times, layer, budget, window)
-    return _after(times, covered, link_s, host_s)[0]
+def _exposed_after(curves, times, budgets, step, first_window):
+    """Exposed seconds [L] after all layers got a step more (less, if it is negative), and which of them can take it.
+
+    A layer that cannot, for want of experts or of budget, keeps its budget: the paper does not say what becomes of it.
+    """
+    most = curves[0].shape[1] - 1 + _CLOSE
+    shifted, can_take = budgets.copy(), np.zeros(len(budgets), np.bool_)
+    for layer in range(len(budgets)):
+        can_take[layer] = _CLOSE < budgets[layer] + step <= most
+        if can_take[layer]:
+            shifted[layer] += step
+    windows, exposed = np.full(len(budgets) + 1, first_window), np.zeros(len(budgets))
+    _walk(curves, times, shifted, 0, len(budgets), windows, exposed, np.zeros(len(budgets), np.int64))
+    return exposed, can_take
 
 
 @exact_part
-def _gain_and_loss(curves, times, budget, step, layer, window, exposed):
-    """What this layer alone gains by a step more and loses by a step less; NaN or infinity where the step is
-    impossible."""
-    gain = exposed - _exposed(curves, times, layer, budget + step, window)
-    loss = _exposed(curves, times, layer, budget - step, window) - exposed if budget - step > _CLOSE else np.inf
-    return gain, loss
+def _most(values, is_allowed):
+    """The first layer of the largest value among those allowed, or _NO_LAYER."""
+    best, chosen = -np.inf, _NO_LAYER
+    for layer in range(len(values)):
+        if is_allowed[layer] and values[layer] > best:
+            best, chosen = values[layer], layer
+    return chosen
 
 
 @exact_part
-def _best_pair(gains, losses):
-    """The layer that gains most and the different layer that loses least, of equals the lowest; or _NO_LAYER twice."""
-    best, receiver, giver = -np.inf, _NO_LAYER, _NO_LAYER
-    for gaining in range(len(gains)):
-        for losing in range(len(losses)):
-            if gaining != losing and gains[gaining] - losses[losing] > best:
-                best, receiver, giver = gains[gaining] - losses[losing], gaining, losing
-    return receiver, giver
+def _published_pair(curves, times, budgets, step, first_window, exposed):
+    """The layer that gains most when all layers get a step more and, of the others, the one that loses least when all
+    get a step less (Algorithm 1, lines 17 to 20); _NO_LAYER where none can."""
+    more, can_receive = _exposed_after(curves, times, budgets, step, first_window)
+    less, can_give = _exposed_after(curves, times, budgets, -step, first_window)
+    receiver = _most(exposed - more, can_receive)
+    if receiver != _NO_LAYER:
+        can_give[receiver] = False
+    return receiver, _most(exposed - less, can_give)
 
 
 @kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
 def greedy(curves, times, budgets, step, windows, exposed, sizes):
-    """While the sum falls, move a step to the layer that alone gains most, from the layer that alone loses least."""
+    """While the sum falls, move a step of so many experts between the published pair of layers."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
     start, moved = budgets.copy(), np.zeros(len(budgets))
-    gains, losses = np.empty(len(budgets)), np.empty(len(budgets))
-    is_known = np.zeros(len(budgets), np.bool_)
     while True:
-        for layer in range(len(budgets)):
-            if not is_known[layer]:
-                pair = _gain_and_loss(curves, times, budgets[layer], step, layer, windows[layer], exposed[layer])
-                gains[layer], losses[layer] = pair
-        receiver, giver = _best_pair(gains, losses)
-        if receiver == _NO_LAYER:
+        receiver, giver = _published_pair(curves, times, budgets, step, windows[0], exposed)
+        if receiver == _NO_LAYER or giver == _NO_LAYER:
             return
         more, less = start[receiver] + (moved[receiver] + 1) * step, start[giver] + (moved[giver] - 1) * step
         change = exposed_change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
@@ -173,11 +180,7 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
         moved[receiver] += 1
         moved[giver] -= 1
         budgets[receiver], budgets[giver] = more, less
-        before = windows.copy()
         _walk(curves, times, budgets, min(receiver, giver), max(receiver, giver), windows, exposed, sizes)
-        for layer in range(len(budgets)):
-            is_known[layer] = before[layer] == windows[layer]
-        is_known[receiver] = is_known[giver] = False
 
 
 @kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)

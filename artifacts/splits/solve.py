@@ -19,6 +19,7 @@ SOLVERS = ("greedy", "dynamic")
 EVEN = "even"  # no solver: all layers alike
 _NUM_CELLS, _NUM_WINDOWS = 2048, 256
 _CLOSE = 1e-9
+_GRAIN = 0.01  # experts: the least that `dynamic` moves
 
 Times = tuple[float, float, float, float, float, float]
 """What the kernels take: seconds of a layer's k experts, of its attention and of loading an expert's bytes; k; the
@@ -56,7 +57,8 @@ class SolvedSplit:
     """A split, and what it was solved for: a budget in bytes, a machine (its name, or `here`), and one of its links, or
     None where the machine has only one. `source` names the data it was solved from.
 
-    `budgets` [L] in experts, `theta` [L]. With `latencies`, `solver` and `zeta` it can be solved again.
+    `budgets` [L] in experts, `theta` [L]; `zeta` as `allocate` takes it. With `latencies`, `solver` and `zeta`
+    it can be solved again.
     """
 
     budget_nbytes: int
@@ -133,12 +135,17 @@ class SplitProblem:
         if solver not in SOLVERS:
             raise BadUsage(unknown("solver", solver, SOLVERS))
         budgets = self.even(total_budget)
-        if not zeta > 0:
-            raise BadUsage(f"zeta, the share of an expert moved at a time, is above 0, not {zeta}")
-        answers = [self.greedy(budgets, zeta)]
-        if solver == "dynamic":
-            answers += [self.refined(start, zeta) for start in (self.gridded(budgets, zeta), answers[0][0])]
-        return min(answers, key=lambda answer: answer[1].sum())
+        if not 0 < zeta <= 1:
+            raise BadUsage(
+                f"zeta, the share of the budget that greedy moves at a time, is above 0, at most 1, not {zeta}"
+            )
+        found = self.greedy(budgets, zeta * budgets.sum())
+        return found if solver == "greedy" else self.dynamic(budgets, found, _GRAIN)
+
+    def dynamic(self, even: np.ndarray, greedy: Answer, step: float) -> Answer:
+        """The best of greedy's answer and of what moves of at least `step` experts make of it and of a grid's best."""
+        starts = (self.gridded(even, step), greedy[0])
+        return min([greedy, *(self.refined(start, step) for start in starts)], key=lambda answer: answer[1].sum())
 
     def even(self, total: float) -> np.ndarray:
         """Equal budgets [L] that add up to `total` experts, at most all. Raises BadUsage."""
@@ -149,17 +156,17 @@ class SplitProblem:
         """The answer for budgets [L] that are known to be possible."""
         return self.run_kernel("split", budgets)
 
-    def greedy(self, budgets: np.ndarray, zeta: float) -> Answer:
-        """The answer of the published algorithm, from these budgets, with steps of `zeta` experts."""
-        return self.run_kernel("greedy", budgets, zeta)
+    def greedy(self, budgets: np.ndarray, step: float) -> Answer:
+        """The answer of the published algorithm (Algorithm 1), from these budgets, with steps of so many experts."""
+        return self.run_kernel("greedy", budgets, step)
 
-    def refined(self, budgets: np.ndarray, zeta: float) -> Answer:
+    def refined(self, budgets: np.ndarray, step: float) -> Answer:
         """The answer after moves judged by the whole sum: first of many steps, then of fewer, down to one."""
-        for doublings in range(int(math.log2(max(1.0, 1 / zeta))), -1, -1):
-            budgets = self.run_kernel("refine", budgets, zeta * 2**doublings)[0]
+        for doublings in range(int(math.log2(max(1.0, 1 / step))), -1, -1):
+            budgets = self.run_kernel("refine", budgets, step * 2**doublings)[0]
         return self.answer(budgets)
 
-    def gridded(self, even: np.ndarray, zeta: float) -> np.ndarray:
+    def gridded(self, even: np.ndarray, step: float) -> np.ndarray:
         """The best budgets [L] that are whole cells; what is left over goes to the layer where it serves best.
 
         An expert is a whole number of cells, since a layer that holds whole experts needs no split.
@@ -167,7 +174,7 @@ class SplitProblem:
         from artifacts.splits.kernels import best_cells, tabulate
 
         num_layers, num_experts = self.shape
-        cell = 1 / min(max(1, int(_NUM_CELLS / even.sum())), max(1, round(1 / zeta)))
+        cell = 1 / min(max(1, int(_NUM_CELLS / even.sum())), max(1, round(1 / step)))
         spare = math.floor(even.sum() / cell + _CLOSE) - num_layers  # every layer has one cell already
         if spare < 0:
             return even
@@ -252,10 +259,11 @@ def allocate(
 ) -> Answer:
     """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes of them.
 
-    `greedy`, as published: from equal budgets, `zeta` of an expert goes from the layer that alone loses least to the
-    one that alone gains most, as long as the summed exposed time falls. `dynamic`: dynamic programming over a grid of
-    budgets, carrying the window from layer to layer, then moves judged by the whole sum; never worse than greedy.
-    Raises BadUsage.
+    `greedy`, as published (Algorithm 1): from equal budgets, as long as the summed exposed time falls, `zeta` of the
+    whole budget goes to the layer that gains most when all layers get so much more, from the other layer that loses
+    least when all get so much less. `dynamic`: dynamic programming over a grid of budgets, carrying the window from
+    layer to layer, then moves of hundredths of an expert or more, judged by the whole sum, also from where greedy
+    ended; never worse than greedy. Raises BadUsage.
     """
     times = (moe_s, attention_s, load_s, k, latency_s, host_s)
     problem = SplitProblem.of(first_window, times, (hit, prediction, prediction_hit))

@@ -9,7 +9,7 @@ Shapes: N rows of a trace, S steps of a layer, R predictions, E experts, L layer
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,9 +43,10 @@ def measure(
     phases: Collection[int] = (PREFILL, DECODE),
     rho: float = 0.25,
     omega: float = 128.0,
+    uses: str = "passes",
 ) -> Curves:
     """Measure the curves of every layer over the steps in `phases`. Other steps pass through the caches too, which
-    begin empty.
+    begin empty. `rho`, `omega` and `uses` are those of the eviction policy lcp.
 
     A token's experts are predicted from its own row one layer before; in layer 0 from the last layer's row of the last
     token in the request's previous pass, if there was one. A trace without predictions has no prediction curves. Raises
@@ -53,7 +54,7 @@ def measure(
     """
     _check(trace, shape)
     counts = [_Counts(shape.num_experts) for _ in range(shape.num_layers)]
-    for layer, steps in _layers(trace, shape, phases):
+    for layer, steps in _layers(trace, shape, phases, by_token=uses == "tokens"):
         priorities = _Priorities(shape.num_experts, rho, omega)
         for piece in steps.pieces(max(1, _PRIORITIES_AT_A_TIME // shape.num_experts)):
             counts[layer].add(piece, priorities.order(piece))
@@ -71,11 +72,14 @@ def measure(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Steps:
-    """Steps of one layer in order. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance;
-    `num_tokens` [S] tokens have been seen by then. `predicted` [R, E] are predictions for tokens whose experts are
+    """Steps of one layer in order. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance, each
+    used so often (`uses`), last so many tokens before the step's last (`ages`); `num_tokens` [S] tokens have been seen
+    by then. `predicted` [R, E] are predictions for tokens whose experts are
     `selected` [R, K]; those of step s begin at row `predicted_starts[s]`."""
 
     wanted: np.ndarray
+    uses: np.ndarray
+    ages: np.ndarray
     starts: np.ndarray
     num_tokens: np.ndarray
     is_counted: np.ndarray
@@ -91,8 +95,11 @@ class _Steps:
                 column[first : first + size + 1] for column in (self.starts, self.predicted_starts)
             )
             rows = slice(predicted_starts[0], predicted_starts[-1])
+            own = slice(starts[0], starts[-1])
             yield _Steps(
-                self.wanted[starts[0] : starts[-1]],
+                self.wanted[own],
+                self.uses[own],
+                self.ages[own],
                 starts - starts[0],
                 self.num_tokens[steps],
                 self.is_counted[steps],
@@ -112,10 +119,11 @@ class _Priorities:
     def order(self, steps: _Steps) -> np.ndarray:
         """[S, E]: at each step, its own uses counted, the experts by rising priority; equals by the lower expert."""
         num_tokens = steps.num_tokens[:, None]
-        is_wanted = np.zeros((len(num_tokens), len(self._uses)), bool)
-        is_wanted[np.repeat(np.arange(len(num_tokens)), np.diff(steps.starts)), steps.wanted] = True
-        uses = self._uses + np.cumsum(is_wanted, axis=0)
-        last = np.maximum(self._last, np.maximum.accumulate(np.where(is_wanted, num_tokens, 0), axis=0))
+        at = np.repeat(np.arange(len(num_tokens)), np.diff(steps.starts)), steps.wanted
+        added, last_token = (np.zeros((len(num_tokens), len(self._uses)), np.int64) for _ in range(2))
+        added[at], last_token[at] = steps.uses, num_tokens[at[0], 0] - steps.ages
+        uses = self._uses + np.cumsum(added, axis=0)
+        last = np.maximum(self._last, np.maximum.accumulate(last_token, axis=0))
         self._uses, self._last = uses[-1], last[-1]
         return np.argsort(uses * self._rho ** ((num_tokens - last) / self._omega), axis=1, kind="stable")
 
@@ -145,8 +153,8 @@ class _Counts:
         self.requests += int(np.diff(steps.starts)[steps.is_counted].sum())
 
 
-def _layers(trace: Trace, shape: Shape, phases: Collection[int]) -> Iterator[tuple[int, _Steps]]:
-    """The steps of each layer that occurs."""
+def _layers(trace: Trace, shape: Shape, phases: Collection[int], *, by_token: bool) -> Iterator[tuple[int, _Steps]]:
+    """The steps of each layer that occurs; uses are counted by token, or one a pass."""
     ordered, spans = trace.scheduled()
     pass_index, phase, layer, rows = zip(*spans, strict=True)
     starts = np.array([span.start for span in rows])
@@ -160,7 +168,18 @@ def _layers(trace: Trace, shape: Shape, phases: Collection[int]) -> Iterator[tup
         own_steps = np.flatnonzero(np.array(layer) == number)
         if len(own_steps):
             own_rows = [rows[step] for step in own_steps]
-            yield number, _steps(ordered, sources, own_rows, num_tokens[own_steps], is_counted[own_steps])
+            steps = _steps(ordered, sources, own_rows, num_tokens[own_steps], is_counted[own_steps])
+            yield number, _by_token(steps, ordered.experts, own_rows) if by_token else steps
+
+
+def _by_token(steps: _Steps, experts: np.ndarray, rows: list[slice]) -> _Steps:
+    """The same steps with each token's use counted."""
+    uses, ages = steps.uses.copy(), steps.ages.copy()
+    for step, start, end in zip(rows, steps.starts, steps.starts[1:], strict=False):
+        if step.stop - step.start > 1:
+            used = (experts[step, :, None] == steps.wanted[start:end]).any(axis=1)  # [T, W]
+            uses[start:end], ages[start:end] = used.sum(axis=0), used[::-1].argmax(axis=0)
+    return replace(steps, uses=uses, ages=ages)
 
 
 def _steps(
@@ -168,12 +187,15 @@ def _steps(
 ) -> _Steps:
     experts = trace.experts.astype(np.int64)
     wanted = [list(dict.fromkeys(experts[step].ravel().tolist())) for step in rows]
+    starts = _starts(wanted)
     predicted_rows = [np.arange(step.start, step.stop)[sources[step] != _NONE] for step in rows]
     of_rows = np.concatenate(predicted_rows)
     predicted = np.zeros((0, 1), np.float32) if trace.predicted is None else trace.predicted[sources[of_rows], 0]
     return _Steps(
         wanted=np.concatenate(wanted),
-        starts=_starts(wanted),
+        uses=np.ones(starts[-1], np.int64),
+        ages=np.zeros(starts[-1], np.int64),
+        starts=starts,
         num_tokens=num_tokens,
         is_counted=is_counted,
         predicted=predicted,

@@ -38,7 +38,7 @@ class SplitOptions:
             help="dynamic; greedy, as published; or replay: of both and of even cuts what runs the trace fastest."
         ),
     ] = "replay"
-    zeta: Annotated[float, typer.Option(help="Share of an expert that is moved at a time.")] = 0.01
+    zeta: Annotated[float, typer.Option(help="Share of the whole budget that greedy moves at a time.")] = 0.01
 
 
 def split(

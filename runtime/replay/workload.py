@@ -160,8 +160,8 @@ class Workload:
 
     def solved(self, setting: Setting, *, zeta: float = 0.01) -> SolvedSplit:
         """Return the split of the setting's budget with which its policies replay the trace, or its beginning, fastest.
-        Candidates are those of the solvers, with steps of `zeta`, and even splits. Raises BadInput when the trace does
-        not have what that takes."""
+        Candidates are those of the solvers, greedy's with steps of `zeta`, and even splits. Raises BadInput
+        when the trace does not have what that takes."""
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
         key = (nbytes, zeta, setting.preset, *sorted(setting.policies.items()), setting.scope, setting.devices)
         if key not in self._splits:

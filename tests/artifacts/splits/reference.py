@@ -72,31 +72,31 @@ class Plain:
         return float(sum(self.split(budgets)[0]))
 
     def greedy(self, budgets: Sequence[float], step: float) -> list[float]:
-        """As published: by what each layer by itself gains and loses."""
+        """As published: gains of all layers a step richer, losses of all a step poorer; first who gains, then who
+        gives."""
         start, moved = list(budgets), [0] * len(budgets)
         while True:
             budgets = [one + count * step for one, count in zip(start, moved, strict=True)]
-            gains, losses = self._gains_and_losses(budgets, step)
-            pairs = [(gains[one] - losses[other], -one, -other) for one in gains for other in losses if one != other]
-            if not pairs:
+            exposed = self.split(budgets)[0]
+            gains = {layer: exposed[layer] - other for layer, other in self._shifted(budgets, step).items()}
+            losses = {layer: other - exposed[layer] for layer, other in self._shifted(budgets, -step).items()}
+            receiver = max(gains, key=gains.get, default=None)
+            losses.pop(receiver, None)
+            giver = min(losses, key=losses.get, default=None)
+            if None in (receiver, giver):
                 return budgets
-            _, receiver, giver = max(pairs)
-            moved[-receiver] += 1
-            moved[-giver] -= 1
+            moved[receiver] += 1
+            moved[giver] -= 1
             after = [one + count * step for one, count in zip(start, moved, strict=True)]
             if self.change(budgets, after) >= -self.least_change:
                 return budgets
 
-    def _gains_and_losses(self, budgets: list[float], step: float) -> tuple[dict[int, float], dict[int, float]]:
-        """What each layer by itself gains by a step more and loses by a step less, where the step is possible."""
-        exposed, _, _, windows = self.split(budgets)
-        gains, losses = {}, {}
-        for layer, (budget, window) in enumerate(zip(budgets, windows, strict=False)):
-            if budget + step <= len(self.hit[layer]) - 1 + CLOSE:
-                gains[layer] = exposed[layer] - self.after(*self.covered(layer, budget + step, window)[1])[0]
-            if budget - step > CLOSE:
-                losses[layer] = self.after(*self.covered(layer, budget - step, window)[1])[0] - exposed[layer]
-        return gains, losses
+    def _shifted(self, budgets: list[float], step: float) -> dict[int, float]:
+        """Exposed seconds of the layers that can take a step, after all that can have taken it."""
+        most = len(self.hit[0]) - 1 + CLOSE
+        able = [layer for layer, budget in enumerate(budgets) if CLOSE < budget + step <= most]
+        exposed = self.split(_with(budgets, dict.fromkeys(able, step)))[0]
+        return {layer: exposed[layer] for layer in able}
 
     def change(self, budgets: Sequence[float], after: Sequence[float]) -> float:
         """The change of the summed exposed seconds."""

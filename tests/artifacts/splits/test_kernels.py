@@ -151,9 +151,9 @@ def test_the_answer_is_the_best_of_what_the_stages_find(seed: int) -> None:
     plain, ours, even, zeta = case(seed)
     arguments = (even.sum(), zeta, *plain.arguments)
     besides = {"latency_s": plain.latency_s, "host_s": plain.host_s}
-    greedy = ours.greedy(even, zeta)
+    greedy = ours.greedy(even, zeta * even.sum())
     for one, other in zip(allocate(*arguments, **besides), greedy, strict=True):
         np.testing.assert_array_equal(one, other)
-    refined = [ours.refined(start, zeta) for start in (ours.gridded(even, zeta), greedy[0])]
+    refined = [ours.refined(start, 0.01) for start in (ours.gridded(even, 0.01), greedy[0])]
     best = min(greedy[1].sum(), *(answer[1].sum() for answer in refined))
     assert allocate(*arguments, solver="dynamic", **besides)[1].sum() == best

@@ -22,15 +22,17 @@ DEMO = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=1)
 SMALL = Shape(num_layers=2, num_experts=5, top_k=2, expert_nbytes=1)
 
 
-def controller(shape: Shape, size: int) -> Controller:
-    policies = build(preset("on-demand").texts() | {"eviction": "lcp"})
+def controller(shape: Shape, size: int, uses: str = "passes") -> Controller:
+    policies = build(preset("on-demand").texts() | {"eviction": f"lcp:uses={uses}"})
     num_slots = size * shape.num_layers
     return build_controller(policies, shape, num_slots=num_slots, scope=Scope.LAYER, window=0, artefacts=Artefacts())
 
 
-def replayed(trace: Trace, shape: Shape, size: int, phases: tuple[int, ...]) -> tuple[np.ndarray, list[list[set[int]]]]:
+def replayed(
+    trace: Trace, shape: Shape, size: int, phases: tuple[int, ...], uses: str = "passes"
+) -> tuple[np.ndarray, list[list[set[int]]]]:
     """Hits and requests [2, L] of the counted steps, and by layer what was cached before each of them."""
-    control, current = controller(shape, size), -1
+    control, current = controller(shape, size, uses), -1
     counted, before = np.zeros((2, shape.num_layers)), [[] for _ in range(shape.num_layers)]
     for step in trace.steps():
         if step.pass_index != current:
@@ -70,7 +72,7 @@ def predicted(trace: Trace, shape: Shape, phases: tuple[int, ...]) -> list[list[
     return by_layer
 
 
-def slow(trace: Trace, shape: Shape, phases: tuple[int, ...]) -> Curves:
+def slow(trace: Trace, shape: Shape, phases: tuple[int, ...], uses: str = "passes") -> Curves:
     num_layers, num_experts = shape.num_layers, shape.num_experts
     hit, right = np.zeros((num_layers, num_experts + 1)), np.zeros((num_layers, num_experts))
     cached = np.zeros((num_layers, num_experts, num_experts + 1))
@@ -79,9 +81,9 @@ def slow(trace: Trace, shape: Shape, phases: tuple[int, ...]) -> Curves:
     for layer, steps in enumerate(by_layer):
         for ranked, selected in (pair for step in steps for pair in step):
             right[layer] += [expert in selected for expert in ranked]
-    requests = replayed(trace, shape, 1, phases)[0][1]
+    requests = replayed(trace, shape, 1, phases, uses)[0][1]
     for size in range(1, num_experts + 1):
-        (hits, _), before = replayed(trace, shape, size, phases)
+        (hits, _), before = replayed(trace, shape, size, phases, uses)
         hit[:, size] = hits / np.maximum(requests, 1)
         for layer, steps in enumerate(by_layer):
             for held, pairs in zip(before[layer], steps, strict=True):
@@ -121,11 +123,16 @@ def made(lengths: list[int], seed: int, *, num_requests: int = 1) -> Trace:
     return Trace(request, number, phase.astype(np.uint8), layer, token, experts, weights, predicted=predicted)
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(0, 99), st.integers(1, 3))
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    st.integers(0, 99),
+    st.integers(1, 3),
+    st.sampled_from(["passes", "tokens"]),
+)
 @settings(deadline=None, max_examples=60)
-def test_small_traces_of_all_kinds(lengths: list[int], seed: int, num_requests: int) -> None:
+def test_small_traces_of_all_kinds(lengths: list[int], seed: int, num_requests: int, uses: str) -> None:
     trace = made(lengths, seed, num_requests=num_requests)
-    assert_same(measure(trace, SMALL), slow(trace, SMALL, (PREFILL, DECODE)))
+    assert_same(measure(trace, SMALL, uses=uses), slow(trace, SMALL, (PREFILL, DECODE), uses))
 
 
 @given(st.integers(2, 40), st.integers(0, 99))

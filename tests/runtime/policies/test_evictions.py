@@ -93,6 +93,20 @@ def test_lcp_is_its_formula() -> None:
     assert policy.order(np.arange(3), Now(2, 2, 0, 16))[0] == pytest.approx([0.25**1.5, 2 * 0.25**0.5, 0])
 
 
+def test_lcp_counts_a_prompt_once_or_token_by_token() -> None:
+    """Of a prompt of three tokens two use expert 0, the last of them the second; one uses 1, first of all; 2 stands in
+    for an expert that none selected."""
+    prompt = step([[0, 1], [0, 4], [3, 4]])
+    for uses, worth in (("passes", [1, 1, 1]), ("tokens", [2 * 0.25 ** (1 / 8), 0.25 ** (2 / 8), 1])):
+        policy = prepared("eviction", f"lcp:omega=8,uses={uses}")
+        policy.order(np.arange(3), Now(0, 0, 0, 3))
+        policy.used([0, 1, 2], prompt, Now(0, 0, 0, 3))
+        assert policy.order(np.arange(3), Now(0, 0, 0, 3))[0] == pytest.approx(worth)
+        policy.used([1], step([[1, 5]]), Now(1, 1, 0, 4))
+        later = [worth[0] * 0.25 ** (1 / 8), 2, worth[2] * 0.25 ** (1 / 8)]
+        assert policy.order(np.arange(3), Now(1, 1, 0, 4))[0] == pytest.approx(later)
+
+
 @pytest.mark.parametrize(
     ("within", "expected"),
     [
@@ -204,6 +218,8 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
         ("lcp:rho=1.001", False),
         ("lcp:omega=0", False),
         ("lcp:omega=-1", False),
+        ("lcp:uses=tokens", True),
+        ("lcp:uses=rows", False),
         ("least_stale:within=behind", False),
     ],
 )
