@@ -63,7 +63,7 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Study:
+class FittedLine:
     """The workload and its traffic by policy text and share; milliseconds a token are `constant + by_load * loads`."""
 
     workload: Workload
@@ -102,7 +102,7 @@ def reproduce() -> Reproduction:
     model = MODELS[MODEL]
     layer_s = min(original_ms().values()) / 1e3 / model.shape.num_layers
     window = int(machine(MACHINE).link_gbps * 1e9 * layer_s)
-    study = Study(Workload(generate(DIALS, model.shape), model, machine(MACHINE), window=window))
+    study = FittedLine(Workload(generate(DIALS, model.shape), model, machine(MACHINE), window=window))
     study.fit()
     return Reproduction(
         name="buddymoe",
@@ -134,7 +134,7 @@ def _printed(row: Row) -> float | None:
     return row.tokens_per_s and row.tokens_per_s * original_ms()[row.share] / 1e3 - 1
 
 
-def _throughput_sheet(study: Study) -> Sheet:
+def _throughput_sheet(study: FittedLine) -> Sheet:
     rows = []
     for row in ROWS:
         miss = _miss(row)
@@ -154,7 +154,7 @@ def _limited() -> list[Row]:
     return [row for row in ROWS if row.rho is not None]
 
 
-def _reading_sheet(study: Study) -> Sheet:
+def _reading_sheet(study: FittedLine) -> Sheet:
     rows = [
         (TABLES[row.share], row.share, row.rho, 1 + _printed(row))
         + tuple(1 + study.gain(_miss(row, reading), row.share) for reading in READINGS)
@@ -164,7 +164,7 @@ def _reading_sheet(study: Study) -> Sheet:
     return Sheet("Throughput over the original, by what rho may count", columns, rows)
 
 
-def _reads_sheet(study: Study) -> Sheet:
+def _reads_sheet(study: FittedLine) -> Sheet:
     rows = [
         (row.share, row.name, 1 + MORE_READS, 1 + study.more_reads(_miss(row), row.share))
         for row in ROWS
@@ -182,7 +182,7 @@ def _accuracy_sheet() -> Sheet:
     return Sheet("Mean of ARC-Easy and ARC-Challenge", ("table", "share on the GPU", "method", "paper", "ours"), rows)
 
 
-def _claims(study: Study) -> tuple[Claim, ...]:
+def _claims(study: FittedLine) -> tuple[Claim, ...]:
     claims = [_gain(study, row) for row in ROWS if row.method == BUDDIES and row.buddies == 16 and row.rho in (None, 3)]
     by_rho = {(row.share, row.rho): study.ms(_miss(row), row.share) for row in _limited()}
     is_faster = all(by_rho[share, 4] < by_rho[share, 3] for share in SHARES)
@@ -206,7 +206,7 @@ def _of(share: float) -> list[Row]:
     return [row for row in ROWS if row.share == share]
 
 
-def _gain(study: Study, row: Row) -> Claim:
+def _gain(study: FittedLine, row: Row) -> Claim:
     printed, ours = _printed(row), study.gain(_miss(row), row.share)
     limit = "without rho" if row.rho is None else f"with rho {row.rho}"
     is_near = abs(ours - printed) <= _NEAR * printed
@@ -217,7 +217,7 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def _assumed(study: Study, window: int) -> tuple[str, ...]:
+def _assumed(study: FittedLine, window: int) -> tuple[str, ...]:
     saved = {row.share: original_ms()[row.share] - 1e3 / row.tokens_per_s for row in _limited() if row.rho == 3}
     expert_ms = study.workload.model.shape.expert_nbytes / machine(MACHINE).link_gbps / 1e6
     random_ms: Mapping[float, float] = {
