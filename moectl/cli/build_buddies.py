@@ -20,10 +20,13 @@ def build_buddies(
     metric: Annotated[
         str, typer.Option(help="What ranks buddies: loss or output (both measured), coactivation or weighted.")
     ] = "loss",
+    epsilon: Annotated[
+        float, typer.Option(help="Laplace smoothing: added to every count of coactivation or weighted.")
+    ] = 0.0,
     json: Json = False,
 ) -> None:
     """Build buddy lists from a profile: for each expert, the peers that may stand in for it."""
     from moectl.commands import build_buddies as command
 
-    built = command.build_buddies(store, run=run, alpha=alpha, k_max=k_max, metric=metric)
+    built = command.build_buddies(store, run=run, alpha=alpha, k_max=k_max, metric=metric, epsilon=epsilon)
     command.show(built, as_json=json)

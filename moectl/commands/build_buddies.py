@@ -20,8 +20,10 @@ from artifacts.store.store import Store
 from moectl.show.render import Sheet, show_json, show_sheet
 from moectl.show.store import buddy_sizes
 
-METRICS = ("loss", "output", "weighted", "coactivation")
+COUNTED = ("weighted", "coactivation")
+METRICS = ("loss", "output", *COUNTED)
 DEFAULT_ALPHA = 0.95
+_MOST_EPSILON = 1_000_000
 PROFILE = "profile"
 COMMAND = "build-buddies"
 
@@ -37,18 +39,22 @@ class BuiltBuddies:
     sizes: Sheet
 
 
-def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metric: str) -> BuiltBuddies:
+def build_buddies(
+    store: Path, *, run: int | None, alpha: str, k_max: int, metric: str, epsilon: float = 0.0
+) -> BuiltBuddies:
     """Cut the buddy lists of every layer from a profile (the newest unless `run` names one) and store them.
 
-    `alpha` is one number, one per layer separated by commas, or `layer:number` pairs. Raises BadUsage (alpha, metric),
-    BadInput (no store, no such run) and Incompatible (no profile in the store).
+    `alpha` is one number, one per layer separated by commas, or `layer:number` pairs; `epsilon` is added to every count
+    of co-activation. Raises BadUsage (alpha, metric, epsilon), BadInput (no store, no such run) and Incompatible (no
+    profile in the store).
     """
     check_metric(metric)
+    _check_epsilon(epsilon, metric)
     started_at, start_s = utc_now(), time.monotonic()
     with Store.open(store, read_only=True) as opened:
         profile = find_profile(opened, run)
         shape = next(model.shape for model in opened.models() if model.model_id == profile.info.model_id)
-        q = metric_scores(opened, profile, shape, metric)
+        q = metric_scores(opened, profile, shape, metric, epsilon=epsilon)
     alphas = parse_alphas(alpha, shape.num_layers)
     rows = cut(q, alphas, k_max)
     info = RunInfo(
@@ -60,7 +66,13 @@ def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metri
         data_digest=profile.info.data_digest,
         tokens=profile.info.tokens,
         seed=profile.info.seed,
-        parameters={"profile_run": profile.run_id, "metric": metric, "alpha": alphas, "k_max": k_max},
+        parameters={
+            "profile_run": profile.run_id,
+            "metric": metric,
+            "alpha": alphas,
+            "k_max": k_max,
+            "epsilon": epsilon,
+        },
     )
     with Store.open(store) as opened:
         run_id = opened.write_run(info, {"buddies": rows})
@@ -74,15 +86,23 @@ def check_metric(metric: str) -> None:
         raise BadUsage(unknown("metric", metric, METRICS))
 
 
-def metric_scores(store: Store, profile: StoredRun, shape: Shape, metric: str) -> np.ndarray:
-    """Return q [L, E, E]: by a metric, the share of each peer in standing in for an expert. Each row sums to 1.
+def _check_epsilon(epsilon: float, metric: str) -> None:
+    if not 0 <= epsilon <= _MOST_EPSILON:
+        raise BadUsage(f"epsilon is a number from 0 to {_MOST_EPSILON:,}, not {epsilon:g}")
+    if epsilon and metric not in COUNTED:
+        raise BadUsage(f"--epsilon smooths counts, which {metric} does not have: add --metric coactivation or weighted")
+
+
+def metric_scores(store: Store, profile: StoredRun, shape: Shape, metric: str, *, epsilon: float = 0.0) -> np.ndarray:
+    """Return q [L, E, E]: by a metric, the share of each peer in standing in for an expert. Each row sums to 1; counts
+    are smoothed by `epsilon`.
 
     Raises Incompatible when the profile did not measure what the metric needs.
     """
     size = (shape.num_layers, shape.num_experts)
-    if metric in ("coactivation", "weighted"):
+    if metric in COUNTED:
         pairs, weighted = coactivation_matrices(store.read("coactivations", profile.run_id), *size)
-        return np.stack([conditional(layer) for layer in (pairs if metric == "coactivation" else weighted)])
+        return np.stack([conditional(layer, epsilon) for layer in (pairs if metric == "coactivation" else weighted)])
     if "similarity" not in profile.contents:
         raise Incompatible(
             f"run {profile.run_id} of {store.path} was profiled without similarity, which the metric {metric} needs: "

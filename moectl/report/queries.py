@@ -109,8 +109,8 @@ STAND_IN_PRICES = (
     g.altered / (r.tokens * m.num_layers * m.top_k) AS share,
     from_json(json_extract(r.parameters, '$.by_text.kl'), '["DOUBLE"]') AS by_text
   FROM judged g JOIN runs r USING (run_id) JOIN models m USING (model_id)
-  WHERE g.mode = 'live' AND (g.preset = 'buddymoe' OR starts_with(g.preset, 'buddymoe-')) AND g.altered > 0
-    AND json_extract(r.parameters, '$.by_text') IS NOT NULL
+  WHERE g.mode = 'live' AND g.preset IN ('buddymoe', 'buddymoe-random', 'buddymoe-best', 'buddymoe-zero')
+    AND g.altered > 0 AND json_extract(r.parameters, '$.by_text') IS NOT NULL
 ), paired AS (
   SELECT p.*, p.kl / p.a_token AS price,
     list_transform(list_zip(p.by_text, b.by_text), lambda x: x[1] / p.a_token - x[2] / b.a_token) AS beside

@@ -20,6 +20,7 @@ from runtime.policies.shared.maps import Matching
 _STORED = "which the store does not hold: "
 _REMEDY = {
     "buddies": _STORED + "run `moectl profile` on this model, then `moectl build-buddies`",
+    "coactivated": _STORED + "run `moectl profile` on this model, then `moectl build-buddies --metric coactivation`",
     "entropy": _STORED + "run `moectl profile` on this model",
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
     "splits": _STORED + "run `moectl split`",

@@ -35,7 +35,8 @@ class Artefacts:
     """What the store knows of this model. A policy names in `requires` the artefacts that it cannot run without."""
 
     buddies: np.ndarray | None = None  # [L, E, R] expert ids by rank, padded with -1
-    buddy_q: np.ndarray | None = None  # [L, E, R] their conditional co-activation
+    buddy_q: np.ndarray | None = None  # [L, E, R] their share of what ranked them
+    coactivated: tuple[np.ndarray, np.ndarray] | None = None  # the same two, ranked by co-activation
     entropy: np.ndarray | None = None  # [L, 101] percentiles of token activating entropy
     hops: np.ndarray | None = None  # [E] devices between an expert and the compute; None: one device
     next_use: NextUse | None = None  # the future of the trace that is replayed

@@ -24,7 +24,7 @@ from runtime.control.split_solver import curves_of
 from runtime.policies import Policies
 from runtime.policies.base import Artefacts
 
-_COUNTED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
+_COUNTED = {"buddies": "buddy lists", "coactivated": "buddy lists", "entropy": "percentiles of token entropy"}
 _ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
 
 
@@ -172,4 +172,8 @@ class TraceArtefacts:
     def _counted(self) -> dict[str, dict[str, object]]:
         lists, q = buddies(self._trace, self._model.shape)
         percentiles = entropy(self._trace, self._model.shape)
-        return {"buddies": {"buddies": lists, "buddy_q": q}, "entropy": {"entropy": percentiles}}
+        return {
+            "buddies": {"buddies": lists, "buddy_q": q},
+            "coactivated": {"coactivated": (lists, q)},
+            "entropy": {"entropy": percentiles},
+        }

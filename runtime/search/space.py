@@ -34,7 +34,7 @@ _LOSSY_MISS = (
     "substitute:tolerance=0.25",
     "substitute:rank=2",
     "substitute:rank=3",
-    "buddy",
+    "buddy:keep=0.5",
     "buddy:rho=1",
     "fetch_priority",
     "fetch_lowest",

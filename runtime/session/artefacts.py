@@ -32,17 +32,18 @@ _PRIOR_USE = 0.02  # added to the use of every expert, as a share of its layer's
 
 
 def load_artefacts(store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None) -> Artefacts:
-    """Load what the newest runs for this model wrote; None for artefacts that were never built. Of `loads` and
-    `sensitivity`, which take long, only those that `wants` names, unless it is None.
+    """Load what the newest runs for this model wrote; None for artefacts that were never built. Of `loads`,
+    `sensitivity` and `coactivated`, only those that `wants` names, unless it is None.
 
     Raises BadInput for damaged tables, Incompatible for replicas that do not cover every expert.
     """
-    buddies, q = _buddies(store, model_id, shape)
+    buddies, q = _buddies(store, store.latest_run("build-buddies", model_id), shape) or (None, None)
     profile, quantised = store.latest_run("profile", model_id), store.latest_run("quantize", model_id)
     maps_run = latest_maps(store, model_id)
     return Artefacts(
         buddies=buddies,
         buddy_q=q,
+        coactivated=_coactivated(store, model_id, shape) if wants is None or "coactivated" in wants else None,
         entropy=_entropy(store, profile, shape) if profile else None,
         loads=_loads_on_demand(store, model_id, shape) if wants is None or "loads" in wants else None,
         sensitivity=_sensitivity(store, model_id, shape) if wants is None or "sensitivity" in wants else None,
@@ -62,12 +63,18 @@ def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | N
     return similarity_matrices(store.read("similarity", runs[-1].run_id), shape.num_layers, shape.num_experts)
 
 
-def _buddies(store: Store, model_id: str, shape: Shape) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Buddies and their conditional co-activation, both [L, E, R]."""
-    run = store.latest_run("build-buddies", model_id)
+def _buddies(store: Store, run: StoredRun | None, shape: Shape) -> tuple[np.ndarray, np.ndarray] | None:
+    """Buddies and their share of what ranked them, both [L, E, R]."""
     if run is None:
-        return None, None
+        return None
     return buddy_matrices(store.read("buddies", run.run_id), shape.num_layers, shape.num_experts)
+
+
+def _coactivated(store: Store, model_id: str, shape: Shape) -> tuple[np.ndarray, np.ndarray] | None:
+    """The same of the newest lists that are ranked by co-activation."""
+    built = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("build-buddies", model_id)]
+    ranked = [run for run in built if run.info.parameters.get("metric") == "coactivation"]
+    return _buddies(store, ranked[-1] if ranked else None, shape)
 
 
 def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:

@@ -26,7 +26,12 @@ NUM_MAPS = 200  # of the requests that are not replayed
 SLOTS = (16, 32, 48, 64, 96, 128, 192, 240)  # of 256; the first two are fewer than one token wants, or just as many
 QUARTER = (64,)  # for the other axes, which run over lru
 REQUESTS = 2
-VARIANTS = tuple(f"miss/buddy:quota=0.2,stand_in={name}" for name in STAND_INS)
+VARIANTS = (
+    *(f"miss/buddy:quota=0.2,stand_in={name}" for name in STAND_INS),
+    "miss/buddy:keep=0.5",
+    "miss/buddy:metric=coactivation,rho=3,over=token",
+    "miss/buddy:percentile=50,temperature=0.8",
+)
 COUNTERS = (
     "hits",
     "late",

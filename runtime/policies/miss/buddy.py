@@ -1,19 +1,20 @@
 """Let a resident expert that is often co-activated with the missing one stand in for it (BuddyMoE; lossy)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
-from artifacts.routing.entropy import token_entropy
+from artifacts.routing.entropy import EntropyHistogram, token_entropy
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.shared import by_probability, drawn, keep_sum, stand_in
 
 BUDDY, RANDOM, BEST, ZERO = "buddy", "random_resident", "best_resident", "zero"
 STAND_INS = (BUDDY, RANDOM, BEST, ZERO)
+LAYER, TOKEN = "layer", "token"
+COACTIVATION = "coactivation"
 
 
 def substitute(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max_rank: int) -> np.ndarray:
@@ -48,10 +49,15 @@ def _replace(
     return selected
 
 
-def _weakest(missing: np.ndarray, most: int) -> np.ndarray:
-    """Return [T, K] the `most` weakest ranks of each token in `missing`."""
+def _weakest(missing: np.ndarray, most: int | np.ndarray) -> np.ndarray:
+    """Return [T, K] the `most` (a number, or [T, 1]) weakest ranks of each token in `missing`."""
     from_weakest = missing[:, ::-1].cumsum(axis=1)[:, ::-1]
     return missing & (from_weakest <= most)
+
+
+def _at(percentile: float, percentiles: np.ndarray) -> float:
+    """Return the value at `percentile` of [101] values at 0, 1 .. 100 %."""
+    return float(np.interp(percentile, np.arange(len(percentiles)), percentiles))
 
 
 def _share_absent(step: Step, residents: Residents) -> float:
@@ -66,23 +72,31 @@ class Buddy(Simple):
     A token may be served by buddies when its activating entropy exceeds the layer's profiled `percentile` (weights
     tempered by `temperature`) and its two strongest shares differ by less than `margin`; a step only while less than
     `beta` of its wanted experts is absent. Among the first `reach` buddies the largest `psi = q (1 + eta z) (1 - kappa
-    hop)` wins, z the router probability of the buddy over the token's largest, hop its distance in devices. At most
-    `rho` ranks of a token are replaced, the weakest first, and at most the share `quota` of all ranks that a layer has
-    seen so far. A replaceable rank without a buddy is fetched, or dropped with `otherwise=drop`.
+    hop)` wins, z the router probability of the buddy over the token's largest, hop its distance in devices. The lists
+    are the newest in the store, or the newest by `metric=coactivation`. A replaceable rank without a buddy is fetched,
+    or dropped with `otherwise=drop`.
+
+    The `keep` strongest ranks of a token are never replaced; below 1 that is the share of its ranks, rounded down. At
+    most `rho` of the others are, the weakest first: in each layer, or with `over=token` in all layers of a pass
+    together, earlier layers first. At most the share `quota` of all ranks that a layer has seen so far is replaced.
+
+    The profile's percentiles are of weights as they are. At another `temperature` than 1 the percentile is that of the
+    layer's tokens of this run so far, tempered, this step's included.
 
     With another `stand_in` the same ranks go to a control of that name (random_resident, drawn from `seed`,
     best_resident, zero). The stand-in changes what is resident later, and so how much is absent; under a quota that
     binds, all stand-ins replace the same share.
     """
 
-    requires: ClassVar[frozenset[str]] = frozenset({"buddies", "entropy"})
-
     percentile: float = 15.0
     temperature: float = 1.0
     margin: float = float("inf")
     beta: float = 1.0
     reach: int = 16
+    metric: str | None = None
+    keep: float = 0.0
     rho: int | None = None
+    over: str = LAYER
     eta: float = 0.0
     kappa: float = 0.0
     otherwise: str = "fetch"
@@ -96,10 +110,20 @@ class Buddy(Simple):
             raise BadUsage(unknown("stand-in of buddy", self.stand_in, STAND_INS))
         if self.otherwise not in ("fetch", "drop"):
             raise BadUsage(f"buddy: otherwise is fetch or drop, not {self.otherwise!r}")
+        if self.over not in (LAYER, TOKEN):
+            raise BadUsage(f"buddy: over is layer or token, not {self.over!r}")
+        if self.metric not in (None, COACTIVATION):
+            raise BadUsage(f"buddy: metric is coactivation, or None for the newest lists, not {self.metric!r}")
+        if self.keep < 0 or self.keep > 1 and self.keep % 1:
+            raise BadUsage(f"buddy needs a keep of whole ranks, or below 1 a share of them, not {self.keep:g}")
         if not 0 <= self.percentile <= 100 or self.temperature <= 0 or self.reach < 1 or (self.rho or 0) < 0:
             raise BadUsage("buddy needs percentile in 0..100, temperature > 0, reach >= 1 and rho >= 0")
         if not 0 <= self.quota <= 1:
             raise BadUsage(f"buddy needs a quota in 0..1, not {self.quota:g}")
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset({"entropy", "coactivated" if self.metric else "buddies"})
 
     @property
     def sees_probabilities(self) -> bool:
@@ -107,19 +131,22 @@ class Buddy(Simple):
 
     @property
     def every_step(self) -> bool:
-        return self.quota < 1
+        return self.quota < 1 or self.temperature != 1
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._buddies = artefacts.buddies[:, :, : self.reach]
+        buddies, q = artefacts.coactivated if self.metric else (artefacts.buddies, artefacts.buddy_q)
+        self._buddies = buddies[:, :, : self.reach]
         hops = np.zeros(shape.num_experts) if artefacts.hops is None else artefacts.hops
-        self._near_q = artefacts.buddy_q[:, :, : self.reach] * (1 - self.kappa * hops[self._buddies])
-        levels = np.arange(artefacts.entropy.shape[1])
-        self._tau = np.array([np.interp(self.percentile, levels, row) for row in artefacts.entropy])
+        self._near_q = q[:, :, : self.reach] * (1 - self.kappa * hops[self._buddies])
+        self._tau = np.array([_at(self.percentile, row) for row in artefacts.entropy])
+        self._entropies = [EntropyHistogram() for _ in range(shape.num_layers if self.temperature != 1 else 0)]
+        self._keep = int(self.keep if self.keep >= 1 else self.keep * shape.top_k)
+        self._pass_index, self._spent = -1, np.zeros(0, np.int64)
         self._drawn = drawn(np.random.default_rng(self.seed), shape.num_experts)
         self._seen, self._served = np.zeros((2, shape.num_layers))
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        self._seen[step.layer] += step.selected.size
+        self._begin(step)
         replaceable = self._within_quota(step.layer, self.replaceable(step, residents))
         if not replaceable.any():
             return Choice(step.selected)
@@ -128,15 +155,31 @@ class Buddy(Simple):
             selected = self._exchanged(step, residents, selected != step.selected)
         if self.otherwise == "drop":
             selected = np.where(replaceable & (selected == step.selected), -1, selected)
-        self._served[step.layer] += (selected != step.selected).sum()
+        replaced = selected != step.selected
+        self._served[step.layer] += replaced.sum()
+        if self.over == TOKEN:
+            self._spent += replaced.sum(axis=1)
         return Choice(selected, weights=keep_sum(step.weights, selected) if self.renormalise else None)
 
     def replaceable(self, step: Step, residents: Residents) -> np.ndarray:
-        """Return [T, K] bool, the absent ranks that the gates and `rho` allow to be replaced."""
+        """Return [T, K] bool, the absent ranks that the gates, `keep` and `rho` allow to be replaced."""
         if _share_absent(step, residents) >= self.beta:
             return np.zeros(step.selected.shape, bool)
         missing = residents.absent[step.selected] & self._may_replace(step)[:, None]
-        return missing if self.rho is None else _weakest(missing, self.rho)
+        missing[:, : self._keep] = False
+        if self.rho is None:
+            return missing
+        return _weakest(missing, self.rho if self.over == LAYER else self.rho - self._spent[:, None])
+
+    def _begin(self, step: Step) -> None:
+        """Count the step's ranks, forget what tokens of the pass before have spent, and calibrate tempered entropy."""
+        self._seen[step.layer] += step.selected.size
+        if self.over == TOKEN and step.pass_index != self._pass_index:
+            self._pass_index, self._spent = step.pass_index, np.zeros(len(step.selected), np.int64)
+        if self.temperature != 1:
+            entropies = self._entropies[step.layer]
+            entropies.update(token_entropy(step.weights, temperature=self.temperature))
+            self._tau[step.layer] = _at(self.percentile, entropies.percentiles())
 
     def _within_quota(self, layer: int, replaceable: np.ndarray) -> np.ndarray:
         """Return [T, K] the weakest ranks of all tokens in `replaceable`, as many as the layer's quota still allows."""

@@ -273,6 +273,8 @@ def test_store_of_another_model(refused: Refused, profiled: Path, model: Path, c
 
 def test_store_without_what_the_preset_needs(refused: Refused, profiled: Path, model: Path) -> None:
     refused("run", model, *BUDDIES, "--store", profiled, code=5, says="then `moectl build-buddies`")
+    published = ("--prompt", "hello", "--preset", "buddymoe-paper")
+    refused("run", model, *published, "--store", profiled, code=5, says="build-buddies --metric coactivation`")
 
 
 def test_no_store_for_a_preset_that_needs_one(refused: Refused, model: Path) -> None:

@@ -112,6 +112,22 @@ def test_lists_are_those_of_the_definition(store, capsys, metric):
         assert 0.6 <= row["covered_q"] <= 1
 
 
+@pytest.mark.parametrize("metric", ["coactivation", "weighted"])
+def test_epsilon_is_added_to_every_count(store, metric):
+    arguments = ["--alpha", "0.6", "--k-max", "7", "--metric", metric]
+    assert main(["build-buddies", "--store", str(store), *arguments, "--epsilon", "30"]) == 0
+    assert main(["build-buddies", "--store", str(store), *arguments]) == 0
+    smooth, plain = built_buddies(store, 2), built_buddies(store, 3)
+    for layer, statistics in enumerate(LAYERS):
+        counts = (statistics.pairs if metric == "coactivation" else statistics.weighted) + 30.0
+        counts[7] = 0  # never selected: it has no companions to smooth
+        expected = buddy_lists(conditional(counts), 0.6, 7)
+        assert [[buddy for buddy in row if buddy >= 0] for row in smooth[layer].tolist()] == expected
+    assert (smooth >= 0).sum() > (plain >= 0).sum(), "even shares take longer lists"
+    with Store.open(store, read_only=True) as opened:
+        assert [opened.run(run).info.parameters["epsilon"] for run in (2, 3)] == [30.0, 0.0]
+
+
 @pytest.mark.parametrize("metric", ["output", "loss"])
 def test_measured_lists_follow_what_was_measured(store, capsys, metric):
     arguments = ["--alpha", "1", "--k-max", "7", "--metric", metric, "--json"]
@@ -135,7 +151,8 @@ def test_the_run_says_where_it_came_from(store):
     assert main(["build-buddies", "--store", str(store), "--alpha", "1:0.5"]) == 0
     with Store.open(store, read_only=True) as opened:
         info = opened.run(2).info
-    assert info.parameters == {"profile_run": 1, "metric": "loss", "alpha": [0.95, 0.5, 0.95], "k_max": 16}
+    parameters = {"profile_run": 1, "metric": "loss", "alpha": [0.95, 0.5, 0.95], "k_max": 16, "epsilon": 0.0}
+    assert info.parameters == parameters
     assert (info.command, info.data, info.tokens, info.seed) == ("build-buddies", "builtin", 60, 4)
 
 
@@ -180,6 +197,9 @@ def test_bad_alphas(text):
         (["--metric", "coactivatoin"], 2, "did you mean coactivation?"),
         (["--alpha", "2"], 2, "at most 1"),
         (["--k-max", "0"], 2, "k-max"),
+        (["--epsilon", "1"], 2, "smooths counts, which loss does not have"),
+        (["--epsilon", "-1", "--metric", "weighted"], 2, "from 0 to 1,000,000, not -1"),
+        (["--epsilon", "nan", "--metric", "weighted"], 2, "from 0 to 1,000,000, not nan"),
         (["--run", "9"], 3, "no run 9"),
     ],
 )

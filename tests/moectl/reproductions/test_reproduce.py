@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from artifacts.hardware.machines import machine
@@ -15,6 +16,7 @@ from artifacts.traces.synthetic import generate
 from moectl.cli import main
 from moectl.commands import reproduce
 from moectl.reproductions import contextaware, fmoe, moepic, moepicbounds, moepicpaper, moepicsystem
+from moectl.reproductions.buddymoefigures import ROWS, SHARES, original_ms
 from moectl.reproductions.report import UNKNOWN
 from tests import TRACE
 
@@ -111,15 +113,30 @@ def test_specmd_says_where_it_disagrees(capfd: pytest.CaptureFixture[str]) -> No
     assert any("synthetic" in line for line in said["assumed"])
 
 
-def test_buddymoe_in_ratio(capfd: pytest.CaptureFixture[str]) -> None:
+def test_buddymoe_predicts_all_rows_from_the_three_without_stand_ins(capfd: pytest.CaptureFixture[str]) -> None:
     said = reproduced("buddymoe", capfd)
-    assert [row["share_on_the_gpu"] for row in said["throughput"]] == [0.75, 0.5, 0.375]
-    assert [row["paper"] for row in said["throughput"]] == [1.074, UNKNOWN, 1.103]
-    for row in said["throughput"]:
-        assert row["ours"] == pytest.approx(row["with_buddies"] / row["tokens_s_on_demand"])
-    assert said["available"].startswith("2 of the 3 figures")
-    assert {claim["claim"]: claim["verdict"] for claim in said["claims"]}["buddies are faster"] == "agrees"
-    assert [claim["verdict"] for claim in said["claims"] if "0.5 " in claim["claim"]] == ["cannot be said"]
+    rows = said["throughput"]
+    assert len(rows) == len(said["accuracy"]) == len(ROWS) and {row["share_on_the_gpu"] for row in rows} == {*SHARES}
+    fitted = [row for row in rows if row["ours_is"] == "fitted"]
+    assert [row["method"] for row in fitted] == ["original"] * 3
+    assert [row["ours"] for row in fitted] == pytest.approx([row["paper"] for row in fitted], rel=0.1)
+    loads, ms = [row["loads_a_token"] for row in fitted], [1e3 / row["ours"] for row in fitted]
+    by_load, constant = np.polyfit(loads, ms, 1)
+    for row in rows:
+        assert 1e3 / row["ours"] == pytest.approx(constant + by_load * row["loads_a_token"]), "one line for all rows"
+        if row["method"] == "random":
+            assert row["loads_a_token"] == 0
+    assert said["available"].startswith("43 of the 43 figures")
+    verdicts = {claim["claim"]: claim["verdict"] for claim in said["claims"]}
+    assert verdicts["accuracy on ARC (Tables 2 to 4)"] == "cannot be said"
+
+
+def test_the_ratios_of_buddymoe_are_those_of_its_text() -> None:
+    """Section 5.2 says 7.4 % and 10.3 %."""
+    speeds = {(row.share, row.method, row.buddies, row.rho): row.tokens_per_s for row in ROWS}
+    gains = [speeds[share, "buddies", 16, 3] / speeds[share, "original", None, None] - 1 for share in (0.75, 0.375)]
+    assert [round(100 * gain, 1) for gain in gains] == [7.4, 10.3]
+    assert original_ms()[0.75] == pytest.approx(29.21, abs=0.005)
 
 
 def test_context_aware_says_where_it_disagrees_and_why(capfd: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +181,7 @@ def test_what_is_no_reproduction(options: tuple[str, ...], says: str, capfd: pyt
 def test_tables_for_a_person(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--reproduce", "buddymoe"]) == 0
     shown = capfd.readouterr().out
-    assert all(text in shown for text in ("not available here", "DISAGREES", "assumed: ", "verdict"))
+    assert all(text in shown for text in ("fitted", "predicted", "cannot be said", "assumed: ", "verdict"))
 
 
 def test_fmoe_on_a_trace_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,7 @@ MORE = [  # parameters that change what a policy does, not only how much of it
     ("miss", "buddy:eta=1,rho=1,otherwise=drop"),
     ("miss", "buddy:stand_in=random_resident,quota=0.3"),
     ("miss", "buddy:stand_in=zero,otherwise=drop,renormalise=yes"),
+    ("miss", "buddy:metric=coactivation,rho=2,over=token,keep=1,temperature=0.8"),
     ("miss", "zero:fill=no,renormalise=yes"),
     ("miss", "random_resident:fill=no"),
     ("miss", "best_resident:fill=no"),

@@ -64,9 +64,11 @@ def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Art
     rng = np.random.default_rng(0)
     size = (shape.num_layers, shape.num_experts)
     buddies = np.stack([[rng.permutation(size[1])[:3] for _ in range(size[1])] for _ in range(size[0])])
+    q = rng.random(buddies.shape)
     return Artefacts(
         buddies=buddies,
-        buddy_q=rng.random(buddies.shape),
+        buddy_q=q,
+        coactivated=(buddies[:, ::-1], q),
         entropy=np.zeros((size[0], 101)),
         loads=-np.sort(-np.random.default_rng(2).random((size[0], size[1] + 1)), axis=1),
         sensitivity=np.linspace(0.5, 1.5, size[0]),

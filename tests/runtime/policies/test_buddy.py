@@ -1,11 +1,14 @@
 """BuddyMoE's substitution against a brute-force reading of its rules."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
+from artifacts.routing.entropy import token_entropy
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Step
 from runtime.policies.miss.buddy import STAND_INS, Buddy, substitute
@@ -84,6 +87,17 @@ def chosen(weights: list[float], tau: float = 0.0, **parameters: object) -> list
         ({"stand_in": "best_resident", "rho": 1}, [0, 1, 4]),
         ({"stand_in": "random_resident", "rho": 1, "seed": 1}, [0, 1, 3]),
         ({"stand_in": "random_resident", "rho": 1, "seed": 2}, [0, 1, 4]),
+        ({"keep": 1}, [0, 3, 4]),
+        ({"keep": 2}, [0, 1, 3]),
+        ({"keep": 3}, [0, 1, 2]),
+        ({"keep": 4}, [0, 1, 2]),
+        ({"keep": 0.5}, [0, 3, 4]),  # one and a half of three is one
+        ({"keep": 0.7}, [0, 1, 3]),
+        ({"keep": 2, "rho": 2}, [0, 1, 3]),
+        ({"keep": 2, "stand_in": "zero"}, [0, 1, -1]),
+        ({"keep": 2, "stand_in": "best_resident"}, [0, 1, 4]),
+        ({"keep": 2, "reach": 1, "otherwise": "drop"}, [0, 1, 3]),
+        ({"rho": 1, "over": "token"}, [0, 1, 3]),
         ({"quota": 0.67}, [0, 3, 4]),
         ({"quota": 0.34}, [0, 1, 3]),
         ({"quota": 0.3}, [0, 1, 2]),
@@ -93,10 +107,61 @@ def test_gates_and_choice(parameters: dict[str, object], after: list[int]) -> No
     assert chosen([0.4, 0.3, 0.3], **parameters) == after
 
 
-def test_temperature_flattens_the_weights() -> None:
-    certain = [0.9, 0.05, 0.05]
-    assert chosen(certain, tau=0.8) == [0, 1, 2]
-    assert chosen(certain, tau=0.8, temperature=10.0) == [0, 3, 4]
+@given(cases(), st.integers(0, 5), st.integers(0, 3), st.sampled_from(["buddy", "zero"]))
+@settings(max_examples=100, deadline=None)
+def test_rho_counts_a_tokens_replacements_over_all_layers_of_a_pass(
+    case: tuple[np.ndarray, np.ndarray, np.ndarray, int], rho: int, keep: int, stand_in: str
+) -> None:
+    """Two passes of three layers, which have the same lists but other residents."""
+    selected, resident, buddies, _ = case
+    num_experts, top_k = len(resident), selected.shape[1]
+    policy = Buddy(rho=rho, over="token", keep=keep, beta=2.0, stand_in=stand_in)
+    lists = np.stack([buddies] * 3)
+    known = Artefacts(buddies=lists, buddy_q=-np.indices(lists.shape)[2], entropy=np.full((3, 101), -1.0))
+    policy.prepare(Shape(3, num_experts, top_k, 1), known)
+    for number in range(2):
+        left = [rho] * len(selected)
+        for layer in range(3):
+            there = np.roll(resident, layer + number)
+            step = Step(number, 1, layer, selected, np.full(selected.shape, 1 / top_k, np.float32))
+            after = policy.choose(step, Residents(there, ~there, (0,))).selected.tolist()
+            for token, row in enumerate(selected.tolist()):
+                absent = [rank for rank in range(keep, top_k) if not there[row[rank]]]
+                served = by_hand_of(row, absent[len(absent) - min(left[token], len(absent)) :], there, buddies)
+                left[token] -= sum(new != old for new, old in zip(served, row, strict=True))
+                if stand_in == "zero":
+                    served = [new if new == old else -1 for new, old in zip(served, row, strict=True)]
+                assert after[token] == served
+
+
+def by_hand_of(row: list[int], ranks: list[int], resident: np.ndarray, buddies: np.ndarray) -> list[int]:
+    """Serve these ranks of one token as `by_hand` does."""
+    row = list(row)
+    for rank in ranks:
+        row[rank] = next((b for b in buddies[row[rank]] if b >= 0 and resident[b] and b not in row), row[rank])
+    return row
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0, 1.2])
+def test_the_share_of_tokens_below_the_percentile_is_the_same_at_every_temperature(temperature: float) -> None:
+    """At 1 the percentiles are the profile's, else those of the tokens so far, whatever the profile's are."""
+    weights = np.random.default_rng(1).dirichlet(np.ones(3), 1000).astype(np.float32)
+    profile = np.percentile(token_entropy(weights), np.arange(101))
+    policy = Buddy(percentile=30, temperature=temperature, beta=2.0)
+    choice = one_step(policy, weights, entropy=profile[None])
+    assert (choice.selected != [0, 1, 2]).any(axis=1).mean() == pytest.approx(0.7, abs=0.01)
+    after = policy.choose(Step(1, 1, 0, np.array([[0, 1, 2]]), weights[:1]), Residents(RESIDENT, ~RESIDENT, (0,)))
+    entropies = token_entropy(weights, temperature=temperature)
+    is_replaced = bool(entropies[0] > np.percentile(entropies, 30))
+    assert (after.selected.tolist() == [[0, 3, 4]]) == is_replaced, "one token goes by those of the step before"
+
+
+def test_lists_by_coactivation_are_others_than_the_newest() -> None:
+    lists = np.tile([4, 3], (1, 6, 1)), np.tile([0.6, 0.3], (1, 6, 1))
+    for metric, after in ((None, [0, 3, 4]), ("coactivation", [0, 4, 3])):
+        assert one_step(Buddy(metric=metric), [[0.4, 0.3, 0.3]], coactivated=lists).selected.tolist() == [after]
+    assert Buddy().requires == {"buddies", "entropy"}
+    assert Buddy(metric="coactivation").requires == {"coactivated", "entropy"}
 
 
 def test_what_is_on_its_way_is_not_replaced() -> None:
@@ -133,7 +198,9 @@ def test_a_quota_that_binds_is_reached_with_every_stand_in(stand_in: str) -> Non
     assert (0.2 * ranks - 3 < replaced).all() and (replaced <= 0.2 * ranks).all()
 
 
-def one_step(policy: Buddy, weights: list[list[float]], *, layer: int = 0, num_layers: int = 1, **artefacts) -> Choice:
+def one_step(
+    policy: Buddy, weights: Sequence[Sequence[float]], *, layer: int = 0, num_layers: int = 1, **artefacts
+) -> Choice:
     """Return a step of tokens that selected 0, 1, 2, one for each row of weights; otherwise as in `chosen`."""
     known = {"buddies": np.tile([3, 4], (num_layers, 6, 1)), "buddy_q": np.tile([0.6, 0.3], (num_layers, 6, 1))}
     known["entropy"] = np.full((num_layers, 101), -1.0)
@@ -157,6 +224,12 @@ def one_step(policy: Buddy, weights: list[list[float]], *, layer: int = 0, num_l
         ({"reach": 0}, False),
         ({"rho": 0}, True),
         ({"rho": -1}, False),
+        ({"keep": 0}, True),
+        ({"keep": 0.5}, True),
+        ({"keep": 7}, True),
+        ({"keep": -0.5}, False),
+        ({"keep": 1.5}, False),
+        ({"keep": float("inf")}, False),
         ({"quota": 0.0}, True),
         ({"quota": 1.0}, True),
         ({"quota": -0.01}, False),
@@ -176,6 +249,7 @@ def test_what_it_must_be_shown() -> None:
     assert shown == [False, True, True]
     assert [Buddy(stand_in=name).sees_probabilities for name in STAND_INS] == [False, False, True, False]
     assert [Buddy(quota=quota).every_step for quota in (1.0, 0.99, 0.0)] == [False, True, True]
+    assert [Buddy(temperature=heat).every_step for heat in (1.0, 0.8, 1.2)] == [False, True, True]
 
 
 def test_gates_let_nothing_through_at_their_limits() -> None:

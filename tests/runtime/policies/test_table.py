@@ -46,6 +46,9 @@ def test_parameters_are_typed_and_described_again() -> None:
         ("miss", "buddy:otherwise=panic", "fetch or drop"),
         ("miss", "buddy:stand_in=zeros", r"did you mean zero\?"),
         ("miss", "buddy:quota=2", "quota in 0..1"),
+        ("miss", "buddy:keep=1.5", "whole ranks, or below 1 a share"),
+        ("miss", "buddy:over=pass", "layer or token, not 'pass'"),
+        ("miss", "buddy:metric=loss", "coactivation, or None for the newest"),
         ("prefetch", "next_gate:distance=0", "distance >= 1"),
     ],
 )

@@ -34,9 +34,11 @@ def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:
     rng = np.random.default_rng(0)
     size = (shape.num_layers, shape.num_experts)
     buddies = np.stack([[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])])
+    q = rng.random((*size, 3))
     return Artefacts(
         buddies=buddies,
-        buddy_q=rng.random((*size, 3)),
+        buddy_q=q,
+        coactivated=(buddies[:, ::-1], q),
         entropy=np.zeros((size[0], 101)),
         replicas=replicas,
         predictors=random_predictors(shape),
@@ -101,7 +103,7 @@ LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires 
     "policies",
     [
         {},
-        {"prefetch": "next_gate:distance=2,overfetch=1.5,through=yes", "miss": "buddy:eta=1,quota=0.4"},
+        {"prefetch": "next_gate:distance=2,overfetch=1.5,through=yes", "miss": "buddy:eta=1,quota=0.4,temperature=0.8"},
         {"prefetch": "learned:distance=2", "routing": "standard", "miss": "near:ratio=0.5"},
         {"prefetch": "frequency:distance=2", "routing": "cache_aware", "miss": "random_resident"},
     ],

@@ -60,6 +60,19 @@ def test_what_the_store_knows_goes_before_what_is_counted() -> None:
     assert len(counted.assumed) == 2, "said once"
 
 
+def test_stored_lists_do_not_pass_for_lists_by_coactivation() -> None:
+    none = np.full((3, 12, 1), -1)
+    artefacts = Artefacts(buddies=none, buddy_q=np.zeros(none.shape), entropy=np.zeros((3, 101)))
+    tried = workload(artefacts=artefacts)
+    outcomes = [
+        tried.run(Setting(miss, policies={"miss": miss}, budget="25%"))
+        for miss in ("buddy", "buddy:metric=coactivation")
+    ]
+    replaced = [outcome.counters["replaced_ranks"] for outcome in outcomes]
+    assert replaced[0] == 0 < replaced[1]
+    assert tried.assumed == ["buddy lists are counted in the trace that is replayed"]
+
+
 def test_buddies_are_those_that_the_command_would_build() -> None:
     lists, q = derived.buddies(TRACE, SHAPE)
     for layer in range(SHAPE.num_layers):

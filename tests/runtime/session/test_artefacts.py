@@ -9,7 +9,7 @@ from artifacts.routing.similarity import Similarity
 from artifacts.shape import Shape
 from artifacts.splits.slots_by_layer import loads_on_demand
 from artifacts.splits.solve import Latencies
-from artifacts.store.rows import curve_rows, similarity_rows, split_rows
+from artifacts.store.rows import buddy_rows, curve_rows, similarity_rows, split_rows
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store
 from runtime.session.artefacts import load_artefacts
@@ -57,3 +57,17 @@ def test_a_layer_is_as_sensitive_as_its_used_experts(tmp_path: Path) -> None:
         assert load_artefacts(store, MODEL.model_id, SHAPE, wants=()).sensitivity is None
     expected = np.array([3.2 * 2, 2.0])  # an expert without samples counts as one use
     np.testing.assert_allclose(sensitivity, expected / expected.mean())
+
+
+def test_lists_by_coactivation_are_found_beneath_newer_ones(tmp_path: Path) -> None:
+    q = np.full((2, 3, 3), 0.5)
+    lists = {"coactivation": [[1], [2], [0]], "loss": [[2], [0], [1]]}
+    with Store.open(tmp_path / "moe.duckdb") as store:
+        store.add_model(MODEL)
+        assert load_artefacts(store, MODEL.model_id, SHAPE).coactivated is None
+        for metric, layer in lists.items():
+            store.write_run(run("build-buddies", metric=metric), {"buddies": buddy_rows([layer] * 2, q)})
+        loaded = load_artefacts(store, MODEL.model_id, SHAPE)
+        assert load_artefacts(store, MODEL.model_id, SHAPE, wants={"buddies"}).coactivated is None
+    assert loaded.buddies[..., 0].tolist() == [[2, 0, 1]] * 2
+    assert loaded.coactivated[0][..., 0].tolist() == [[1, 2, 0]] * 2 and (loaded.coactivated[1] == 0.5).all()
