@@ -84,6 +84,18 @@ def test_the_same_twice(simulated: Simulated, some: Path) -> None:
     assert simulated(*options) == simulated(*options)
 
 
+def test_what_is_not_protected_collides_by_the_eviction_policy(simulated: Simulated, some: Path) -> None:
+    """Where proposals are protected and a step is pinned, the order of eviction hardly matters for collisions."""
+    options = ("--trace", some, "--prefetch", "score", "--scope", "global", "--budget", "20%", "--window", "64MiB")
+    collisions = {}
+    for serving in ("pinned", "one_by_one"):
+        said = simulated(*options, "--compare", "score,least_stale", "--serving", serving)
+        assert said["receipt"]["serving"] == serving
+        collisions[serving] = [row["collisions"] for row in said["rows"][:2]]
+    assert collisions["one_by_one"][0] > 3 * collisions["one_by_one"][1]
+    assert collisions["one_by_one"][0] > 3 * collisions["pinned"][0]
+
+
 def test_several_are_compared(simulated: Simulated, some: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--trace", some, "--compare", "lru,lcp:rho=0.5,omega=64,near,buddymoe")
     said = simulated(*options)
@@ -230,6 +242,8 @@ def parts(tmp_path: Path) -> dict[str, Path]:
         (("--trace", TRACE, "--compare", "lru,,lcp"), 2, "unknown eviction policy ''"),
         (("--trace", TRACE, "--compare", "lru,nera"), 2, "unknown eviction policy 'nera'"),
         (("--trace", TRACE, "--scope", "planet"), 2, "scope is layer or global"),
+        (("--trace", TRACE, "--serving", "freely"), 2, "--serving is pinned, unprotected, one_by_one, not 'freely'"),
+        (("--trace", TRACE, "--serving", "one_by_one", "--miss", "near"), 2, "leave out --miss near"),
         (("--trace", TRACE, "--budget", "7x"), 2, "one expert a layer is the least: give at least 8x"),
         (("--trace", TRACE, "--budget", "-1x"), 2, "is not understood"),
         (("--trace", TRACE, "--window", "wide"), 2, "size 'wide' is not understood"),
