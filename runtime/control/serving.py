@@ -1,5 +1,4 @@
-"""Ways of serving a step: as a live run does, and, for replays, with less protection from eviction, as SpecMD's framework
-does."""
+"""Ways of serving a step: as a live run does, and, in replays, with less protection from eviction, as in SpecMD."""
 
 from collections.abc import Mapping
 from enum import StrEnum

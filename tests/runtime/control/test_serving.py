@@ -1,4 +1,4 @@
-"""Steps served with less protection: what may then be evicted, what waits in the queue, and that nothing else changes."""
+"""Steps served with less protection: what may then be evicted, what waits in the queue, and what does not change."""
 
 import numpy as np
 import pytest

@@ -107,7 +107,7 @@ def test_lcp_is_its_formula() -> None:
 @pytest.mark.parametrize(
     ("within", "expected"),
     [
-        # This pass has used 8 and prefetched 14, and 1 for the next; the others are stale, 7 and 12 of different passes.
+        # This pass has used 8 and prefetched 14, and 1 for the next; the others are stale, 7 and 12 of two passes.
         ("ascending", [3, 2, 7, 6, 13, 12, 8, 14, 1]),
         ("left", [3, 2, 7, 6, 8, 13, 12, 14, 1]),
         ("ahead", [3, 2, 7, 6, 13, 12, 8, 14, 1]),
