@@ -246,8 +246,8 @@ def test_least_stale_keeps_what_is_proposed_again_also_where_nothing_can_be_sent
     take(owner, 2, [[0, 1]], [5, 0])  # 5 is sent for, for the next pass, and half of it has moved
     owner.begin_pass(1)
     assert not take(owner, 0, [[0, 0]], [3, 2]).prefetches, "the link has no byte left"
-    take(owner, 1, [[2, 4]], [0, 1])  # takes a slot of the last layer, which this pass has not proposed yet
-    assert np.flatnonzero(owner.cache.state == RESIDENT).tolist() == [0, 5, 8, 9, 10, 13]
+    take(owner, 1, [[2, 4]], [0, 1])  # takes the slot of 12, which nothing has proposed yet; now 12 is sent for, for 5
+    assert np.flatnonzero(owner.cache.state == RESIDENT).tolist() == [0, 8, 9, 10, 13]
 
 
 def test_a_prefill_larger_than_the_tier_runs_in_waves() -> None:
