@@ -14,13 +14,14 @@ class Statistics:
     `concentration` (skew): 1 less the entropy of use over its maximum, mean over layers. `reuse` (locality): share of a
     token's experts that the request's next token selects too. `similarity`: cosine of a request's uses in prefill and
     in decoding, mean over requests and layers. `prediction` (predictability): share of a layer's experts that are among
-    the K most probable ones predicted one layer before.
+    the K most probable ones predicted one layer before; `near_prediction` (grading): among the 2K most probable.
     """
 
     concentration: float
     reuse: float | None
     similarity: float | None
     prediction: float | None
+    near_prediction: float | None
 
 
 def measure(trace: Trace, num_experts: int) -> Statistics:
@@ -29,7 +30,8 @@ def measure(trace: Trace, num_experts: int) -> Statistics:
         concentration=_concentration(trace, num_experts),
         reuse=_reuse(trace),
         similarity=_similarity(trace, num_experts),
-        prediction=_prediction(trace),
+        prediction=recall(trace, trace.top_k),
+        near_prediction=recall(trace, min(2 * trace.top_k, num_experts)),
     )
 
 
@@ -62,13 +64,15 @@ def _similarity(trace: Trace, num_experts: int) -> float | None:
     return float((products[norms > 0] / norms[norms > 0]).mean()) if (norms > 0).any() else None
 
 
-def _prediction(trace: Trace) -> float | None:
+def recall(trace: Trace, width: int) -> float | None:
+    """Return the share of a layer's experts that are among the `width` most probable ones predicted one layer before;
+    None if the trace has no predictions."""
     if trace.predicted is None:
         return None
     order = np.lexsort((trace.layer, trace.token, trace.request))
     same = [np.diff(column[order]) == 0 for column in (trace.request, trace.token)]
     first = np.flatnonzero(same[0] & same[1] & (np.diff(trace.layer[order]) == 1))
-    best = np.argsort(-trace.predicted[order[first], 0], axis=1, kind="stable")[:, : trace.top_k]
+    best = np.argsort(-trace.predicted[order[first], 0], axis=1, kind="stable")[:, :width]
     return _overlap(best, trace.experts[order[first + 1]])
 
 

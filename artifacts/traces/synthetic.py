@@ -1,4 +1,4 @@
-"""Synthetic routing traces: four dials, any shape, and the same trace for the same seed.
+"""Synthetic routing traces: five dials, any shape, and the same trace for the same seed.
 
 R requests of T tokens each, L layers, E experts, K selected.
 """
@@ -15,6 +15,7 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 
 MOST_SKEW, MOST_TOKENS = 8.0, 10**8
+_MOST_NOISE, _SAMPLE, _HALVINGS = 64.0, 4096, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,12 @@ class Dials:
     prompt: int = 32
     batch: int = 1
     seed: int = 0
+    grading: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.skew <= MOST_SKEW:
             raise BadUsage(f"synthetic: skew is between 0 and {MOST_SKEW:g}, not {self.skew}")
-        for name in ("locality", "similarity", "predictability"):
+        for name in ("locality", "similarity", "predictability", "grading"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadUsage(f"synthetic: {name} is a chance between 0 and 1, not {getattr(self, name)}")
         if min(self.requests, self.batch) < 1 or min(self.prompt, self.seed) < 0:
@@ -52,7 +54,8 @@ class Dials:
             )
 
     def __str__(self) -> str:
-        return ",".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        named = (field.name for field in fields(self) if field.name != "grading" or self.grading)
+        return ",".join(f"{name}={getattr(self, name)}" for name in named)
 
     @property
     def length(self) -> int:
@@ -82,7 +85,7 @@ def generate(dials: Dials, shape: Shape, *, detailed: bool = True) -> Trace:
 
     Every dial has its own random numbers, so turning one dial leaves unchanged what the others decide.
     """
-    streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(dials.seed).spawn(4)]
+    streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(dials.seed).spawn(5)]
     prompt, answer = _popularity(dials, shape, streams[0])
     order = _Rows(dials, shape)
     selected = np.empty((dials.length, dials.requests, shape.num_layers, shape.top_k), np.uint16)
@@ -100,7 +103,11 @@ def generate(dials: Dials, shape: Shape, *, detailed: bool = True) -> Trace:
         selected[token], weights[token] = previous, np.take_along_axis(chance, previous, axis=-1)
         if detailed:
             probabilities[token] = chance
-    predicted = _predictions(dials, selected, answer, streams[3]) if detailed else None
+    predicted = None
+    if detailed:
+        predicted = _predictions(dials, selected, answer, streams[3])
+        if dials.grading:
+            _grade(dials, predicted, selected, probabilities, streams[4])
     return Trace(
         **order.places(),
         experts=order.laid_out(selected),
@@ -151,7 +158,8 @@ def _predictions(dials: Dials, selected: np.ndarray, liked: np.ndarray, rng: np.
     token."""
     predicted = np.empty((*selected.shape[:3], liked.shape[-1]), np.float32)
     ahead = np.roll(liked, -1, axis=1)
-    for token, upcoming in enumerate(_upcoming(selected)):
+    for token, ids in enumerate(_upcoming(selected)):
+        upcoming = ids.astype(np.int64)
         logits = ahead + rng.gumbel(size=ahead.shape)
         right = rng.random(upcoming.shape) < dials.predictability
         sunk = logits.min(axis=-1, keepdims=True) - 1 - rng.random(upcoming.shape)
@@ -160,12 +168,41 @@ def _predictions(dials: Dials, selected: np.ndarray, liked: np.ndarray, rng: np.
     return predicted
 
 
-def _upcoming(selected: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield for each token [R, L, K]: what the next layer selects. After a request's last token nothing follows, so the
-    last token repeats."""
-    for token in range(len(selected)):
-        following = selected[min(token + 1, len(selected) - 1)]
-        yield np.concatenate([selected[token][:, 1:], following[:, :1]], axis=1).astype(np.int64)
+def _grade(
+    dials: Dials, predicted: np.ndarray, selected: np.ndarray, probabilities: np.ndarray, rng: np.random.Generator
+) -> None:
+    """Replace predictions [T, R, L, E] by the next layer's logits plus noise, each with probability `grading`."""
+    noise = _noise(dials.predictability, selected, probabilities, rng)
+    for said, upcoming in zip(predicted, _upcoming(probabilities), strict=True):
+        is_graded = rng.random(said.shape[:-1]) < dials.grading
+        logits = _logits(upcoming[is_graded])
+        said[is_graded] = _softmax(logits + noise * rng.standard_normal(logits.shape))
+
+
+def _noise(wanted: float, selected: np.ndarray, probabilities: np.ndarray, rng: np.random.Generator) -> float:
+    """Return the standard deviation of noise with which the K largest logits are the `wanted` share of the selected
+    experts, by bisection on some of the tokens."""
+    every = len(selected.reshape(-1, selected.shape[-1])) // _SAMPLE + 1
+    ids = selected.reshape(-1, selected.shape[-1])[::every].astype(np.int64)
+    logits = _logits(probabilities.reshape(-1, probabilities.shape[-1])[::every])
+    drawn, low, high = rng.standard_normal(logits.shape), 0.0, _MOST_NOISE
+    if wanted == 1:
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        named = np.zeros(logits.shape, bool)
+        np.put_along_axis(named, _strongest(logits + middle * drawn, ids.shape[-1]), True, axis=-1)
+        is_more = np.take_along_axis(named, ids, axis=-1).mean() > wanted
+        low, high = (middle, high) if is_more else (low, middle)
+    return low
+
+
+def _upcoming(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield for each token of [T, R, L, X] what the next layer has, [R, L, X]. After a request's last token nothing
+    follows, so the last token repeats."""
+    for token in range(len(values)):
+        following = values[min(token + 1, len(values) - 1)]
+        yield np.concatenate([values[token][:, 1:], following[:, :1]], axis=1)
 
 
 def _lifted(logits: np.ndarray, ids: np.ndarray, chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -181,6 +218,10 @@ def _strongest(logits: np.ndarray, count: int) -> np.ndarray:
     ids = np.argpartition(-logits, count - 1, axis=-1)[..., :count]
     order = np.argsort(-np.take_along_axis(logits, ids, axis=-1), axis=-1)
     return np.take_along_axis(ids, order, axis=-1)
+
+
+def _logits(probabilities: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(probabilities, np.finfo(np.float32).tiny, dtype=np.float64))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -70,6 +70,13 @@ class ReplayOptions:
     reconfigure_every: ReconfigureEvery = None
     base: Base = 16
     dense: Dense = None
+    serving: Annotated[
+        str,
+        typer.Option(
+            help="How a step is served: pinned, as in a run; unprotected, proposals may be evicted for others; "
+            "one_by_one, as in SpecMD's framework."
+        ),
+    ] = "pinned"
 
 
 def simulate(

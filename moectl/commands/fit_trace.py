@@ -13,7 +13,13 @@ from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.replay.fit_synthetic import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
 
-_DIALS = {"concentration": "skew", "reuse": "locality", "similarity": "similarity", "prediction": "predictability"}
+_DIALS = {
+    "concentration": "skew",
+    "reuse": "locality",
+    "similarity": "similarity",
+    "prediction": "predictability",
+    "near_prediction": "grading",
+}
 # Published hit rates are of decoding alone. The dial `similarity` says how much requests differ.
 _FOR_HIT_RATES = Dials(tokens=1200, requests=6, prompt=0)
 

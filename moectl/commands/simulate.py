@@ -16,6 +16,7 @@ from moectl.show.counters import devices_sheet
 from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from runtime.control import sizes
 from runtime.control.counters import hit_rate
+from runtime.control.serving import Service, controller_kind
 from runtime.policies import POLICIES, parse
 from runtime.policies.presets import Preset, Scope, preset, presets
 from runtime.replay.settings import Outcome, Setting, oracles
@@ -43,6 +44,7 @@ class SimulateRequest:
     reconfigure_every: int | None = None
     base: int = FULL_BITS
     dense: int | None = None
+    serving: str = str(Service.PINNED)
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,7 +55,7 @@ class SimulateRequest:
         if self.machine != HERE:
             machine(self.machine)
         for setting in self.settings():
-            setting.build()
+            controller_kind(self.serving, setting.build())
 
     def settings(self) -> list[Setting]:
         """Return the settings asked for, in their order. Raises BadUsage for an unknown name."""
@@ -78,6 +80,7 @@ class SimulateRequest:
             self.budget,
             self.reconfigure_every,
             self.devices,
+            self.serving,
         )
 
     def _compared(self, name: str, *, are_evictions: bool) -> Setting:
@@ -126,7 +129,7 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     )
     asked = [workload.run(setting) for setting in settings]
     plain = replace(
-        Setting(PLAIN, PLAIN, budget=request.budget, devices=request.devices),
+        Setting(PLAIN, PLAIN, budget=request.budget, devices=request.devices, serving=request.serving),
         scope=settings[0].scope or str(asked[0].scope),
     )
     beside = [workload.run(setting) for setting in (plain, *oracles(plain))]
@@ -215,6 +218,7 @@ def receipt(simulated: Simulated) -> dict[str, object]:
         "tuned_for": preset(first.setting.preset).tuned_for,
         "policies": first.policies,
         "scope": str(first.scope),
+        "serving": first.setting.serving,
         "slots": first.num_slots,
         "devices": _devices(first),
         "split": first.split,

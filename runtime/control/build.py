@@ -12,6 +12,7 @@ from runtime.control.cache import Cache
 from runtime.control.controller import Controller
 from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole_experts
 from runtime.control.segments import Segments, Whole, segment_pools
+from runtime.control.serving import Service, controller_kind
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split
 from runtime.policies.presets import Scope
@@ -132,6 +133,7 @@ def build_controller(
     shadows: np.ndarray | None = None,
     split: Split | None = None,
     num_devices: int = 1,
+    serving: str = str(Service.PINNED),
 ) -> Controller:
     """Build the controller of a fast tier that fits `num_slots` experts, or segments by `split`, and the resident
     replicas `shadows` [L * E] bits if given.
@@ -146,7 +148,7 @@ def build_controller(
     if shadows is not None:
         _check_loads_have_slots(policies, shared)
     replicas = artefacts.replicas if "replicas" in policies.requires else None
-    return Controller(
+    return controller_kind(serving, policies)(
         Cache(shape, shared, shares=pieces.shares, shadows=shadows, partitions=partitions),
         **{axis: getattr(policies, axis) for axis in POLICIES},
         window=window,

@@ -35,6 +35,8 @@ class Controller:
     pins and counters are per piece, while policies speak of whole experts.
     """
 
+    mover_kind = Mover
+
     def __init__(
         self,
         cache: Cache,
@@ -55,14 +57,8 @@ class Controller:
             self._capacities = cache.partitions.dealt(residency.capacities(cache.num_slots, self.shape))  # [L, N]
         self.now = Now()
         self.counters = Counters(self.shape.num_layers, cache.partitions)
-        self._mover = Mover(
-            cache,
-            eviction=eviction,
-            window=window,
-            nbytes=nbytes,
-            pieces=pieces,
-            now=self.now,
-            counters=self.counters,
+        self._mover = self.mover_kind(
+            cache, eviction=eviction, window=window, nbytes=nbytes, pieces=pieces, now=self.now, counters=self.counters
         )
         self._near_places: dict[int, Place] = {}  # by key, each made once
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
@@ -291,7 +287,14 @@ class Controller:
 
     def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
         """Send for what the policies propose, as far as bytes and slots allow."""
-        if self._mover.arrivals.room <= 0 and not self._prefetch.follows_steps:
+        may_skip = not (self._prefetch.follows_steps or self._eviction.follows_proposals)
+        if may_skip and self._mover.arrivals.room <= 0:
             return ()
-        proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
+        proposed = self._proposed(step)
         return self._mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)
+
+    def _proposed(self, step: Step) -> np.ndarray:
+        proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
+        if self._eviction.follows_proposals:
+            self._eviction.proposed(proposed.tolist(), self.now)
+        return proposed

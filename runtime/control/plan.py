@@ -41,7 +41,8 @@ class Plan:
     """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's weights if
     given.
 
-    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident replicas.
+    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident replicas. Prefetches
+    are issued behind the last wave's loads, or with `is_ahead` before any.
     """
 
     layer: int
@@ -51,6 +52,7 @@ class Plan:
     near: tuple[Place, ...]
     low: tuple[Place, ...]
     prefetches: tuple[Place, ...]
+    is_ahead: bool = False
 
     def in_turn(self) -> Iterator[tuple[Wave, dict[int, Place]]]:
         """Yield each wave with the next wave's loads by slot: the experts in these slots are computed first."""

@@ -175,6 +175,7 @@ class Eviction(Policy, Protocol):
     # Known once prepared: sort keys [L * E] of all keys, float64 and int64, which `order` selects from; None if there
     # are no such arrays.
     ranks: tuple[np.ndarray, np.ndarray] | None
+    follows_proposals: ClassVar[bool]  # whether `proposed` is to be called
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         """Note that this step fetches keys at these bits. Called before `used`, and only if the miss policy picks
@@ -186,6 +187,10 @@ class Eviction(Policy, Protocol):
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         """Note that this step prefetches `keys`."""
+
+    def proposed(self, keys: list[int], now: Now) -> None:
+        """Note what the prefetch policy proposes in this step, be it absent, loading or resident. Called before any of
+        it is sent for."""
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         """Return sort keys, most significant first, by which `keys` (ascending) are evicted; ties go by the lower
@@ -260,11 +265,15 @@ class SimpleEviction(Simple):
     """An eviction policy that notes uses only."""
 
     ranks: ClassVar[None] = None
+    follows_proposals: ClassVar[bool] = False
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         """Not noted."""
 
     def prefetched(self, keys: list[int], now: Now) -> None:
+        """Not noted."""
+
+    def proposed(self, keys: list[int], now: Now) -> None:
         """Not noted."""
 
 

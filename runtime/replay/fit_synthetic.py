@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
-from artifacts.traces.statistics import Statistics, measure
+from artifacts.traces.statistics import Statistics, measure, recall
 from artifacts.traces.synthetic import MOST_SKEW, Dials, generate
 from runtime.control.counters import hit_rate
 from runtime.policies.presets import Scope
@@ -61,7 +61,16 @@ def fit_statistics(target: Statistics, shape: Shape, start: Dials) -> Dials:
             wanted = getattr(target, statistic)
             if wanted is not None:
                 dials = replace(dials, **{name: _halved(_response(dials, name, statistic, shape), wanted, most)})
-    return dials
+    return dials if target.prediction is None else replace(dials, grading=_grading(target, shape, dials))
+
+
+def _grading(target: Statistics, shape: Shape, dials: Dials) -> float:
+    """Return the share of predictions that must be graded for the near predictions of `target`, to which it is
+    proportional."""
+    width = min(2 * shape.top_k, shape.num_experts)
+    most = recall(generate(replace(dials, grading=1.0), shape), width) - target.prediction
+    gained = target.near_prediction - target.prediction
+    return round(min(gained / most, 1.0), 4) if most > 0 < gained else 0.0
 
 
 def _response(dials: Dials, name: str, statistic: str, shape: Shape) -> Callable[[float], float]:

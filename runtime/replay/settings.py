@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from runtime.control.serving import Service
 from runtime.policies import Policies, build
 from runtime.policies.presets import Preset, Scope, preset
 
@@ -19,6 +20,7 @@ class Setting:
     budget: str = "25%"
     reconfigure_every: int | None = None
     devices: int = 1  # that experts are spread over
+    serving: str = str(Service.PINNED)
 
     def texts(self) -> dict[str, str]:
         """Return the policy text of every axis."""
@@ -32,7 +34,7 @@ class Setting:
 def oracles(setting: Setting) -> tuple[Setting, Setting]:
     """Return the bounds of a setting: Belady with demand loads only, and with perfect prefetching."""
     scope = setting.scope or preset(setting.preset).scope
-    plain = {"scope": scope, "budget": setting.budget, "devices": setting.devices}
+    plain = {"scope": scope, "budget": setting.budget, "devices": setting.devices, "serving": setting.serving}
     return (
         Setting("belady", policies={"eviction": "belady"}, **plain),
         Setting("oracle", policies={"eviction": "belady", "prefetch": "oracle"}, **plain),

@@ -58,13 +58,13 @@ class ReplayTiming:
         host_s = sum(self._seconds(self._costs.near_host, place, tokens, self._fast_share) for place in plan.near)
         near_ends_s = self._now_s + near_s
         self.passes[-1].near_s += max(near_s, host_s)
-        if not plan.waves:
+        if plan.is_ahead or not plan.waves:
             self._issue(plan.prefetches, is_demand=False)
-        else:
+        if plan.waves:
             self._issue(plan.waves[0].loads, is_demand=True)
         self._compute(plan.low, tokens, {})
         for wave, following in plan.in_turn():
-            if wave is plan.waves[-1]:
+            if wave is plan.waves[-1] and not plan.is_ahead:
                 self._issue(plan.prefetches, is_demand=False)
             self._compute((*wave.resident, *wave.loads), tokens, following, near_s=host_s)
             host_s = 0.0

@@ -96,6 +96,7 @@ class Workload:
             shadows=fast.shadows,
             split=fast.split,
             window=window,
+            serving=setting.serving,
             **common,
         )
         return fast, controller

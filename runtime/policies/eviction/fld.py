@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.shared import never_used, rank_then_last_use
@@ -11,7 +12,14 @@ from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 @dataclass
 class Fld(SimpleEviction):
-    """Largest `(layer - now) mod L` first; the current layer counts as 0."""
+    """Largest distance first; the current layer counts as 0. `distance` is `cyclic`, `(layer - now) mod L`, the layers
+    that run until the key's layer does; or `absolute`, `|layer - now|`, as SpecMD words it (appendix B)."""
+
+    distance: str = "cyclic"
+
+    def __post_init__(self) -> None:
+        if self.distance not in ("cyclic", "absolute"):
+            raise BadUsage(f"fld: distance is cyclic or absolute, not {self.distance!r}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
@@ -21,5 +29,6 @@ class Fld(SimpleEviction):
         self._last_use[keys] = now.step
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        layers_ahead = (keys // self._shape.num_experts - now.layer) % self._shape.num_layers
-        return (rank_then_last_use(-layers_ahead, self._last_use[keys]),)
+        ahead = keys // self._shape.num_experts - now.layer
+        away = abs(ahead) if self.distance == "absolute" else ahead % self._shape.num_layers
+        return (rank_then_last_use(-away, self._last_use[keys]),)

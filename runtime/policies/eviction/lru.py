@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.shared import cells_and_view, never_used
@@ -11,6 +12,15 @@ from runtime.policies.eviction.shared import cells_and_view, never_used
 
 @dataclass
 class Lru(SimpleEviction):
+    """With `stamp` `load` a prefetched key counts as used when it is sent for; with `use`, only once a step has used
+    it, so that unused prefetches are evicted first."""
+
+    stamp: str = "use"
+
+    def __post_init__(self) -> None:
+        if self.stamp not in ("use", "load"):
+            raise BadUsage(f"lru: stamp is use or load, not {self.stamp!r}")
+
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._cells, self._last_use = cells_and_view(never_used(shape))
 
@@ -18,6 +28,12 @@ class Lru(SimpleEviction):
         cells, number = self._cells, now.step
         for key in keys:
             cells[key] = number
+
+    def prefetched(self, keys: list[int], now: Now) -> None:
+        if self.stamp == "load":
+            cells, number = self._cells, now.step
+            for key in keys:
+                cells[key] = number
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         return (self._last_use[keys],)

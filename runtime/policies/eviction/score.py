@@ -12,22 +12,33 @@ from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
 @dataclass
 class ScoreEviction(SimpleEviction):
-    """The router's probabilities of a layer's experts, summed over tokens; `decay` multiplies the sum once a pass."""
+    """The router's probabilities of a layer's experts, summed over tokens; `decay` multiplies the sum once a pass.
+
+    `of`: `all` sums what the router gives every expert; `selected`, only what it gives those that a token selects.
+    """
 
     sees_probabilities: ClassVar[bool] = True
 
     decay: float = 1.0
+    of: str = "all"
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise BadUsage(f"score needs 0 < decay <= 1, not {self.decay}")
+        if self.of not in ("all", "selected"):
+            raise BadUsage(f"score: of is all or selected, not {self.of!r}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._scores = np.zeros((shape.num_layers, shape.num_experts))
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         assert step.probabilities is not None, "score runs without router probabilities"
-        self._scores[step.layer] = self._scores[step.layer] * self.decay + step.probabilities.sum(axis=0)
+        scores = self._scores[step.layer]
+        scores *= self.decay
+        if self.of == "all":
+            scores += step.probabilities.sum(axis=0)
+        else:
+            np.add.at(scores, step.selected, np.take_along_axis(step.probabilities, step.selected, axis=1))
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         return (self._scores.ravel()[keys],)

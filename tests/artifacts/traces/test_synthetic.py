@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from artifacts.traces.statistics import measure
+from artifacts.traces.statistics import measure, recall
 from artifacts.traces.synthetic import Dials, generate, parse_dials
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 
@@ -34,6 +34,7 @@ def cases(draw: st.DrawFn) -> tuple[Dials, Shape]:
         prompt=prompt,
         batch=draw(st.integers(1, 6)),
         seed=draw(st.integers(0, 99)),
+        grading=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
     )
     return dials, shape
 
@@ -96,6 +97,7 @@ def test_another_seed_gives_another_trace() -> None:
         ("locality", "reuse", (0.0, 0.25, 0.5, 0.75, 1.0)),
         ("similarity", "similarity", (0.0, 0.3, 0.7, 1.0)),
         ("predictability", "prediction", (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("grading", "near_prediction", (0.0, 0.25, 0.5, 0.75, 1.0)),
     ],
 )
 def test_a_dial_moves_its_statistic(dial: str, statistic: str, values: tuple[float, ...], seed: int) -> None:
@@ -105,6 +107,25 @@ def test_a_dial_moves_its_statistic(dial: str, statistic: str, values: tuple[flo
         for value in values
     ]
     assert all(lower < higher for lower, higher in pairwise(reached)), reached
+
+
+def test_graded_predictions_rank_what_they_miss_just_behind() -> None:
+    """As the bundled model's routers do: of four experts .80, .91 and .95 are among the first 4, 6 and 8."""
+    shape = Shape(num_layers=6, num_experts=32, top_k=4, expert_nbytes=1)
+    sunk = Dials(skew=1.4, locality=0.0, predictability=0.8, tokens=400, requests=4)
+    graded = replace(sunk, grading=0.88)
+    traces = [generate(dials, shape) for dials in (sunk, graded)]
+    recalls = [[recall(trace, width) for width in (4, 6, 8)] for trace in traces]
+    assert recalls == [pytest.approx([0.8, 0.8, 0.8], abs=0.01), pytest.approx([0.8, 0.91, 0.95], abs=0.015)]
+    before, after = (trace.columns() for trace in traces)
+    assert all(np.array_equal(before[name], after[name]) for name in before if name != "predicted")
+    assert str(graded) == f"{sunk},grading=0.88"
+
+
+@pytest.mark.parametrize("predictability", [0.3, 0.6, 0.9, 1.0])
+def test_grading_leaves_the_predictability(predictability: float) -> None:
+    dials = Dials(predictability=predictability, grading=1.0)
+    assert recall(generate(dials, SHAPE), SHAPE.top_k) == pytest.approx(predictability, abs=0.02)
 
 
 def test_ends_of_the_dials() -> None:

@@ -84,6 +84,16 @@ def test_the_same_twice(simulated: Simulated, some: Path) -> None:
     assert simulated(*options) == simulated(*options)
 
 
+def test_what_is_not_protected_collides(simulated: Simulated, some: Path) -> None:
+    options = ("--trace", some, "--prefetch", "score", "--scope", "global", "--budget", "20%", "--window", "96MiB")
+    collisions = {}
+    for serving in ("pinned", "one_by_one"):
+        said = simulated(*options, "--eviction", "score", "--serving", serving)
+        assert said["receipt"]["serving"] == serving
+        collisions[serving] = said["counters"]["collisions"]
+    assert collisions["one_by_one"] > collisions["pinned"]
+
+
 def test_several_are_compared(simulated: Simulated, some: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--trace", some, "--compare", "lru,lcp:rho=0.5,omega=64,near,buddymoe")
     said = simulated(*options)
@@ -230,6 +240,8 @@ def parts(tmp_path: Path) -> dict[str, Path]:
         (("--trace", TRACE, "--compare", "lru,,lcp"), 2, "unknown eviction policy ''"),
         (("--trace", TRACE, "--compare", "lru,nera"), 2, "unknown eviction policy 'nera'"),
         (("--trace", TRACE, "--scope", "planet"), 2, "scope is layer or global"),
+        (("--trace", TRACE, "--serving", "freely"), 2, "--serving is pinned, unprotected, one_by_one, not 'freely'"),
+        (("--trace", TRACE, "--serving", "one_by_one", "--miss", "near"), 2, "leave out --miss near"),
         (("--trace", TRACE, "--budget", "7x"), 2, "one expert a layer is the least: give at least 8x"),
         (("--trace", TRACE, "--budget", "-1x"), 2, "is not understood"),
         (("--trace", TRACE, "--window", "wide"), 2, "size 'wide' is not understood"),

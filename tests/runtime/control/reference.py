@@ -69,10 +69,14 @@ class SlowCache:
             return self.uses[key] * 0.25 ** ((self.num_tokens - self.last_token[key]) / 128), key
         if self.policy == "fld":
             return -((layer - self.layer) % self.shape.num_layers), oldest, key
+        if self.policy == "fld:distance=absolute":
+            return -abs(layer - self.layer), oldest, key
         if self.policy == "belady":
             later = range(self.step_number, len(self.future))  # this step was counted already
             return -next((number for number in later if key in self.future[number]), len(self.future)), key
         if self.policy == "least_stale:within=ahead" and not is_current:
             is_behind = layer <= self.layer
             return False, (0, layer) if is_behind else (1, -layer), oldest, key
+        if self.policy == "least_stale:within=left":
+            return (layer > self.layer, is_current), (0, layer), oldest, key
         return is_current, (0, layer), oldest, key

@@ -85,7 +85,11 @@ def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
     return shape, draw(st.integers(1, num_experts)) * num_layers, passes
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "lcp", "least_stale", "least_stale:within=ahead", "fld", "belady"])
+@pytest.mark.parametrize(
+    "policy",
+    ["lru", "lfu", "lcp", "least_stale", "least_stale:within=left", "least_stale:within=ahead"]
+    + ["fld", "fld:distance=absolute", "belady"],
+)
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @given(traces())
 @settings(max_examples=40, deadline=None)
@@ -113,6 +117,8 @@ MORE = [  # parameters that change what a policy does, not only how much of it
     ("prefetch", "next_gate:distance=2,overfetch=2"),
     ("prefetch", "frequency:distance=3,overfetch=2"),
     ("prefetch", "oracle:distance=6"),
+    ("eviction", "lru:stamp=load"),
+    ("eviction", "least_stale:within=left"),
     ("eviction", "least_stale:within=ahead"),
     ("miss", "drop:rank=0,renormalise=yes"),
     ("miss", "buddy:eta=1,rho=1,otherwise=drop"),
@@ -231,6 +237,18 @@ def test_what_is_proposed_and_resident_is_not_evicted_for_what_is_not() -> None:
     owner.begin_pass(1)
     assert take(owner, 0, [[0, 1]], [2, 5]).prefetches[0].key == 6 + 5  # takes the slot of 3, not of 2
     assert owner.cache.layer_states(1)[[2, 5]].tolist() == [RESIDENT, RESIDENT]
+
+
+def test_least_stale_keeps_what_is_proposed_again_also_where_nothing_can_be_sent() -> None:
+    owner = controller(6, "global", window=50, prefetch="next_gate", eviction="least_stale")
+    owner.begin_pass(1)
+    take(owner, 0, [[0, 1]], [2, 3])
+    take(owner, 1, [[2, 3]], [0, 1])
+    take(owner, 2, [[0, 1]], [5, 0])  # 5 is sent for, for the next pass, and half of it has moved
+    owner.begin_pass(1)
+    assert not take(owner, 0, [[0, 0]], [3, 2]).prefetches, "the link has no byte left"
+    take(owner, 1, [[2, 4]], [0, 1])  # takes the slot of 12, which nothing has proposed yet; now 12 is sent for, for 5
+    assert np.flatnonzero(owner.cache.state == RESIDENT).tolist() == [0, 8, 9, 10, 13]
 
 
 def test_a_prefill_larger_than_the_tier_runs_in_waves() -> None:

@@ -109,7 +109,7 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
     return owner
 
 
-def built(case: Case, texts: dict[str, str], maps: ExpertMaps | None = None) -> Controller:
+def built(case: Case, texts: dict[str, str], maps: ExpertMaps | None = None, *, serving: str = "pinned") -> Controller:
     """Build the case's controller. With resident replicas, the budget holds them at 4 bits beside the slots. Split
     experts have no replicas."""
     texts = PLAIN | texts
@@ -135,6 +135,7 @@ def built(case: Case, texts: dict[str, str], maps: ExpertMaps | None = None) -> 
         window=case.window,
         artefacts=known,
         num_devices=case.num_devices,
+        serving=serving,
     )
 
 

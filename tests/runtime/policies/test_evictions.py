@@ -74,6 +74,17 @@ def test_fld_evicts_the_layer_that_comes_again_last() -> None:
     assert [leaving(policy, by_layer, Now(0, 0, layer)) for layer in range(3)] == [[13, 7, 1], [1, 13, 7], [7, 1, 13]]
     policy.used([2, 13], step([[2, 2]]), Now(9))
     assert leaving(policy, [1, 2, 12, 13], Now(10, 0, 1)) == [1, 2, 12, 13]
+    absolute = prepared("eviction", "fld:distance=absolute")
+    assert [leaving(absolute, by_layer, Now(0, 0, layer)) for layer in range(3)] == [[13, 7, 1], [1, 13, 7], [1, 7, 13]]
+
+
+def test_lru_takes_a_prefetch_for_a_use_if_told() -> None:
+    for text, expected in (("lru", [1, 0, 2]), ("lru:stamp=load", [0, 1, 2])):
+        policy = prepared("eviction", text)
+        policy.used([0], step([[0, 0]]), Now(step=0))
+        policy.prefetched([1], Now(step=1))
+        policy.used([2], step([[2, 2]]), Now(step=2))
+        assert leaving(policy, [0, 1, 2], Now(step=2)) == expected
 
 
 def test_lfu_counts_each_use_and_halves_what_was_counted() -> None:
@@ -110,9 +121,10 @@ def test_lcp_counts_a_prompt_once_or_token_by_token() -> None:
 @pytest.mark.parametrize(
     ("within", "expected"),
     [
-        # This pass has used 8 and prefetched 1 and 14; the others are stale, 7 and 12 from different passes.
-        ("ascending", [3, 2, 7, 6, 13, 12, 1, 8, 14]),
-        ("ahead", [3, 2, 7, 6, 13, 12, 1, 8, 14]),
+        # This pass has used 8 and prefetched 14, and 1 for the next; the others are stale, 7 and 12 of two passes.
+        ("ascending", [3, 2, 7, 6, 13, 12, 8, 14, 1]),
+        ("left", [3, 2, 7, 6, 8, 13, 12, 14, 1]),
+        ("ahead", [3, 2, 7, 6, 13, 12, 8, 14, 1]),
     ],
 )
 def test_least_stale_spares_what_this_pass_touched(within: str, expected: list[int]) -> None:
@@ -122,6 +134,26 @@ def test_least_stale_spares_what_this_pass_touched(within: str, expected: list[i
     policy.prefetched([14, 1], Now(4, 2))
     policy.used([8], step([[2, 2]], layer=1), Now(4, 2, 1))
     assert leaving(policy, [1, 2, 3, 6, 7, 8, 12, 13, 14], Now(4, 2, 1)) == expected
+
+
+def test_what_is_prefetched_past_the_last_layer_is_current_in_the_next_pass() -> None:
+    policy = prepared("eviction", "least_stale")
+    policy.used([13], step([[1, 1]], layer=2), Now(0, 0, 2))
+    policy.prefetched([1], Now(0, 0, 2))
+    assert leaving(policy, [1, 7, 13], Now(0, 0, 2)) == [7, 13, 1]
+    policy.used([2], step([[2, 2]]), Now(1, 1, 0))
+    assert leaving(policy, [1, 2, 7, 13], Now(1, 1, 0)) == [7, 13, 1, 2]
+    policy.prefetched([2], Now(1, 1, 0))
+    assert leaving(policy, [1, 2, 7, 13], Now(2, 2, 0)) == [1, 7, 13, 2], "only the next pass, not the one after"
+    policy.prefetched([3], Now(2, 2, 1))
+    assert leaving(policy, [3, 4, 7], Now(3, 4, 0)) == [3, 4, 7], "and only if it is the very next"
+
+
+def test_a_resident_that_is_proposed_again_is_current() -> None:
+    policy = prepared("eviction", "least_stale")
+    policy.used([1, 7, 13], step([[1, 1]]), Now(0, 0, 2))
+    policy.proposed([7], Now(1, 1, 0))
+    assert leaving(policy, [1, 7, 13], Now(1, 1, 0)) == [1, 13, 7]
 
 
 def test_in_the_first_pass_what_is_not_touched_is_stale() -> None:
@@ -143,7 +175,11 @@ def test_least_stale_ahead_evicts_what_is_behind_and_then_the_farthest() -> None
 
 def test_score_sums_what_the_router_says_of_a_layer() -> None:
     first, second = [[0.5, 0.25, 0.25, 0, 0, 0], [0.25, 0, 0.75, 0, 0, 0]], [[0.125, 0.875, 0, 0, 0, 0]]
-    for text, sums in (("score", [0.875, 1.125, 1.0]), ("score:decay=0.5", [0.5, 1.0, 0.5])):
+    for text, sums in (
+        ("score", [0.875, 1.125, 1.0]),
+        ("score:decay=0.5", [0.5, 1.0, 0.5]),
+        ("score:of=selected", [0.875, 0.875, 1.0]),
+    ):
         policy = prepared("eviction", text)
         policy.used([6], step([[0, 2], [2, 0]], first, layer=1), Now())
         policy.used([6], step([[1, 0]], second, layer=1), Now())
@@ -165,40 +201,59 @@ def test_random_is_seeded() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int]]]:
-    """Draw steps of passes over three layers, not all of which run, with the keys that each uses and prefetches."""
+def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int], list[int]]]:
+    """Draw steps of passes over three layers, not all of which run, with the keys that each uses, proposes and
+    prefetches."""
     steps, num_tokens = [], 0
     for pass_index in range(draw(st.integers(1, 5))):
         num_tokens += draw(st.integers(1, 5))
         for layer in sorted(draw(st.sets(st.integers(0, 2), min_size=1))):
             used = draw(st.lists(st.integers(6 * layer, 6 * layer + 5), min_size=1, max_size=4, unique=True))
-            prefetched = draw(st.lists(st.integers(0, 17), max_size=3, unique=True))
-            steps.append((Now(len(steps), pass_index, layer, num_tokens), used, prefetched))
+            proposed, prefetched = (draw(st.lists(st.integers(0, 17), max_size=3, unique=True)) for _ in range(2))
+            steps.append((Now(len(steps), pass_index, layer, num_tokens), used, proposed, prefetched))
     return steps
 
 
-@given(histories(), st.sampled_from(["least_stale", "least_stale:within=ahead", "lcp:rho=0.25,omega=2", "lru"]))
+@given(
+    histories(),
+    st.sampled_from(
+        [*(f"least_stale:within={order}" for order in ("ascending", "left", "ahead"))]
+        + ["lcp:rho=0.25,omega=2", "lru", "lru:stamp=load"]
+    ),
+)
 @settings(max_examples=100, deadline=None)
 def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: list, text: str) -> None:
     policy, keys = prepared("eviction", text), np.arange(18)
     uses, last_token = np.zeros(18, np.int64), np.zeros(18, np.int64)
     last_use, last_pass, layers = np.full(18, -1), np.full(18, -1), keys // 6
-    for now, used, prefetched in history:
+    for now, used, proposed, prefetched in history:
         policy.used(used, step([[0, 1]], layer=now.layer), now)
         uses[used] += 1
         last_use[used], last_pass[used], last_token[used] = now.step, now.pass_index, now.num_tokens
         for _ in range(2):
-            is_current, ranks = last_pass == now.pass_index, layers
-            if text.endswith("ahead"):
-                ranks = np.where(is_current, layers, np.where(layers <= now.layer, layers - 3, 3 - layers))
             expected = {
                 "lru": (last_use,),
                 "lcp": (uses * 0.25 ** ((now.num_tokens - last_token) / 2),),
-                "least_stale": (rank_then_last_use(3 * is_current + ranks, last_use),),
+                "least_stale": (rank_then_last_use(stale_ranks(layers, last_pass, now, text), last_use),),
             }[text.partition(":")[0]]
             assert np.array_equal(policy.order(keys, now), expected)
+            policy.proposed(proposed, now)
             policy.prefetched(prefetched, now)
-            last_pass[prefetched] = now.pass_index
+            for key in proposed + prefetched:  # what this pass has passed is for the next
+                last_pass[key] = now.pass_index + (layers[key] <= now.layer)
+            if text.endswith("load"):
+                last_use[prefetched] = now.step
+
+
+def stale_ranks(layers: np.ndarray, last_pass: np.ndarray, now: Now, text: str) -> np.ndarray:
+    """Return the ranks of keys in the order of Least-Stale, given the pass that last used them or that they were
+    proposed for."""
+    passes = np.clip(last_pass - now.pass_index + 1, 0, 2)  # stale, current, of the next pass
+    if text.endswith("left"):
+        return 3 * passes + layers + 6 * ((layers > now.layer) | (passes == 2))
+    if text.endswith("ahead"):
+        return np.where(passes, 3 * passes + layers, np.where(layers <= now.layer, layers - 3, 3 - layers))
+    return 3 * passes + layers
 
 
 @pytest.mark.parametrize(
@@ -221,6 +276,9 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
         ("lcp:uses=tokens", True),
         ("lcp:uses=rows", False),
         ("least_stale:within=behind", False),
+        ("lru:stamp=prefetch", False),
+        ("fld:distance=far", False),
+        ("score:of=none", False),
     ],
 )
 def test_parameters_at_their_limits(text: str, is_fine: bool) -> None:

@@ -92,6 +92,8 @@ def test_drop_leaves_out_as_much_as_the_layer_bears() -> None:
     assert ["sensitivity" in note for note in policy.fallbacks] == [True]
     plain = prepared("miss", "drop")
     assert plain.choose(taken, residents()).selected.tolist() == [[0, -1, -1]] and not plain.fallbacks
+    beyond = prepared("miss", "drop:rank=2")  # SpecMD's: its rank 3, counted from 1, and weaker ones
+    assert beyond.choose(taken, residents()).selected.tolist() == [[0, 1, -1]]
 
 
 def test_zero_drops_every_miss_and_may_keep_the_sum() -> None:

@@ -68,6 +68,22 @@ def test_every_preset_builds_and_names_its_paper() -> None:
         preset("ondemand")
 
 
+def test_presets_are_the_mixes_that_specmd_compares() -> None:
+    """Table 1 of SpecMD: prefetch, eviction, miss, routing."""
+    mixes = {
+        "mixtral-offloading": ("next_gate", "lru", "fetch", "standard"),
+        "importance": ("score", "score", "substitute", "standard"),
+        "hobbit": ("next_gate", "lhu", "cascade", "standard"),
+        "mixture-cache": ("none", "lru", "fetch", "cache_aware:keep=1"),
+        "specmd": ("score", "least_stale", "fetch", "standard"),
+    }
+    for name, mix in mixes.items():
+        row = presets()[name]
+        assert (row.prefetch, row.eviction, row.miss, row.routing) == mix
+        assert name == "mixture-cache" or row.differs
+    assert presets()["specmd"].scope == "global"
+
+
 def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> None:
     """Compiled loops are in modules of their own, imported only once a policy that has some is used."""
     allowed = {"numpy", "artifacts", "runtime.policies", *sys.stdlib_module_names}

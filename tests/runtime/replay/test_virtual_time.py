@@ -35,8 +35,9 @@ def plan(
     low: tuple[Place, ...] = (),
     prefetches: tuple[Place, ...] = (),
     tokens: int = 1,
+    is_ahead: bool = False,
 ) -> Plan:
-    return Plan(0, np.zeros((tokens, 2), np.int64), None, waves, near, low, prefetches)
+    return Plan(0, np.zeros((tokens, 2), np.int64), None, waves, near, low, prefetches, is_ahead)
 
 
 def taken(*plans: Plan, costs: Costs = COSTS) -> tuple[float, float]:
@@ -70,6 +71,13 @@ def test_a_demand_load_waits_for_the_prefetch_in_flight() -> None:
     """The prefetch arrives at 6 and is computed until 8, the load arrives at 11."""
     first = plan(Wave(places(0), ()), prefetches=places(5))
     assert taken(first, plan(Wave(places(5), places(2)))) == (13, 2 + 3)
+
+
+def test_a_prefetch_that_is_sent_ahead_of_demand_delays_it() -> None:
+    """The load is asked for at 3, when the resident is computed; the prefetch has the link from 1 to 6, or after it."""
+    waves = Wave(places(0), ()), Wave((), places(2))
+    assert taken(plan(*waves, prefetches=places(5))) == (10, 5)
+    assert taken(plan(*waves, prefetches=places(5), is_ahead=True)) == (13, 8)
 
 
 def test_a_demand_load_overtakes_queued_prefetches() -> None:
