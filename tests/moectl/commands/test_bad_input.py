@@ -202,7 +202,7 @@ def test_a_budget_above_the_model_is_fine(model: Path, capfd: pytest.CaptureFixt
         (("--prompt", "x", "--eviction", "belady"), 5, "needs next_use, the future of a trace: it runs in the"),
         (("--prompt", "x", "--eviction", "mru"), 2, "unknown eviction policy 'mru'; did you mean lru?"),
         (("--prompt", "x", "--prefetch", "next_gate:distanse=2"), 2, "did you mean distance?"),
-        (("--prompt", "x", "--eviction", "lru:age=2"), 2, "unknown parameter of lru 'age'. Known: none"),
+        (("--prompt", "x", "--eviction", "lru:age=2"), 2, "unknown parameter of lru 'age'. Known: stamp"),
         (("--prompt", "x", "--prefetch", "next_gate:distance=far"), 2, "takes a value of type int, not 'far'"),
         (("--prompt", "x", "--scope", "planet"), 2, "scope is layer or global"),
         (("--prompt", "x", "--link", "fast"), 2, "rate 'fast' is not understood"),
