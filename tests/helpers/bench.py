@@ -9,7 +9,7 @@ import tests
 
 TRACE = str(tests.TRACE)
 LIVE = ["--data", "text.jsonl", "--tokens", "24", "--length", "12", "--rounds", "2", "--threads", "1"]
-FEW = ["--presets", "importance,promoe", "--budgets", "25%,50%", "--links", "5MB/s"]
+FEW = ["--presets", "mixture-cache,promoe", "--budgets", "25%,50%", "--links", "5MB/s"]
 SAME = [*LIVE, *FEW, "--seed", "5"]
 REPLAY = ["--simulate", "--trace", TRACE, "--budgets", "25%", "--presets", "specmd"]
 Benched = Callable[..., dict]

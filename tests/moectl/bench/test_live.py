@@ -23,12 +23,12 @@ def test_live_rows(ran: tuple[dict, Path]) -> None:
     said, _ = ran
     measured = {(row["budget"], row["preset"]): row for row in said["rows"] if not row["why"]}
     assert measured.keys() == {("100%", "full")} | {
-        (budget, preset) for budget in ("25%", "50%") for preset in ("on-demand", "near", "importance")
+        (budget, preset) for budget in ("25%", "50%") for preset in ("on-demand", "near", "mixture-cache")
     }
     for (budget, preset), row in measured.items():
         assert row["mode"] == "live" and row["link"] == "5MB/s" and row["tpot_ms"] > 0
         assert row["tpot_quartiles"][0] <= row["tpot_ms"] <= row["tpot_quartiles"][1]
-        assert (row["kl"] > 0) == (preset == "importance"), budget
+        assert (row["kl"] > 0) == (preset == "mixture-cache"), budget
     refused = {row["preset"]: row["why"] for row in said["rows"] if row["why"]}
     assert refused.keys() == {"uniform-bits", "promoe"} and "moectl quantize" in refused["uniform-bits"]
     assert "2 rounds in random order" in said["conditions"] and "oracle" in said["notes"][0]
