@@ -26,8 +26,8 @@ _WORDS = vector(I32, _LANES)
 
 @kernel("int64(int32[::1], int64, boolean)", nogil=True, exact=True)
 def sort(index, num_groups, can_lack):
-    """Replace the group of each input by what lies at each place, its group times 2^`INPUT_BITS` plus the input, by
-    groups and then by inputs. Where they `can_lack`, groups that are all -1 follow each other."""
+    """Sort the inputs by their groups, then by their numbers, and write group times 2^`INPUT_BITS` plus input for each
+    place over the groups by input. Where they `can_lack`, groups that are all -1 follow each other."""
     width = -(-len(index) // num_groups)
     if can_lack and (index == -1).all():
         for k in range(len(index)):

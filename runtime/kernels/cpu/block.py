@@ -14,7 +14,7 @@ from runtime.kernels.cpu.norms import FLOATS, read, round_all, scale_to_unit, wr
 
 f32 = np.float32
 _LINEAR = "UniTuple(int64, 8)"  # addresses of matrix and bias (0: none) of queries, keys, values and output
-_NORMS = f"UniTuple({NORM}, 4)"  # of what comes in, of queries, of keys, and of the sum
+_NORMS = f"UniTuple({NORM}, 4)"  # of the input, of queries, of keys, and of the sum
 _CONSTANT = f"int64, {SIZES}, {_LINEAR}, {_NORMS}, {ORDER}, float32, int64"
 
 

@@ -1,5 +1,4 @@
-"""One token's experts, which never leave, in one call, compiled by numba. Importing this module
-imports numba."""
+"""One token's experts, which never leave, in one call, compiled by numba. Importing this module imports numba."""
 
 import numpy as np
 from numba import carray

@@ -1,4 +1,4 @@
-"""Steps served with less protection: what may then be evicted, what waits in the queue, and what does not change."""
+"""Steps served with less protection: which keys may be evicted, which wait in the queue, and that the rest stays."""
 
 import numpy as np
 import pytest
