@@ -15,8 +15,8 @@ from runtime.policies.shared.maps import Match, check_ahead
 class MapEviction(SimpleEviction):
     """Smallest `p * freq` first. freq is the expert's uses over the whole history; p, for the next `distance` layers,
     its probability over the even one in the map most similar to this iteration, the mean over the requests of a batch,
-    from a match `lag` + 1 layers old. Of layers that have run, and of those farther ahead, the search says nothing of
-    the next use: freq alone."""
+    from a match `lag` + 1 layers old, and at least 1. Of layers that have run, and of those farther ahead, the search
+    says nothing of the next use: freq alone."""
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})
     sees_probabilities: ClassVar[bool] = True

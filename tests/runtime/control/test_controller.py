@@ -312,7 +312,7 @@ def test_before_a_pass_its_first_layers_come_within_the_bytes_of_a_step() -> Non
     ids, weights, p = np.array([[4, 5]]), np.ones((1, 2), np.float32), said[0, :1].astype(np.float32)
     owner.step(Step(0, 1, 0, ids, weights, p, last=np.zeros(1, np.int64), embedding=opening.embedding))
     of_layers = owner.counters.by_layer()
-    assert [layer["prefetches"] for layer in of_layers] == [2, 2, 0]
+    assert [layer["prefetches"] for layer in of_layers] == [4, 0, 0], "two before the pass, two of layer 1 by layer 0"
     assert (of_layers[0]["hits"], of_layers[0]["late"], of_layers[0]["misses"]) == (1, 1, 0)
     owner.validate()
 

@@ -8,12 +8,17 @@ from hypothesis import strategies as st
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.routing.expert_maps import ExpertMaps, select_experts, selected
 from artifacts.shape import Shape
+from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Now, Step
+from runtime.policies.presets import Scope
 from runtime.policies.shared import map_kernels
 from runtime.policies.shared.maps import Guide, Matching
 from runtime.policies.step import Opening
+from runtime.replay.from_trace import maps
+from tests import TRACE
+from tests.runtime.policies.contract import Case, run
 
 SHAPE = Shape(num_layers=4, num_experts=6, top_k=2, expert_nbytes=160)
 NUM_MAPS, HIDDEN = 5, 3
@@ -145,7 +150,8 @@ def test_a_guide_predicts_the_layer_at_its_distance() -> None:
 
 
 def test_what_leaves_first_is_least_probable_by_use() -> None:
-    """p of the layers that the search covers, over the even chance of 1/6; uses alone of those behind and beyond."""
+    """p of the layers that the search covers, over the even chance of 1/6 where it is more; uses alone of those behind
+    and beyond."""
     maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
     matching, keys = Matching(maps, SHAPE), np.array([0, 1, 2, 7, 8, 13, 19])
     policy = parse("eviction", "map:distance=2")
@@ -153,11 +159,23 @@ def test_what_leaves_first_is_least_probable_by_use() -> None:
     policy.used([0, 1], steps(said, given, pass_index=4)[1], Now())  # a pass without its first layer
     assert policy.order(keys, Now())[0].tolist() == [1, 1, 0, 0, 0, 0, 0], "no match: uses alone"
     policy.used([0, 7, 13, 19], steps(said, given, pass_index=5)[0], Now())
-    p = 6 * matching.match().probabilities.mean(axis=0).ravel()
+    p = np.maximum(6 * matching.match().probabilities.mean(axis=0).ravel(), 1)
     assert policy.order(keys, Now())[0] == pytest.approx([2, 1, 0, p[7], 0, p[13], 1])
     matching.begin(Opening(6, DECODE, given))  # before the first layer, the first two are ahead
-    p = 6 * matching.match().probabilities.mean(axis=0).ravel()
+    p = np.maximum(6 * matching.match().probabilities.mean(axis=0).ravel(), 1)
     assert policy.order(keys, Now())[0] == pytest.approx([2 * p[0], p[1], 0, p[7], 0, 1, 1])
+    assert p[:12].max() > 1
+
+
+@pytest.mark.parametrize("distance", [1, 3])
+def test_in_one_cache_it_keeps_what_is_wanted_better_than_uses_alone(distance: int) -> None:
+    recorded = read_parquet(TRACE, num_experts=32)
+    shape = Shape(8, 32, 4, expert_nbytes=160)
+    case = Case(shape, recorded.take(recorded.request < 2), 64, Scope.GLOBAL, 4 * 160)
+    others = maps(recorded.take(recorded.request >= 2), shape, capacity=200)
+    ahead = f"map:distance={distance}"
+    hits = [run(case, others, prefetch=ahead, eviction=way).counters.totals()["hits"] for way in (ahead, "lfu")]
+    assert hits[0] > hits[1]
 
 
 def test_before_a_match_use_alone_decides() -> None:
@@ -215,4 +233,4 @@ def test_compiled_weights_are_means_of_requests_times_uses(seed: int, num_reques
     said, uses, worth = distributions(seed, num_requests)[:, 0].copy(), np.arange(6.0), np.empty(6)
     map_kernels.weigh(said, 2, 5, 6, uses, worth)
     means = np.add.reduce(said, axis=0, dtype=np.float64) / num_requests * 6
-    assert worth.tolist() == [0, 1, *(means * uses)[2:5].tolist(), 5]
+    assert worth.tolist() == [0, 1, *(np.maximum(means, 1) * uses)[2:5].tolist(), 5]

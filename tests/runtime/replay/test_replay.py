@@ -16,7 +16,6 @@ from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet, write_parquet
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
-from runtime.control.counters import Counter
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts
@@ -187,7 +186,7 @@ def test_a_slow_search_of_maps_decides_the_same(
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
     assert np.array_equal(policies.matching.learned().maps.probabilities, learned.maps.probabilities)
-    assert again.counters.sum()[Counter.PREFETCHES, 0] > 0, "the first layer, by the embedding"
+    assert again.counters.totals()["prefetches"] > 0
 
 
 @pytest.mark.parametrize("preset", ["horizon", "foresight"])
