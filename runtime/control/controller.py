@@ -1,9 +1,9 @@
 """Asks policies in one fixed order and turns a step into a plan; it never touches a weight.
 
 The order: residency policy, which may place experts anew; routing policy; states of the wanted experts; miss policy;
-victims for what is loaded; waves; prefetches within their bytes. `runtime/control/transfers.py` chooses victims and
-waves and tracks what is in flight. Every decision follows from ids, scores and step numbers, so that a live run and a
-replay of its trace decide alike.
+victims for what is loaded; waves; prefetches within their bytes. Before the first step of a pass a prefetch policy may
+propose too. `runtime/control/transfers.py` chooses victims and waves and tracks what is in flight. Every decision
+follows from ids, scores and step numbers, so that a live run and a replay of its trace decide alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from runtime.control.pools import Pool
 from runtime.control.residents import StepResidents
 from runtime.control.segments import Segments, Whole
 from runtime.control.transfers import Mover
-from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Routing, Split, Step
+from runtime.policies.base import Choice, Eviction, Miss, Now, Opening, Prefetch, Residency, Routing, Split, Step
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
@@ -63,6 +63,7 @@ class Controller:
         self._near_places: dict[int, Place] = {}  # by key, each made once
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
+        self.opens_passes = prefetch.opens_passes
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes
         has_more |= self.sees_embeddings or bool(prefetch.distance)  # policies that learn maps observe every step
@@ -77,6 +78,13 @@ class Controller:
         self.now.pass_index += 1
         self.now.num_tokens += num_tokens
         self.counters.begin_pass()
+
+    def open_pass(self, opening: Opening) -> tuple[Place, ...]:
+        """Return what is prefetched before the first layer, within the bytes of a step; if a policy `opens_passes`."""
+        self.now.layer = self._mover.arrivals.lent = 0
+        prefetches = self._mover.prefetch(self._prefetch.propose_first(opening, self.now))
+        self._mover.end_step([])
+        return prefetches
 
     @property
     def cache(self) -> Cache:
@@ -215,8 +223,7 @@ class Controller:
         self._near_places.clear()
 
     def by_device(self) -> list[dict[str, int]]:
-        """Return the slots, their bytes, the number of resident keys and the counters of each device; empty for a
-        single device."""
+        """Return each device's slots, their bytes, its number of resident keys and its counters; empty for one."""
         return [self.cache.of_device(device) | counts for device, counts in enumerate(self.counters.by_device())]
 
     def validate(self) -> None:

@@ -140,6 +140,10 @@ class Counters:
         """Return one dictionary a layer, summed over the passes from `first_pass` on."""
         return by_layer(self.sum(first_pass=first_pass))
 
+    def hits_by_pass(self) -> list[tuple[int, int]]:
+        """Return the hits and requests of each pass."""
+        return [(int(table[_HITS].sum()), int(table[_REQUESTS].sum())) for table in self.passes]
+
     def totals(self, *, first_pass: int = 0) -> dict[str, int]:
         return totals(self.by_layer(first_pass=first_pass))
 

@@ -17,6 +17,7 @@ from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.open import MoeLayer, MoeModel
+from runtime.policies.step import Opening
 from runtime.tiers.open import Tiers
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
@@ -110,6 +111,14 @@ class Engine:
         """Use these slots, all empty, as the fast tier from here on."""
         self.steps.lay_out(slots)
 
+    def open_pass(self, opening: Opening) -> None:
+        """Prefetch what a policy proposes before the first layer has run; call it once the input is embedded."""
+        try:
+            self.steps.open_pass(opening)
+        except BaseException:
+            self.clear()
+            raise
+
     def validate(self) -> None:
         """Raise AssertionError where, between passes, books, slots and transfers contradict each other."""
         self.controller.validate()
@@ -135,6 +144,7 @@ class Engine:
             self._must_wait = False
         self._is_in_pass = True
         self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))
+        self.watcher.take_embedded(kwargs)
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
         self.stall_s.append(self.steps.link.drain_stalls())

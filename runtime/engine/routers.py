@@ -13,7 +13,7 @@ from runtime.engine.host_copy import HostCopy, real_rows
 from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import RouterAhead, carried_on, reason_not_asked, routers_ahead
 from runtime.model.open import MoeModel
-from runtime.policies.step import Step, last_tokens
+from runtime.policies.step import Opening, Step, last_tokens
 
 
 @dataclass(slots=True)
@@ -41,14 +41,14 @@ class _Pass:
 class Watcher:
     """Makes a `Step` of every layer.
 
-    `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_embedding` with the mean
-    input embedding of each request. `first_request` is the number of the first request of the coming passes.
+    `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_opening` once the input
+    of a pass is embedded. `first_request` is the number of the first request of the coming passes.
     """
 
     def __init__(self, opened: MoeModel) -> None:
         self.on_step: Callable[[Step], None] | None = None
         self.on_pass: Callable[[np.ndarray], None] | None = None
-        self.on_embedding: Callable[[int, int, np.ndarray], None] | None = None
+        self.on_opening: Callable[[Opening], None] | None = None
         self.first_request = 0
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
@@ -106,9 +106,12 @@ class Watcher:
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)
-        if self._wants_embeddings and ids is None:
-            self._embed(kwargs["inputs_embeds"])
         return len(requests)
+
+    def take_embedded(self, kwargs: dict) -> None:
+        """Note the input of a pass that is given embeddings in place of ids, once the pass has begun."""
+        if self._wants_embeddings and self._pass.ids is None:
+            self._embed(kwargs["inputs_embeds"])
 
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
         """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a step to the host."""
@@ -160,12 +163,14 @@ class Watcher:
 
     def _embed(self, given: torch.Tensor) -> None:
         """Copy the input of the pass [B, S, H] to the host at once, apart from the steps: a search by it runs while the
-        first layer attends."""
+        first layer attends. Once a pass: what else is embedded is not its input."""
+        if self._pass_index < 0 or self._pass.embedding is not None:
+            return
         tokens = given.detach().flatten(0, -2).float().cpu().numpy()
         tokens = tokens if self._pass.rows is None else tokens[self._pass.rows]
         self._pass.embedding = np.array(mean_rows(tokens, last_tokens(self._pass.requests)))
-        if self.on_embedding is not None:
-            self.on_embedding(self._pass_index, self._pass.phase, self._pass.embedding)
+        if self.on_opening is not None:
+            self.on_opening(Opening(self._pass_index, self._pass.phase, self._pass.embedding))
 
     def _keep_routing(self, index: int) -> Callable:
         routed = self._routed[index]

@@ -17,7 +17,7 @@ from runtime.kernels.batched import is_worth_batching
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.links.link import DEMAND, PREFETCH, Transfer
 from runtime.model.open import MoeLayer, MoeModel
-from runtime.policies.base import Step
+from runtime.policies.step import Opening, Step
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.open import Tiers
 from runtime.tiers.shadow_replicas import Shadows
@@ -95,6 +95,10 @@ class StepExecutor:
         self._batch_output.clear()
         if self._whole_output is not None:
             self._whole_output.clear()
+
+    def open_pass(self, opening: Opening) -> None:
+        """Send for what the controller brings before the first layer has run."""
+        self._issue(self.controller.open_pass(opening), PREFETCH)
 
     def run(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""

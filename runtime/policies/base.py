@@ -17,7 +17,7 @@ from artifacts.shape import Shape
 from artifacts.splits.solve import SolvedSplit
 from artifacts.traces.next_use import NextUse
 from runtime.policies.shared.maps import Matching
-from runtime.policies.step import Step
+from runtime.policies.step import Opening, Step
 
 
 @dataclass(slots=True)
@@ -211,6 +211,11 @@ class Prefetch(Policy, Protocol):
     reads_predictions: ClassVar[bool]  # whether steps must carry `predicted` for `distance` layers
     reads_learned: ClassVar[bool]  # whether steps must carry `learned` for `distance` layers
     follows_steps: ClassVar[bool]  # False: it remembers nothing, and is asked only where something can be sent
+    opens_passes: bool  # whether it proposes before the first layer of a pass, which takes embeddings
+
+    def propose_first(self, opening: Opening, now: Now) -> np.ndarray:
+        """Return keys to prefetch before the first layer has run, as `propose` does. Called once a pass, and only if it
+        `opens_passes`."""
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         """Return keys to prefetch, best first. Keys that are loading or resident are kept from eviction, and not loaded
@@ -250,6 +255,7 @@ class Simple:
     every_step: ClassVar[bool] = False
     reads_shadows: ClassVar[bool] = False
     follows_steps: ClassVar[bool] = True
+    opens_passes: ClassVar[bool] = False
     follows_predictions: ClassVar[bool] = False
 
     @property

@@ -1,4 +1,4 @@
-"""The step that policies decide on: what a router chose and predicted.
+"""The step that policies decide on: what a router chose and predicted, and what is known before the first one.
 
 Shapes: T tokens, R requests, K selected per token, E experts a layer, D prefetch distances, H the model's width.
 """
@@ -35,6 +35,15 @@ class Step:
     def shares(self) -> np.ndarray:
         """[T, K] routing weights renormalised over the selected (p~)."""
         return self.weights / self.weights.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One pass before its first layer has run."""
+
+    pass_index: int
+    phase: int
+    embedding: np.ndarray  # [R, H] float32: each request's input of this pass, the mean over its tokens
 
 
 _FIRST = np.zeros(1, np.int64)

@@ -10,7 +10,7 @@ from artifacts.traces.trace import Trace
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 from runtime.control.resplit import Reconfiguration
-from runtime.policies.step import Step, last_tokens
+from runtime.policies.step import Opening, Step, last_tokens
 from runtime.replay.virtual_time import ReplayTiming
 
 
@@ -41,6 +41,10 @@ def replay(
             controller.begin_pass(len(step.selected))
             if timing:
                 timing.begin_pass(phase, len(step.selected))
+            if controller.opens_passes:
+                opened = controller.open_pass(Opening(pass_index, phase, step.embedding))
+                if timing:
+                    timing.open_pass(opened)
         if reconfiguration:
             reconfiguration.add(step)
         plan = controller.step(step)

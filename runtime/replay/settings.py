@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from runtime.control.serving import Service
 from runtime.policies import Policies, build
 from runtime.policies.presets import Preset, Scope, preset
+from runtime.replay.virtual_time import PassTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a replay: counters over all passes and by layer, times as `ReplayTiming.summary` gives them.
+    """The result of a replay: counters over all passes and by layer, times as `ReplayTiming.summary` gives them, and
+    the hits, requests and times of each pass.
 
     `num_slots`: in whole experts; where experts are split, as many as the slots' bytes would hold. `fast_nbytes`: slots
     and resident replicas together. `split`: how experts are cut, and what solved it. `by_device`: slots and counters of
@@ -59,5 +61,7 @@ class Outcome:
     counters: dict[str, int]
     by_layer: list[dict[str, int]]
     times: dict[str, float | None]
+    hits_by_pass: list[tuple[int, int]]
+    passes: list[PassTime]
     split: dict[str, object]
     by_device: list[dict[str, int]]

@@ -45,6 +45,10 @@ class ReplayTiming:
         self.passes.append(PassTime(phase, num_tokens))
         self._begin_s = self._now_s
 
+    def open_pass(self, prefetches: tuple[Place, ...]) -> None:
+        """Issue what is prefetched before the first layer."""
+        self._issue(prefetches, is_demand=False)
+
     def end_pass(self) -> None:
         """End the pass with the head, which is computed for the last tokens only."""
         self._now_s += self._costs.head.seconds(1)

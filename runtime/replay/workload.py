@@ -78,6 +78,8 @@ class Workload:
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
             times=timing.summary(),
+            hits_by_pass=controller.counters.hits_by_pass(),
+            passes=timing.passes,
             split=split_solver.receipt(fast.split, shape) | (reconfiguration.receipt() if reconfiguration else {}),
             by_device=controller.by_device(),
         )

@@ -250,7 +250,9 @@ def _install(parts: Parts, undo: ExitStack) -> None:
     if matching := parts.policies.matching:
         undo.callback(matching.close)
         matching.run_in_background()
-        parts.watcher.on_embedding = matching.begin
+        parts.watcher.on_opening = matching.begin
+    if parts.controller.opens_passes:
+        parts.watcher.on_opening = parts.engine.open_pass
 
 
 def lay_out_slots(parts: Parts) -> Slots:

@@ -7,7 +7,7 @@
 Decode steps of one token in the shape of a model, by default 16 layers of 64 experts, 8 selected, at a budget of 25 %,
 with predictions. Artefacts of policies are built from the same trace; maps begin empty. Times are CPU times without the
 first third of the steps. The search for maps, which a run does on a thread while a layer is computed, is done between
-the steps and listed apart.
+the steps and listed apart, as is what a policy decides before a pass, its search by embedding included.
 """
 
 import argparse
@@ -26,10 +26,11 @@ from artifacts.traces.trace import Trace
 from moectl.show.render import Sheet, show_sheet
 from runtime.control.build import build_controller, fast_tier
 from runtime.control.controller import Controller
-from runtime.control.plan import Plan
+from runtime.control.plan import Place, Plan
 from runtime.policies.base import Artefacts, Step
 from runtime.policies.presets import Scope, preset
 from runtime.policies.shared.maps import Matching
+from runtime.policies.step import Opening
 from runtime.replay.replay import replay
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
@@ -70,6 +71,8 @@ def main() -> None:
             continue
         found = timed(trace, owner, matching)
         rows.append((name, *quartiles(found.steps_us)))
+        if found.openings_us:
+            rows.append((f"{name}: before a pass", *quartiles(found.openings_us)))
         if found.searches_us:
             rows.append((f"{name}: its search", *quartiles(found.searches_us)))
     if rows:
@@ -125,15 +128,23 @@ def controller(name: str, trace: Trace, model: ModelShape = OLMOE) -> tuple[Cont
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Microseconds of each step, and of the search for maps between the steps, if any."""
+    """Microseconds of each step, of what is decided before each pass, if anything is, and of the search for maps
+    between the steps, if any."""
 
     steps_us: list[float]
+    openings_us: list[float]
     searches_us: list[float]
 
 
 def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
     """Time a replay step by step."""
-    decide, found = owner.step, Times([], [])
+    decide, begin, found = owner.step, owner.open_pass, Times([], [], [])
+
+    def open_pass(opening: Opening) -> tuple[Place, ...]:
+        begin_s = time.thread_time()
+        brought = begin(opening)
+        found.openings_us.append((time.thread_time() - begin_s) * 1e6)
+        return brought
 
     def step(one: Step) -> Plan:
         begin_s = time.thread_time()
@@ -145,7 +156,7 @@ def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
             found.searches_us.append((time.thread_time() - decided_s) * 1e6)
         return plan
 
-    owner.step = step
+    owner.step, owner.open_pass = step, open_pass
     replay(trace, owner)
     return found
 

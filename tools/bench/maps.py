@@ -26,6 +26,7 @@ from moectl.show.render import Sheet, human_bytes, show_sheet
 from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.prefetch.map import MapPrefetch
 from runtime.policies.shared.maps import Matching
+from runtime.policies.step import Opening
 
 DISTANCE, TOP_K = 3, 4
 
@@ -141,7 +142,7 @@ def policy_steps(
             weights = np.ones(selected.shape, np.float32)
             step = Step(number, DECODE, layer, selected, weights, seen[:, layer], last=last, embedding=given)
             if in_background:
-                matching.begin(number, DECODE, given)
+                matching.begin(Opening(number, DECODE, given))
             seconds[number, layer] = _after(attend, policy.propose, step, Now())[1]
     matching.close()
     return seconds[1:]

@@ -13,36 +13,40 @@ from runtime.policies.shared.maps import Match, check_ahead
 
 @dataclass
 class MapEviction(SimpleEviction):
-    """Smallest `p * freq` first. p is the expert's probability in the map most similar to this iteration, the mean over
-    the requests of a batch, from a match `lag` + 1 layers old; freq is its uses over the whole history. Before any
-    match, freq alone."""
+    """Smallest `p * freq` first. freq is the expert's uses over the whole history; p, for the next `distance` layers,
+    its probability over the even one in the map most similar to this iteration, the mean over the requests of a batch,
+    from a match `lag` + 1 layers old, and at least 1. Of layers that have run, and of those farther ahead, the search
+    says nothing of the next use: freq alone."""
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})
     sees_probabilities: ClassVar[bool] = True
     sees_embeddings: ClassVar[bool] = True
 
+    distance: int = 1
     lag: int = 0
 
     def __post_init__(self) -> None:
-        check_ahead("map", 1, self.lag)
+        check_ahead("map", self.distance, self.lag)
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
         from runtime.policies.shared import map_kernels
 
-        self._kernels = map_kernels
+        self._kernels, self._shape = map_kernels, shape
         self.matching = artefacts.matching
         self._counts, self._uses = cells_and_view(np.zeros(shape.num_keys))
-        self._said = np.ones(shape.num_keys, np.float32)[None]
         self._worth, self._alike = np.empty(shape.num_keys), np.zeros(shape.num_keys, np.int64)
         self._match: Match | None = None
+        self._said = np.zeros((1, shape.num_keys), np.float32)
 
     @property
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
-        match = self.matching.latest(self.lag)
+        match, ahead, num_experts = self.matching.match(self.lag), self.matching.layer + 1, self._shape.num_experts
         if match is not None and match is not self._match:
             self._match, self._said = match, match.probabilities.reshape(len(match.scores), len(self._worth))
-        self._kernels.weigh(self._said, self._uses, self._worth)
+        covered = 0 if match is None else min(ahead + self.distance, self._shape.num_layers)
+        first, stop = ahead * num_experts, covered * num_experts
+        self._kernels.weigh(self._said, first, stop, num_experts, self._uses, self._worth)
         return self._worth, self._alike
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
-from runtime.policies.base import Artefacts, Now, Simple, Step
+from runtime.policies.base import Artefacts, Now, Opening, Simple, Step
 from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
 from runtime.policies.shared.block import in_one_block
 from runtime.policies.shared.maps import Guide
@@ -26,7 +26,8 @@ class Blend(Simple):
     The chance is a logistic regression for each layer and distance, fitted online by a Newton step a visit. Its
     features are the margins, in log odds to the k-th place, by which the router ahead and the fitted predictor name an
     expert, its running log odds of use, and with `maps` those of the matched map. A prompt wants nearly all experts:
-    the named ones of its tokens are proposed in order of probability.
+    the named ones of its tokens are proposed in order of probability. With `maps`, the map that the embedding finds
+    names experts of the first layer before a pass begins.
     """
 
     reads_predictions: ClassVar[bool] = True
@@ -43,7 +44,7 @@ class Blend(Simple):
         needs = {"predictors": self.learned, "maps": self.maps}
         self.requires = frozenset(name for name, is_needed in needs.items() if is_needed)
         self.reads_learned = self.learned
-        self.sees_probabilities = self.sees_embeddings = self.maps
+        self.sees_probabilities = self.sees_embeddings = self.opens_passes = self.maps
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
@@ -77,6 +78,14 @@ class Blend(Simple):
             np.tile(np.eye(num_known) * _RIDGE, (*size, 1, 1)),
             np.zeros((*size, num_known, shape.num_experts)),
         )
+
+    def propose_first(self, opening: Opening, now: Now) -> np.ndarray:
+        match = self._guides[0].first_match(opening)
+        if match is None:
+            return np.empty(0, np.int64)
+        chance = match.probabilities[:, 0].max(axis=0) * self._shape.top_k
+        likely = np.flatnonzero(chance >= self.floor)
+        return likely[np.argsort(-chance[likely], kind="stable")]
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         if self.matching:

@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.routing.expert_maps import priorities
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Now, Simple, Step
+from runtime.policies.base import Artefacts, Now, Opening, Simple, Step
 from runtime.policies.shared.maps import Guide, Match, check_ahead
 
 _NONE = np.empty(0, np.int64)
@@ -18,8 +18,9 @@ class MapPrefetch(Simple):
     """Of the layer `distance` ahead the most probable experts of the best map until their sum reaches 1 - score, at
     least k of them; without `threshold` just k. All layers ahead compete by p / (layers ahead).
 
-    The match is `lag` + 1 layers old, which is the time that its search may take. So fMoE's d is distance + lag + 1:
-    before layer d the embedding guides, if `semantic`, from there on the trajectory. The next pass is not predicted.
+    The match is `lag` + 1 layers old, which is the time that its search may take; at lag 0 `distance` is fMoE's d.
+    Where no trajectory reaches, the embedding guides, if `semantic`: also before the first layer, for which the search
+    is waited for. The next pass is not predicted.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})
@@ -34,6 +35,7 @@ class MapPrefetch(Simple):
 
     def __post_init__(self) -> None:
         check_ahead("map", self.distance, self.lag)
+        self.opens_passes = self.semantic
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
@@ -44,21 +46,29 @@ class MapPrefetch(Simple):
         self._guide = Guide(self.matching, self.distance, self.lag, self.semantic)
         # By layer ahead, the chosen experts, and [E] the layer's probabilities.
         self._guided: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._pass_index = -1
+
+    def propose_first(self, opening: Opening, now: Now) -> np.ndarray:
+        return self._proposed(opening.pass_index, self._guide.first_match(opening))
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        guided = self._guided
-        for layer in [layer for layer in guided if not step.layer or layer <= step.layer]:
+        return self._proposed(step.pass_index, self._guide.match(step))
+
+    def _proposed(self, pass_index: int, match: Match | None) -> np.ndarray:
+        """Return the keys of all layers ahead that are guided, by urgency; `match`: the newest."""
+        guided, now = self._guided, self.matching.layer
+        for layer in [layer for layer in guided if layer <= now or pass_index != self._pass_index]:
             del guided[layer]
-        match = self._guide.match(step)
+        self._pass_index = pass_index
         if match is not None:
-            for layer in self._guide.layers(step, match):
+            for layer in self._guide.layers(match):
                 guided[layer] = self._choose(match, layer)
         if not guided:
             return _NONE
         keys = [layer * self._shape.num_experts + experts for layer, (experts, _) in guided.items()]
         if len(keys) == 1:
             return keys[0]
-        urgency = [priorities(p[experts], layer - step.layer) for layer, (experts, p) in guided.items()]
+        urgency = [priorities(p[experts], layer - now) for layer, (experts, p) in guided.items()]
         return np.concatenate(keys)[np.argsort(-np.concatenate(urgency), kind="stable")]
 
     def _choose(self, match: Match, layer: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,20 +8,17 @@ import numpy as np
 from artifacts.common.numba_loops import kernel
 
 
-@kernel("void(float32[:, ::1], float64[::1], float64[::1])", exact=True)
-def weigh(said, uses, worth):
-    """Set `worth` [N] to the mean over the requests of the matched maps' probabilities `said` [R, N], times `uses`
-    [N]."""
+@kernel("void(float32[:, ::1], int64, int64, float64, float64[::1], float64[::1])", exact=True)
+def weigh(said, first, stop, scale, uses, worth):
+    """Set `worth` [N] to `uses` [N], and from key `first` on, up to `stop`, to them times `scale` times the mean over
+    the requests of the matched maps' probabilities `said` [R, N], where that is more."""
     for key in range(len(worth)):
-        worth[key] = said[0, key]
-    if len(said) > 1:
-        for request in range(1, len(said)):
-            for key in range(len(worth)):
-                worth[key] += said[request, key]
-        for key in range(len(worth)):
-            worth[key] /= len(said)
-    for key in range(len(worth)):
-        worth[key] *= uses[key]
+        worth[key] = uses[key]
+    for key in range(first, stop):
+        total = 0.0
+        for request in range(len(said)):
+            total += said[request, key]
+        worth[key] = max(total / len(said) * scale, 1.0) * uses[key]
 
 
 @kernel("int64[::1](float32[::1], float64, int64)", exact=True)

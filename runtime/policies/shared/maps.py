@@ -13,7 +13,7 @@ from artifacts.routing.expert_maps import ExpertMaps, Trajectories, best_matches
 from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.shared.background import BackgroundJob, BackgroundJobs
-from runtime.policies.step import Step
+from runtime.policies.step import Opening, Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +53,8 @@ class Matching:
         self._maps = maps.copy() if learns else maps
         self._jobs = BackgroundJobs()
         self._answers: list[BackgroundJob] = []  # of this pass: by embedding, then layer by layer
-        self._before: list[BackgroundJob] = []  # of the pass before
-        self._pass_index = self._layer = -1
+        self._pass_index = -1
+        self.layer = -1  # of the step seen last; -1 from the beginning of a pass to its first step
         # Used by jobs only:
         self._under_way: Trajectories | None = None
         self._embedding, self._rows = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
@@ -74,37 +74,31 @@ class Matching:
         """Do now what the thread would do before the next step."""
         self._jobs.catch_up()
 
-    def begin(self, pass_index: int, phase: int, embedding: np.ndarray) -> None:
-        """Begin a pass: search by its input embeddings `embedding` [R, H]. A pass without this call begins with its
-        first step."""
-        if pass_index != self._pass_index:
-            self._pass_index, self._layer = pass_index, -1
-            is_whole = len(self._answers) == self._maps.num_layers + 1 and not any(job.error for job in self._answers)
-            self._before, self._answers = self._answers if is_whole else [], []
-            self._answers.append(self._jobs.add(self._begin, embedding, phase))
+    def begin(self, opening: Opening) -> None:
+        """Begin a pass: search by its input embeddings. A pass without this call begins with its first step."""
+        if opening.pass_index != self._pass_index:
+            self._pass_index, self.layer = opening.pass_index, -1
+            self._answers = [self._jobs.add(self._begin, opening.embedding, opening.phase)]
 
     def see(self, step: Step) -> None:
         """Add a step's job. Called twice with the same step it does nothing, because policies share a Matching."""
-        if (step.pass_index, step.layer) == (self._pass_index, self._layer):
+        if (step.pass_index, step.layer) == (self._pass_index, self.layer):
             return
         assert step.embedding is not None and step.last is not None, (
             "a policy that matches maps runs without embeddings"
         )
-        self.begin(step.pass_index, step.phase, step.embedding)
-        self._layer = step.layer
+        self.begin(Opening(step.pass_index, step.phase, step.embedding))
+        self.layer = step.layer
         self._answers.append(self._jobs.add(self._go_on, step.layer, step.probabilities, step.last))
 
     def match(self, lag: int = 0) -> Match | None:
         """Return the match for the step seen last, n: from the steps before n - lag of its pass; None if there is none.
 
-        The input embedding counts as known one step before the first layer.
+        The input embedding counts as known one step before the first layer. Before the first step the search by
+        embedding is waited for, whatever the lag.
         """
-        return self._answer(self._answers, self._layer - lag) if self._layer >= lag else None
-
-    def latest(self, lag: int = 0) -> Match | None:
-        """Return `match`, or in the first steps of a pass the match of the pass before."""
-        at = self._layer - lag
-        return self._answer(self._answers, at) if at >= 0 else self._answer(self._before, at)
+        at = self.layer - lag if self.layer >= 0 else 0
+        return self._jobs.answer(self._answers[at]) if 0 <= at < len(self._answers) else None
 
     def learned(self) -> LearnedMaps:
         """Return what has been added so far, with the last pass if it is complete."""
@@ -120,9 +114,6 @@ class Matching:
             "dtype": learned.maps.dtype,
             "learned_iterations": learned.num_iterations if self.learns else None,
         }
-
-    def _answer(self, answers: list[BackgroundJob], at: int) -> Match | None:
-        return self._jobs.answer(answers[at]) if -len(answers) <= at < len(answers) else None
 
     # Jobs
 
@@ -170,7 +161,8 @@ class Matching:
 class Guide:
     """Reads predictions for the layer `distance` ahead from stored maps, by a match `lag` + 1 layers old.
 
-    fMoE's d is distance + lag + 1: trajectories guide layers from d on, embeddings those before if `semantic`.
+    At lag 0 `distance` is fMoE's d: the layers before this one guide the layer d ahead, and embeddings, if `semantic`,
+    those that no trajectory reaches.
     """
 
     matching: Matching
@@ -184,10 +176,17 @@ class Guide:
         match = self.matching.match(self.lag)
         return match if match is not None and (self.semantic or match.layer >= 0) else None
 
-    def layers(self, step: Step, match: Match) -> range:
-        """Return the layers that a match guides: one, or for a match by embedding all that no trajectory reaches."""
-        first = step.layer + (self.distance if match.layer >= 0 else 1)
-        return range(first, min(step.layer + self.distance + 1, match.probabilities.shape[1]))
+    def first_match(self, opening: Opening) -> Match | None:
+        """Return the match by embedding, before the first step."""
+        self.matching.begin(opening)
+        return self.matching.match()
+
+    def layers(self, match: Match) -> range:
+        """Return the layers that a match guides now: one, or for a match by embedding all that no trajectory
+        reaches."""
+        now = self.matching.layer
+        first = now + (self.distance if match.layer >= 0 else 1)
+        return range(first, min(now + self.distance + 1, match.probabilities.shape[1]))
 
     def predict(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
         """Return probabilities [R, E] of layer `step.layer + distance` and the scores [R] of their maps; None past the

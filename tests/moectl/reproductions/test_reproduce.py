@@ -1,6 +1,7 @@
 """Reproductions: figures of papers beside ours, unavailable ones marked, disagreements reported."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -17,7 +18,7 @@ from moectl.cli import main
 from moectl.commands import reproduce
 from moectl.reproductions import contextaware, fmoe, moepic, moepicbounds, moepicpaper, moepicsystem
 from moectl.reproductions.buddymoefigures import ROWS, SHARES, original_ms
-from moectl.reproductions.report import UNKNOWN
+from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, UNKNOWN
 from tests import TRACE
 
 
@@ -186,22 +187,34 @@ def test_tables_for_a_person(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_fmoe_on_a_trace_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, recorded = tmp_path / "trace.parquet", read_parquet(TRACE)
-    write_parquet(recorded.take(recorded.token < 40), path)
+    write_parquet(recorded.take(recorded.token < 36), path)
     assert main(["simulate", "--reproduce", "fmoe", "--trace", str(path), "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
-    rates = {(row["policies"], row["maps"]): row["hit_rate"] for row in said["systems"]}
-    names = ["fmoe", "fmoe, not learning", *fmoe.SYSTEMS[1:], *fmoe.CONTROLS, "oracle"]
-    assert list(dict.fromkeys(name for name, _ in rates)) == names
-    assert max(rates, key=rates.get) == ("oracle", None) and min(rates, key=rates.get) == ("random experts", None)
+    rates = {row["policies"]: row["one_cache"] for row in said["systems"]}
+    assert list(rates) == [*fmoe.SYSTEMS, "fmoe, not learning", "oracle"]
+    assert max(rates, key=rates.get) == "oracle" and min(rates, key=rates.get) == "on-demand"
     patterns = {row["by"]: row["hit_rate"] for row in said["patterns"]}
-    assert list(patterns) == [*fmoe.PATTERNS, *fmoe.CONTROLS]
+    assert list(patterns)[: len(fmoe.PATTERNS)] == list(fmoe.PATTERNS)
     assert patterns["map T"] < patterns["map T+S"], "nothing else guides the first layers"
-    assert [row["d"] for row in said["distances"]] == [2, 3, 4, 5, 6, 7]
+    assert [row["d"] for row in said["distances"]] == [1, 2, 3, 4, 5, 6]
     coarse, fine = (row["entropy"] for row in said["entropy"][1:])
     assert fine < coarse < 1
-    assert said["assumed"][0].startswith(f"{path}: 5 requests make the maps, 85 or 85; the other 1 are replayed")
-    assert [claim["verdict"] for claim in said["claims"] if claim["claim"].startswith("3:")] == ["agrees"]
-    assert all(row["paper"] == UNKNOWN for name in ("systems", "patterns", "online") for row in said[name])
+    assert said["assumed"][0].startswith(f"{path}: each quarter of its 6 requests is replayed")
+    gains = {(row["against"], row["fmoe_has"]): row for row in said["gains"]}
+    assert gains["Mixtral-Offloading", "hit rate higher by"]["paper"] == 0.11
+    assert {row["ours"] is None for (against, _), row in gains.items() if against == "ProMoE"} == {True}
+    ours = rates["fmoe"] / rates["mixtral-offloading"] - 1
+    assert gains["Mixtral-Offloading", "hit rate higher by"]["ours"] == pytest.approx(ours)
+    assert len(said["small"]) == 4 and said["available"].startswith("16 of the ")
+    verdicts = {claim["claim"]: claim["verdict"] for claim in said["claims"]}
+    assert verdicts["Figure 9: better than ProMoE"] == NOT_TESTABLE
+    assert verdicts["Figure 16: 32,000 maps in less than 200 MB"] == DOES_NOT_FOLLOW
+    for claim in said["claims"]:
+        assert "within a factor" not in claim["claim"] or re.fullmatch(r"\d of [39]", claim["ours"])
+        if ends := re.fullmatch(r".* % \((.+) % to (.+) %\)", claim["ours"]):
+            low, high = map(float, ends.groups())
+            said_so = {"agrees": low >= 0, "DISAGREES": high <= 0, "cannot be said": low <= 0 <= high}
+            assert said_so[claim["verdict"]], claim
 
 
 def test_fmoe_refuses_traces_that_tell_too_little(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from runtime.control.plan import Plan
 from runtime.policies import POLICIES, build, parse
 from runtime.policies.base import Artefacts, Step
 from runtime.policies.presets import Scope
+from runtime.policies.step import Opening
 from runtime.replay.replay import replay
 from tests.runtime.control.reference import SlowCache
 from tests.runtime.policies.contract import Case, built, keep_the_contract, routed, run
@@ -33,16 +34,18 @@ def controller(
     window: int = 200,
     shape: Shape = SHAPE,
     future: list[list[np.ndarray]] | None = None,
+    maps: ExpertMaps | None = None,
     **texts: str,
 ) -> Controller:
-    """Build a controller. `future`: passes of one [T, K] array a layer, for policies that read the future."""
+    """Build a controller. `future`: passes of one [T, K] array a layer, for policies that read the future. `maps`: by
+    default none yet."""
     defaults = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch", "residency": "uniform"}
     artefacts = Artefacts(
         buddies=np.tile(np.arange(shape.num_experts), (shape.num_layers, shape.num_experts, 1)),
         buddy_q=np.full((shape.num_layers, shape.num_experts, shape.num_experts), 0.1),
         entropy=np.zeros((shape.num_layers, 101)),
         next_use=None if future is None else NextUse.of(_trace(future), shape),
-        maps=ExpertMaps(1, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=1, distance=1),
+        maps=maps or ExpertMaps(1, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=1, distance=1),
     )
     policies = build(defaults | texts)
     return build_controller(policies, shape, num_slots=slots, scope=Scope(scope), window=window, artefacts=artefacts)
@@ -119,6 +122,9 @@ MORE = [  # parameters that change what a policy does, not only how much of it
     ("prefetch", "oracle:distance=6"),
     ("eviction", "lru:stamp=load"),
     ("eviction", "least_stale:within=left"),
+    ("prefetch", "map:distance=3,lag=1"),
+    ("prefetch", "blend:distance=1,floor=0.1,maps=yes"),
+    ("eviction", "map:distance=3"),
     ("eviction", "least_stale:within=ahead"),
     ("miss", "drop:rank=0,renormalise=yes"),
     ("miss", "buddy:eta=1,rho=1,otherwise=drop"),
@@ -308,6 +314,31 @@ def test_collisions_are_misses_on_what_left_in_this_pass() -> None:
     owner.begin_pass(1)
     take(owner, 0, [[1, 1]])
     assert [int(table[Counter.COLLISIONS].sum()) for table in owner.counters.passes] == [1, 0]
+
+
+def test_before_a_pass_its_first_layers_come_within_the_bytes_of_a_step() -> None:
+    """A stored map names experts 4 and 5 of layer 0, and the link moves one and a half; the second is late."""
+    said = np.full((1, 3, 6), 0.05)
+    said[0, 0, [4, 5]] = 0.4
+    maps = ExpertMaps(1, num_layers=3, num_experts=6, hidden=1, distance=1)
+    maps.add(np.ones((1, 1)), said)
+    owner = controller(6, window=150, prefetch="map", maps=maps)
+    owner.begin_pass(1)
+    brought = owner.open_pass(opening := Opening(0, 1, np.ones((1, 1), np.float32)))
+    assert [place.key for place in brought] == [4, 5]
+    assert [owner.cache.states[key] for key in (4, 5)] == [RESIDENT, LOADING] and not owner.cache.pinned.any()
+    assert owner.now.step == -1, "it is no step"
+    ids, weights, p = np.array([[4, 5]]), np.ones((1, 2), np.float32), said[0, :1].astype(np.float32)
+    owner.step(Step(0, 1, 0, ids, weights, p, last=np.zeros(1, np.int64), embedding=opening.embedding))
+    of_layers = owner.counters.by_layer()
+    assert [layer["prefetches"] for layer in of_layers] == [4, 0, 0], "two before the pass, two of layer 1 by layer 0"
+    assert (of_layers[0]["hits"], of_layers[0]["late"], of_layers[0]["misses"]) == (1, 1, 0)
+    owner.validate()
+
+
+@pytest.mark.parametrize("prefetch", ["next_gate", "map:semantic=no", "blend"])
+def test_without_the_embedding_nothing_comes_before_a_pass(prefetch: str) -> None:
+    assert not parse("prefetch", prefetch).opens_passes
 
 
 def test_forgetting_empties_the_cache_and_keeps_the_counts() -> None:

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.engine.routers import Watcher
 from runtime.model.layers import MoeLayer
-from runtime.policies.step import Step
+from runtime.policies.step import Opening, Step
 
 L, E, K, H = 3, 5, 2, 4
 
@@ -102,6 +102,7 @@ def test_ids_come_by_name_or_by_place_and_embeddings_stand_in_for_them(tiny: Tin
     watcher = tiny.watcher
     assert watcher.begin_pass((), {"input_ids": IDS}) == watcher.begin_pass((IDS, None), {}) == 6
     assert watcher.begin_pass((), {"inputs_embeds": tiny.embedding(IDS)}) == 6
+    watcher.take_embedded({})
     assert tiny.steps(tiny.embedding(IDS))[0].embedding is None
 
 
@@ -121,29 +122,33 @@ def test_padding_is_in_no_part_of_a_step(tiny: Tiny) -> None:
 
 
 def test_the_embedding_of_a_request_is_the_mean_of_its_tokens_without_padding(tiny: Tiny) -> None:
-    told: list[tuple[int, int, np.ndarray]] = []
-    tiny.watcher.on_embedding = lambda *given: told.append(given)
+    told: list[Opening] = []
+    tiny.watcher.on_opening = told.append
     for _ in range(2):  # asked for twice, it is copied once
         tiny.watcher.see_embeddings()
     steps = tiny(IDS, PADDED)
     rows = tiny.embedding.weight[IDS].numpy()
     expected = np.stack([rows[0, 2], rows[1, 1:].mean(axis=0)])
-    assert len(told) == 1 and told[0][:2] == (0, PREFILL)
-    for embedding in (told[0][2], *(step.embedding for step in steps)):
+    assert [(opening.pass_index, opening.phase) for opening in told] == [(0, PREFILL)]
+    for embedding in (told[0].embedding, *(step.embedding for step in steps)):
         assert np.allclose(embedding, expected, atol=1e-6) and embedding.shape == (2, H)
     assert np.allclose(tiny(IDS)[0].embedding, rows.mean(axis=1), atol=1e-6)
     assert np.array_equal(tiny(IDS[:, :1])[0].embedding, rows[:, 0])
 
 
 def test_embeddings_that_are_given_are_the_input(tiny: Tiny) -> None:
-    told: list[tuple[int, int, np.ndarray]] = []
+    told: list[Opening] = []
     tiny.watcher.see_embeddings()
-    tiny.watcher.begin_pass((), {"inputs_embeds": tiny.embedding(IDS) + 1})
+    tiny.watcher.begin_pass((), given := {"inputs_embeds": tiny.embedding(IDS) + 1})
+    tiny.watcher.take_embedded(given)
+    tiny.embedding(IDS)  # not the input
     step, *_ = tiny.steps(tiny.embedding.weight[IDS] + 1)
     assert np.allclose(step.embedding, tiny.embedding.weight[IDS].mean(dim=1) + 1, atol=1e-6)
-    tiny.watcher.on_embedding = lambda *given: told.append(given)
+    tiny.watcher.on_opening = told.append
     tiny.watcher.begin_pass((), {"inputs_embeds": tiny.embedding.weight[IDS]})
-    assert [given[0] for given in told] == [1]
+    assert not told, "the pass has to begin first, elsewhere too"
+    tiny.watcher.take_embedded({"inputs_embeds": tiny.embedding.weight[IDS]})
+    assert [opening.pass_index for opening in told] == [1]
 
 
 def test_probabilities_are_the_softmax_of_the_routers_own_logits(tiny: Tiny) -> None:

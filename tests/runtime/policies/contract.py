@@ -18,10 +18,11 @@ from runtime.control.build import build_controller, prepare
 from runtime.control.cache import ABSENT, RESIDENT
 from runtime.control.controller import Controller
 from runtime.control.ordering import distinct
-from runtime.control.plan import NO_SLOT, Plan
+from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, FastTier, Step
 from runtime.policies.presets import Scope
+from runtime.policies.step import Opening
 from runtime.replay.replay import replay
 
 NBYTES = {16: 160, 4: 40, 3: 30, 2: 20, 1: 10}
@@ -146,7 +147,14 @@ class _Checked:
     def __init__(self, owner: Controller) -> None:
         self._owner, self.shape, self.num_predicted = owner, owner.shape, owner.num_predicted
         self.num_learned, self.sees_embeddings = owner.num_learned, owner.sees_embeddings
-        self.begin_pass = owner.begin_pass
+        self.opens_passes, self.begin_pass = owner.opens_passes, owner.begin_pass
+
+    def open_pass(self, opening: Opening) -> tuple[Place, ...]:
+        brought = self._owner.open_pass(opening)
+        self._owner.validate()
+        assert not self._owner.cache.pinned.any(), "pins without a step"
+        _check_brought(brought, self._owner)
+        return brought
 
     def step(self, step: Step) -> Plan:
         plan = self._owner.step(step)
@@ -183,7 +191,11 @@ def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
         slots = [place.slot for place in (*wave.resident, *wave.loads)]
         assert len(set(slots)) == len(slots) <= owner.cache.num_slots
         assert {place.bits for place in (*wave.resident, *wave.loads)} <= NBYTES.keys()
-    brought = [place.key for place in plan.prefetches]
+    _check_brought(plan.prefetches, owner)
+
+
+def _check_brought(prefetches: tuple[Place, ...], owner: Controller) -> None:
+    brought = [place.key for place in prefetches]
     assert len(set(brought)) == len(brought)
     assert all(0 <= key < owner.cache.num_keys and owner.cache.state[key] != ABSENT for key in brought)
 

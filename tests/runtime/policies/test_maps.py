@@ -8,11 +8,17 @@ from hypothesis import strategies as st
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.routing.expert_maps import ExpertMaps, select_experts, selected
 from artifacts.shape import Shape
+from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Now, Step
+from runtime.policies.presets import Scope
 from runtime.policies.shared import map_kernels
 from runtime.policies.shared.maps import Guide, Matching
+from runtime.policies.step import Opening
+from runtime.replay.from_trace import maps
+from tests import TRACE
+from tests.runtime.policies.contract import Case, run
 
 SHAPE = Shape(num_layers=4, num_experts=6, top_k=2, expert_nbytes=160)
 NUM_MAPS, HIDDEN = 5, 3
@@ -52,19 +58,22 @@ def test_an_answer_is_that_of_the_steps_before(lag: int) -> None:
         matching.see(step)  # by the other policy
         match, layer = matching.match(lag), step.layer - lag - 1
         if layer < -1:
-            assert match is None and matching.latest(lag) is None
+            assert match is None
             continue
         scores = maps.semantic_scores(given) if layer < 0 else maps.trajectory_scores(said[:, : layer + 1])
         assert match.layer == layer
         assert match.scores == pytest.approx(scores.max(axis=1), abs=1e-6)
         assert np.array_equal(match.probabilities, maps.probabilities[scores.argmax(axis=1)])
-    first = steps(distributions(8, 1), embeddings(8, 1), pass_index=1)[0]
-    matching.see(first)
-    assert matching.latest(1).layer == 3 and matching.latest(0).layer == -1
+    other = embeddings(8, 1)
+    matching.begin(Opening(1, DECODE, other))
+    matching.begin(Opening(1, DECODE, other))  # by the other policy
+    for known in (matching.match(lag), matching.match()):  # before the first step, whatever the lag
+        assert (matching.layer, known.layer) == (-1, -1)
+        assert known.scores == pytest.approx(maps.semantic_scores(other).max(axis=1), abs=1e-6)
 
 
 def test_what_it_brings() -> None:
-    """d = distance + lag + 1 = 3: layers 1 and 2 by the embedding, in the first step; layer 3 by the trajectory."""
+    """d = distance = 2: in the first step layers 1 and 2 by the embedding, then layer 3 by the trajectory."""
     maps, said, given = some_maps(), distributions(7, 1), embeddings(7, 1)
     policy = parse("prefetch", "map:distance=2")
     policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
@@ -84,6 +93,36 @@ def test_what_it_brings() -> None:
     assert sorted(policy.propose(second, Now()).tolist()) == sorted([*still, *(18 + expert for expert in coming)])
     assert sorted(policy.propose(third, Now()).tolist()) == sorted(18 + expert for expert in coming)
     assert policy.propose(fourth, Now()).tolist() == []
+
+
+@pytest.mark.parametrize(("distance", "lag"), [(1, 0), (2, 0), (2, 1)])
+def test_before_the_first_layer_the_embedding_brings_the_first_layers(distance: int, lag: int) -> None:
+    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    policy = parse("prefetch", f"map:distance={distance},lag={lag},threshold=no")
+    policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
+    assert policy.opens_passes and not parse("prefetch", "map:semantic=no").opens_passes
+    best = maps.probabilities[maps.semantic_scores(given).argmax(axis=1)]  # [R, L, E]
+    chosen = [
+        (-best[:, layer].sum(axis=0)[expert] / (layer + 1), layer * 6 + expert)
+        for layer in range(distance)
+        for expert in sorted({expert for p in best[:, layer] for expert in selected(p, 1.0, 2).tolist()})
+    ]
+    first = policy.propose_first(Opening(0, DECODE, given), Now()).tolist()
+    assert first == [key for _, key in sorted(chosen, key=lambda at: at[0])]
+    then = policy.propose(steps(said, given)[0], Now()).tolist()
+    assert {key // 6 for key in then} == set(range(1, distance + (not lag))), "layer 0 has run"
+    again = policy.propose_first(Opening(1, DECODE, given), Now()).tolist()
+    assert again == first, "nothing is left of the pass before"
+
+
+def test_blend_brings_what_the_embedding_makes_likely_in_the_first_layer() -> None:
+    maps, given = some_maps(), embeddings(7, 2)
+    policy = parse("prefetch", "blend:maps=yes,learned=no,floor=0.4")
+    policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
+    assert policy.opens_passes and not parse("prefetch", "blend").opens_passes
+    chance = 2 * maps.probabilities[maps.semantic_scores(given).argmax(axis=1), 0].max(axis=0)
+    likely = [expert for expert in np.argsort(-chance) if chance[expert] >= 0.4]
+    assert policy.propose_first(Opening(0, DECODE, given), Now()).tolist() == likely and 0 < len(likely) < 6
 
 
 def test_parts_can_be_left_out() -> None:
@@ -111,15 +150,32 @@ def test_a_guide_predicts_the_layer_at_its_distance() -> None:
 
 
 def test_what_leaves_first_is_least_probable_by_use() -> None:
+    """p of the layers that the search covers, over the even chance of 1/6 where it is more; uses alone of those behind
+    and beyond."""
     maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
-    matching = Matching(maps, SHAPE)
-    policy = parse("eviction", "map")
+    matching, keys = Matching(maps, SHAPE), np.array([0, 1, 2, 7, 8, 13, 19])
+    policy = parse("eviction", "map:distance=2")
     policy.prepare(SHAPE, Artefacts(matching=matching))
     policy.used([0, 1], steps(said, given, pass_index=4)[1], Now())  # a pass without its first layer
-    policy.used([0, 7], step := steps(said, given, pass_index=5)[0], Now())
-    p = matching.latest().probabilities.mean(axis=0).ravel()
-    assert policy.order(np.array([0, 1, 2, 7]), Now())[0] == pytest.approx([2 * p[0], p[1], 0, p[7]])
-    assert step.layer == 0
+    assert policy.order(keys, Now())[0].tolist() == [1, 1, 0, 0, 0, 0, 0], "no match: uses alone"
+    policy.used([0, 7, 13, 19], steps(said, given, pass_index=5)[0], Now())
+    p = np.maximum(6 * matching.match().probabilities.mean(axis=0).ravel(), 1)
+    assert policy.order(keys, Now())[0] == pytest.approx([2, 1, 0, p[7], 0, p[13], 1])
+    matching.begin(Opening(6, DECODE, given))  # before the first layer, the first two are ahead
+    p = np.maximum(6 * matching.match().probabilities.mean(axis=0).ravel(), 1)
+    assert policy.order(keys, Now())[0] == pytest.approx([2 * p[0], p[1], 0, p[7], 0, 1, 1])
+    assert p[:12].max() > 1
+
+
+@pytest.mark.parametrize("distance", [1, 3])
+def test_in_one_cache_it_keeps_what_is_wanted_better_than_uses_alone(distance: int) -> None:
+    recorded = read_parquet(TRACE, num_experts=32)
+    shape = Shape(8, 32, 4, expert_nbytes=160)
+    case = Case(shape, recorded.take(recorded.request < 2), 64, Scope.GLOBAL, 4 * 160)
+    others = maps(recorded.take(recorded.request >= 2), shape, capacity=200)
+    ahead = f"map:distance={distance}"
+    hits = [run(case, others, prefetch=ahead, eviction=way).counters.totals()["hits"] for way in (ahead, "lfu")]
+    assert hits[0] > hits[1]
 
 
 def test_before_a_match_use_alone_decides() -> None:
@@ -143,7 +199,7 @@ def test_whole_iterations_join_the_maps_before_the_next_pass(in_background: bool
         for step in steps(said[rows], given[rows], pass_index=number, phase=phase):
             matching.see(step)
         if number:  # the same iteration as the pass before is found in the maps
-            assert matching.latest().scores.max() <= 1
+            assert matching.match().scores.max() <= 1
         by_hand.add(given[rows], said[rows])
     broken = steps(said[:1], given[:1], pass_index=9)[:3]
     for step in broken:
@@ -175,5 +231,6 @@ def test_compiled_choice_is_the_plain_one(seed: int, score: float, top_k: int) -
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_compiled_weights_are_means_of_requests_times_uses(seed: int, num_requests: int) -> None:
     said, uses, worth = distributions(seed, num_requests)[:, 0].copy(), np.arange(6.0), np.empty(6)
-    map_kernels.weigh(said, uses, worth)
-    assert worth.tolist() == (np.add.reduce(said, axis=0, dtype=np.float64) / num_requests * uses).tolist()
+    map_kernels.weigh(said, 2, 5, 6, uses, worth)
+    means = np.add.reduce(said, axis=0, dtype=np.float64) / num_requests * 6
+    assert worth.tolist() == [0, 1, *(np.maximum(means, 1) * uses)[2:5].tolist(), 5]
