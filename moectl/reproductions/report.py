@@ -5,20 +5,25 @@ from dataclasses import dataclass
 from moectl.show.render import Sheet
 
 UNKNOWN = "not available here"
+DOES_NOT_FOLLOW = "does not follow"
+NOT_TESTABLE = "not testable here"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of the paper and our figure; `holds` is None without a figure of the paper to compare with."""
+    """A claim of the paper and our figure; `holds` is None where the two cannot be compared, and `otherwise` is the
+    verdict then: by default that the paper's figure is not available; that it does not follow from what else the
+    paper publishes, `ours` being the arithmetic; or that it cannot be tested here, `ours` being what it takes."""
 
     text: str
     paper: str
     ours: str
     holds: bool | None
+    otherwise: str = "cannot be said"
 
     @property
     def verdict(self) -> str:
-        return "cannot be said" if self.holds is None else "agrees" if self.holds else "DISAGREES"
+        return self.otherwise if self.holds is None else "agrees" if self.holds else "DISAGREES"
 
 
 @dataclass(frozen=True, slots=True)
