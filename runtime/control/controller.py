@@ -65,6 +65,7 @@ class Controller:
             counters=self.counters,
         )
         self._near_places: dict[int, Place] = {}  # by key, each made once
+        self._placed: tuple[Place, ...] = ()  # sent for at the beginning of this step
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
@@ -179,7 +180,7 @@ class Controller:
         mover.end_step(pinned)
         if len(self.nbytes) > 1:
             self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
-        return Plan(layer, selected, weights, waves, near, low, prefetches)
+        return Plan(layer, selected, weights, waves, near, low, prefetches, self._placed)
 
     def fixed_places(self, layer: int, experts: list[int]) -> list[Place]:
         """Return the places of one token's experts when nothing is ever evicted: the fast tier holds all experts, or
@@ -236,7 +237,8 @@ class Controller:
             first = step.layer * self.shape.num_experts
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
             self._near_places.clear()
-            self._mover.want(step.layer, (first + placement.resident).tolist())
+            self._mover.placements.want(step.layer, (first + placement.resident).tolist())
+        self._placed = self._mover.place(step.layer, at_once=True) if placement and placement.is_awaited else ()
 
     def _reroute(self, step: Step) -> Step:
         routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)

@@ -41,7 +41,9 @@ class Plan:
     """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's weights if
     given.
 
-    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident replicas.
+    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident replicas. Of what the
+    link brings ahead of its use, `placed` is sent for before anything is computed, because any wave may use it, and
+    `prefetches` go into slots that the last wave leaves alone.
     """
 
     layer: int
@@ -51,6 +53,7 @@ class Plan:
     near: tuple[Place, ...]
     low: tuple[Place, ...]
     prefetches: tuple[Place, ...]
+    placed: tuple[Place, ...] = ()
 
     def in_turn(self) -> Iterator[tuple[Wave, dict[int, Place]]]:
         """Yield each wave with the next wave's loads by slot: the experts in these slots are computed first."""

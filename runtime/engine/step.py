@@ -149,6 +149,7 @@ class StepExecutor:
     def _compute(self, plan: Plan, num_tokens: int, output: StepOutput) -> None:
         """Every used expert: residents first, near ones while loads are under way, arrivals last."""
         self.near.begin(plan.near)
+        self._issue(plan.placed, PREFETCH)
         if not plan.waves:
             self._issue(plan.prefetches, PREFETCH)
         else:

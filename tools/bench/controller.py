@@ -42,7 +42,7 @@ LOSSLESS = (
     "moe-infinity",
     "promoe",
     "specmd",
-    "monde",
+    "monde-static",
     "moepic",
     "fmoe",
     "horizon",
