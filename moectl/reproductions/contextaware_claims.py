@@ -100,7 +100,7 @@ def _of_requests(measured: Mapping[str, Measured]) -> Iterator[Claim]:
             least = tokens_for(one, bits, printed.low)
             reached = "never" if least is None else f"from {least} decoded tokens"
             said = (
-                f"{first:.1f} at {LENGTHS[0]} decoded tokens, {last:.1f} at {LENGTHS[-1]}, over MoNDE at the fitted rate; "
+                f"{first:.1f} at {LENGTHS[0]} decoded tokens, {last:.1f} at {LENGTHS[-1]}, at the fitted rate; "
                 f"{printed.low:g} {reached}. Lengths and rate are not printed"
             )
             claim = f"{name}: end to end, {bits} bits (5.2, Figure 5)"
