@@ -35,6 +35,8 @@ class Controller:
     pins and counters are per piece, while policies speak of whole experts.
     """
 
+    _placed: tuple[Place, ...] = ()  # what a placement sends for at the beginning of this step
+
     def __init__(
         self,
         cache: Cache,
@@ -65,7 +67,6 @@ class Controller:
             counters=self.counters,
         )
         self._near_places: dict[int, Place] = {}  # by key, each made once
-        self._placed: tuple[Place, ...] = ()  # sent for at the beginning of this step
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
