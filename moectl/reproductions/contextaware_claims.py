@@ -17,15 +17,18 @@ _EXACT = 0.005
 def claims(measured: Mapping[str, Measured], device: Machine) -> tuple[Claim, ...]:
     """Every numeric statement of the paper's text, in its order by section."""
     return (
-        *_of_models(device),
+        *_of_models(),
+        *_of_loading(device),
+        *_of_memory(device),
         *_of_throughput(measured),
         *_of_requests(measured),
         *_of_causes(measured),
         *_of_accuracy(),
+        *_of_weights(),
     )
 
 
-def _of_models(device: Machine) -> Iterator[Claim]:
+def _of_models() -> Iterator[Claim]:
     for name in paper.MODELS_MEASURED:
         model = MODELS[name]
         experts = model.shape.nbytes / model.weight_nbytes / 1e9
@@ -33,6 +36,9 @@ def _of_models(device: Machine) -> Iterator[Claim]:
         for what, printed, ours in zip(("experts", "all"), paper.PARAMETERS[name], (experts, whole), strict=True):
             claim = f"{name}: billions of parameters, {what} (Table 1)"
             yield Claim(claim, f"{printed:g}", f"{ours:.1f}", _is_near(ours, printed, _EXACT))
+
+
+def _of_loading(device: Machine) -> Iterator[Claim]:
     printed = paper.LARGE_GB.low
     ours = gpu_gb(paper.LARGE, MODELS[paper.LARGE].shape.num_experts)
     yield Claim(f"{paper.LARGE} in FP16, GB (1)", f"about {printed:g}", f"{ours:.0f}", _is_near(ours, printed, NEAR))
@@ -43,6 +49,9 @@ def _of_models(device: Machine) -> Iterator[Claim]:
         f"{share:.3f}",
         share > paper.LOADING_SHARE.low,
     )
+
+
+def _of_memory(device: Machine) -> Iterator[Claim]:
     for name, hot in paper.HOT.items():
         gb = gpu_gb(name, hot)
         ours = f"{gb:.1f} GB of {device.fast_gb:g}"
@@ -149,6 +158,10 @@ def _of_accuracy() -> Iterator[Claim]:
         ours = averages[f"{bits} bits"] - averages[f"{bits} bits, no selector"]
         is_said = 0 < ours < 0.5 if bits == 3 else abs(ours - paper.SELECTOR_GAIN.low) < 0.051
         yield Claim(f"the selector gains at {bits} bits, points (5.3), from Table 3", printed, f"{ours:.2f}", is_said)
+
+
+def _of_weights() -> Iterator[Claim]:
+    averages = {name: average for name, (_, average) in paper.TABLE_3.items()}
     for bits in paper.BITS:
         yield Claim(
             f"{paper.SMALL}: accuracy at {bits} bits, mean of eight tasks (Table 3)",
