@@ -17,18 +17,20 @@ DENSE_ON_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a tier: seconds to read its bytes, however many tokens there are, and seconds of arithmetic per token."""
+    """Work of a tier: seconds to read its bytes, however many tokens there are, and seconds of arithmetic per token,
+    which shrink with the bytes if the work is `by_bits`."""
 
     memory_s: float
     token_s: float = 0.0
+    by_bits: bool = False
 
     def scaled(self, share: float) -> "Work":
         """The same work on this share of the bytes."""
-        return Work(self.memory_s * share, self.token_s)
+        return replace(self, memory_s=self.memory_s * share, token_s=self.token_s * (share if self.by_bits else 1.0))
 
     def seconds(self, num_tokens: int, *, share: float = 1.0) -> float:
         """Seconds for so many tokens when only `share` of the bytes are read, as for a replica of fewer bits."""
-        return max(self.memory_s * share, num_tokens * self.token_s)
+        return max(self.memory_s * share, num_tokens * self.token_s * (share if self.by_bits else 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +69,29 @@ class Costs:
 
     @classmethod
     def of(cls, model: ModelShape, machine: Machine) -> "Costs":
-        """Estimate the costs from the data sheet. Attention counts as four matrices of H x H in 16 bits, without its
-        cache; norms and routers cost nothing."""
+        """Estimate the costs from the data sheet, or take the machine's own seconds. Weights besides experts count in
+        16 bits, attention without its cache; norms and routers cost nothing."""
 
         def work(nbytes: float, weight_nbytes: float = 2.0) -> Work:
             operations = 2 * nbytes / weight_nbytes  # two per weight and token
             return Work(nbytes / (machine.fast_gbps * 1e9), operations / (machine.fast_tflops * 1e12))
 
-        nbytes = model.shape.expert_nbytes
+        def known(seconds: float | None, estimated: Work) -> Work:
+            return estimated if seconds is None else replace(estimated, memory_s=seconds)
+
+        nbytes, is_timed = model.shape.expert_nbytes, machine.load_s is not None
+        near_operations = 2 * nbytes / model.weight_nbytes
         return cls(
             expert=work(nbytes, model.weight_nbytes),
-            load_s=nbytes / (machine.link_gbps * 1e9),
-            load_latency_s=machine.link_latency_s,
+            load_s=machine.load_s if is_timed else nbytes / (machine.link_gbps * 1e9),
+            load_latency_s=0.0 if is_timed else machine.link_latency_s,
             near=Work(
-                nbytes / (machine.near_gbps * 1e9), 2 * nbytes / model.weight_nbytes / (machine.near_tflops * 1e12)
+                nbytes / (machine.near_gbps * 1e9),
+                near_operations / (machine.near_tflops * 1e12),
+                machine.near_by_bits,
             ),
-            rest=work(4 * model.hidden**2 * 2 + model.shared_nbytes),
-            head=work(model.vocabulary * model.hidden * 2),
+            rest=known(machine.layer_s, work(model.attention_nbytes + model.shared_nbytes)),
+            head=known(machine.head_s, work(model.vocabulary * model.hidden * 2)),
         )
 
     def on_base(self, bits: int, share: float) -> "Costs":

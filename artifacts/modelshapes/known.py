@@ -12,6 +12,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, BadUsage
 from artifacts.formats.stated import Stated, stated_quantisation
+from artifacts.modelshapes.attention import ATTENTIONS, attention_of
 from artifacts.shape import MOST_LAYERS, Shape
 
 Matrix = tuple[str, int, int]
@@ -28,7 +29,8 @@ _MXFP4_NBYTES = 4.25 / 8  # 4 bits a weight, and 8 bits for each 32 weights
 class ModelShape:
     """What a model costs: `shape` of its MoE layers, hidden size H, bytes per layer of the experts that every token
     uses, words in its vocabulary, bytes of one expert weight as stored, and of any other weight in memory. `assumed`
-    lists what was unknown and what was assumed instead."""
+    lists what was unknown and what was assumed instead. `attention_weights`: of one layer, 0 where its heads are
+    unknown."""
 
     name: str
     shape: Shape
@@ -38,6 +40,12 @@ class ModelShape:
     weight_nbytes: float = 2.0
     dtype_nbytes: float = 2.0
     assumed: tuple[str, ...] = ()
+    attention_weights: int = 0
+
+    @property
+    def attention_nbytes(self) -> int:
+        """Bytes of one layer's attention in 16 bits: without heads to go by, of four matrices of H x H."""
+        return 2 * (self.attention_weights or 4 * self.hidden**2)
 
 
 def _published(
@@ -55,7 +63,15 @@ def _published(
     """`shared`: intermediate size of all experts together that every token uses."""
     per_neuron = _PROJECTIONS * hidden * weight_nbytes
     shape = Shape(layers, experts, top_k, round(per_neuron * intermediate), intermediate, int(per_neuron))
-    return ModelShape(name, shape, hidden, _PROJECTIONS * hidden * shared * 2, vocabulary, weight_nbytes)
+    return ModelShape(
+        name,
+        shape,
+        hidden,
+        _PROJECTIONS * hidden * shared * 2,
+        vocabulary,
+        weight_nbytes,
+        attention_weights=ATTENTIONS[name].num_weights(hidden),
+    )
 
 
 MODELS = {
@@ -134,6 +150,7 @@ def from_config(path: Path) -> ModelShape:
         vocabulary=_number(config, path, "vocab_size"),
         weight_nbytes=expert_nbytes / (_PROJECTIONS * hidden * intermediate),
         dtype_nbytes=dtype_nbytes,
+        attention_weights=attention_of(config, path).num_weights(hidden) if config.get("num_attention_heads") else 0,
     )
 
 

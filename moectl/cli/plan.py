@@ -21,7 +21,8 @@ def plan(
     machine: Annotated[
         str,
         typer.Option(
-            help="Whose bandwidths; `moectl inspect machines` lists them.", autocompletion=completion.machines
+            help="Whose bandwidths; `moectl inspect machines` lists them; NAME:load=14ms,layer=1ms,head=1ms: by times.",
+            autocompletion=completion.machines,
         ),
     ] = "rtx3090-pcie4",
     dense: Dense = None,

@@ -46,7 +46,8 @@ class TraceOptions:
     machine: Annotated[
         str,
         typer.Option(
-            help="Whose bandwidths; `moectl inspect machines` lists them; here: as profiled.",
+            help="Whose bandwidths; `moectl inspect machines` lists them; NAME:load=14ms,layer=1ms,head=1ms: by times; "
+            "here: as profiled.",
             autocompletion=completion.machines,
         ),
     ] = "a100-pcie4"

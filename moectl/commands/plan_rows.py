@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from artifacts.errors import BadUsage, OutOfResources
 from artifacts.formats.dense import check_dense
 from artifacts.hardware.costs import DENSE_ON_GPU, Costs
-from artifacts.hardware.machines import Machine, machine
+from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
+from moectl.shared.timed_machine import timed_machine
 from moectl.show.render import human_bytes
 from runtime.control import sizes
 from runtime.model.gguf_shape import gguf_shape
@@ -28,7 +29,7 @@ class PlanRequest:
     dense: int | None = None
 
     def __post_init__(self) -> None:
-        machine(self.machine)
+        timed_machine(self.machine)
         check_dense(self.dense)
         if sizes.nbytes(self.vram) < 1:
             raise BadUsage(f"--vram {self.vram} is no memory: write bytes, as 24GB")
@@ -128,7 +129,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
 
     Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per layer fits.
     """
-    (model, needs), chosen = _costs(request.model, request.dense), machine(request.machine)
+    (model, needs), chosen = _costs(request.model, request.dense), timed_machine(request.machine)
     memory = divided(request, model, needs)
     bounds = Bounds.of(model, chosen, memory.share, dense=request.dense)
     notes = () if request.dense is None else (DENSE_ON_GPU.format(bits=request.dense),)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
-from artifacts.hardware.machines import HERE, Machine, machine
+from artifacts.hardware.machines import HERE, Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import Trace
 from moectl.shared.place_trace import base_suffix, place_trace
+from moectl.shared.timed_machine import timed_machine
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.counters import devices_sheet
 from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
@@ -53,7 +54,7 @@ class SimulateRequest:
         check_base(self.base)
         check_dense(self.dense)
         if self.machine != HERE:
-            machine(self.machine)
+            timed_machine(self.machine)
         for setting in self.settings():
             controller_kind(self.serving, setting.build())
 

@@ -40,7 +40,7 @@ class Reproduction:
     def available(self) -> str:
         """How many of the paper's figures and claims were available for comparison."""
         figures = [
-            row["paper"] for sheet in self.sheets.values() for row in sheet.records() if row["paper"] is not None
+            row["paper"] for sheet in self.sheets.values() for row in sheet.records() if row.get("paper") is not None
         ]
         had = sum(figure != UNKNOWN for figure in figures)
         claims = sum(claim.holds is not None for claim in self.claims)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.hardware.costs import DENSE_ON_GPU, Costs
-from artifacts.hardware.machines import HERE, Machine, machine
+from artifacts.hardware.machines import HERE, Machine
 from artifacts.hardware.profile import REMEDY
 from artifacts.shape import FULL_BITS
 from artifacts.store.hardware_profiles import profile_for
 from artifacts.store.store import Store
+from moectl.shared.timed_machine import timed_machine
 from moectl.shared.trace_source import OpenedTrace
 from runtime.replay import from_trace
 from runtime.replay.measured_machine import costs_of, machine_of
@@ -27,7 +28,7 @@ def place_trace(
         raise BadUsage(f"--dense {dense}: a hardware profile is of dense weights as published; name another --machine")
     based, shape = _with_dense(trace_on_base(opened, base), dense), opened.model.shape
     if name != HERE:
-        return based, machine(name), None
+        return based, timed_machine(name), None
     if not path.exists():
         raise Incompatible(f"there is no store {path} with a hardware profile: {REMEDY}, or name a machine")
     with Store.open(path, read_only=True) as store:

@@ -79,6 +79,11 @@ class Cache:
         states = self.states
         return [key for key in keys if states[key] == LOADING]
 
+    def is_whole(self, layer: int) -> bool:
+        """Whether every expert of a layer is resident."""
+        first, num_experts = layer * self.shape.num_experts, self.shape.num_experts
+        return self.states.count(RESIDENT, first, first + num_experts) == num_experts
+
     def of_device(self, device: int) -> dict[str, int]:
         """Return the slots of a device, their bytes and the number of its resident keys; `hops` is 1 unless it computes
         everything but experts too."""

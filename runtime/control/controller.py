@@ -12,7 +12,7 @@ import numpy as np
 
 from artifacts.shape import FULL_BITS
 from runtime.control.cache import RESIDENT, Cache
-from runtime.control.counters import AT_BITS, Counter, Counters
+from runtime.control.counters import Counter, Counters
 from runtime.control.ordering import distinct
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.control.pools import Pool
@@ -23,7 +23,6 @@ from runtime.policies.base import Choice, Eviction, Miss, Now, Opening, Prefetch
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
-_AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 _FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: enum access is slow
 
 
@@ -36,6 +35,7 @@ class Controller:
     """
 
     mover_kind = Mover
+    _placed: tuple[Place, ...] = ()  # what a placement sends for at the beginning of this step
 
     def __init__(
         self,
@@ -182,8 +182,8 @@ class Controller:
             prefetches += self._prefetches(step, behind)
         mover.end_step(pinned)
         if len(self.nbytes) > 1:
-            self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
-        return Plan(layer, selected, weights, waves, near, low, prefetches)
+            self.counters.add_bits(layer, (*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))))
+        return Plan(layer, selected, weights, waves, near, low, prefetches, placed=self._placed)
 
     def fixed_places(self, layer: int, experts: list[int]) -> list[Place]:
         """Return the places of one token's experts when nothing is ever evicted: the fast tier holds all experts, or
@@ -197,7 +197,7 @@ class Controller:
         if self.counters.is_spread:
             self.counters.spread_requests(experts, (), experts if self.holds_low else ())
         if self.holds_low:
-            self._count_bits(layer, places)
+            self.counters.add_bits(layer, places)
         return places
 
     def count_fixed(self, layer: int) -> None:
@@ -206,11 +206,6 @@ class Controller:
         self.now.layer = layer
         for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
             self.counters.table[counter, layer] += self.shape.top_k
-
-    def is_whole(self, layer: int) -> bool:
-        """Whether every expert of a layer is resident."""
-        first, num_experts = layer * self.shape.num_experts, self.shape.num_experts
-        return self.cache.states.count(RESIDENT, first, first + num_experts) == num_experts
 
     def clear(self) -> None:
         """Empty the cache, as after a step that failed; counters and history stay."""
@@ -239,7 +234,8 @@ class Controller:
             first = step.layer * self.shape.num_experts
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
             self._near_places.clear()
-            self._mover.want(step.layer, (first + placement.resident).tolist())
+            self._mover.placements.want(step.layer, (first + placement.resident).tolist())
+        self._placed = self._mover.place(step.layer, at_once=True) if placement and placement.is_awaited else ()
 
     def _reroute(self, step: Step) -> Step:
         routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)
@@ -278,11 +274,6 @@ class Controller:
 
     def _low_place(self, key: int) -> Place:
         return Place(key, NO_SLOT, int(self.cache.shadows[key]))
-
-    def _count_bits(self, layer: int, places: list[Place]) -> None:
-        for place in places:
-            if place.bits != FULL_BITS:
-                self.counters.add(_AT_BITS[place.bits], layer, 1)
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
         late = self._mover.cache.loading(wanted) if self._mover.arrivals.queue else ()

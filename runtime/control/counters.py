@@ -1,12 +1,14 @@
 """Integer counters of requests per layer and pass, which depend on logical state alone."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum, auto
 
 import numpy as np
 
 from artifacts.quantisation.widths import WIDTHS
+from artifacts.shape import FULL_BITS
+from runtime.control.plan import Place
 from runtime.control.pools import Partitions
 
 
@@ -50,6 +52,7 @@ _OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 _BY_DEVICE = (*(Counter.REQUESTS, *_OF_REQUESTS), Counter.EVICTIONS, Counter.PREFETCHES)
 _BY_DEVICE += (Counter.DEMAND_BYTES, Counter.PREFETCH_BYTES)
 AT_BITS = {bits: f"at_{bits}_bit{'s' if bits > 1 else ''}" for bits in reversed(WIDTHS)}
+_OF_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 
 class Counters:
@@ -135,6 +138,12 @@ class Counters:
         if num_absent:
             cells[_MISSES * stride + layer] += num_absent
             cells[_FETCHED * stride + layer] += num_absent
+
+    def add_bits(self, layer: int, places: Iterable[Place]) -> None:
+        """Count the precisions that experts are computed at; full precision is not counted."""
+        for place in places:
+            if place.bits != FULL_BITS:
+                self.add(_OF_BITS[place.bits], layer, 1)
 
     def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
         """Return one dictionary a layer, summed over the passes from `first_pass` on."""

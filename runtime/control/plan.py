@@ -41,8 +41,9 @@ class Plan:
     """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's weights if
     given.
 
-    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident replicas. Prefetches
-    are issued behind the last wave's loads, or with `is_ahead` before any.
+    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident replicas. Of what the
+    link brings ahead of its use, `placed` is sent for before anything is computed, because any wave may use it;
+    `prefetches` are issued behind the last wave's loads, into slots that it leaves alone, or before any if `is_ahead`.
     """
 
     layer: int
@@ -53,6 +54,7 @@ class Plan:
     low: tuple[Place, ...]
     prefetches: tuple[Place, ...]
     is_ahead: bool = False
+    placed: tuple[Place, ...] = ()
 
     def in_turn(self) -> Iterator[tuple[Wave, dict[int, Place]]]:
         """Yield each wave with the next wave's loads by slot: the experts in these slots are computed first."""

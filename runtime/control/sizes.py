@@ -1,4 +1,4 @@
-"""Parses budgets and rates as users write them: `25%`, `96x`, `2GiB`, `5GB/s+10us`."""
+"""Parses budgets, rates and times as users write them: `25%`, `96x`, `2GiB`, `5GB/s+10us`, `14ms`."""
 
 import math
 import re
@@ -71,6 +71,15 @@ def rate(text: str) -> tuple[float, float]:
     if not 1 <= bandwidth < _MOST_NBYTES or latency_s > _MOST_LATENCY_S:
         raise BadUsage(message)
     return bandwidth, latency_s
+
+
+def seconds(text: str) -> float:
+    """Return a time above 0 in seconds: `14ms`, `80us`, `0.5s`. Raises BadUsage."""
+    message = f"time {text!r} is not understood: write a number and us, ms or s, as 14ms"
+    value, unit = _parse(text, message)
+    if unit not in _SECONDS or not 0 < value * _SECONDS[unit] <= _MOST_LATENCY_S:
+        raise BadUsage(message)
+    return value * _SECONDS[unit]
 
 
 def _parse(text: str, message: str) -> tuple[float, str]:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from runtime.control.cache import ABSENT, LOADING, RESIDENT, Cache
+from runtime.control.cache import LOADING, RESIDENT, Cache
 from runtime.control.counters import Counter, Counters
 from runtime.control.in_flight import Arrivals
 from runtime.control.ordering import first_leaving, first_of
+from runtime.control.placement import Placements
 from runtime.control.plan import Place, Wave
 from runtime.control.pools import Pool
 from runtime.control.segments import Segments, Whole
@@ -37,20 +38,19 @@ class Mover:
         self.cache = cache
         self.arrivals = Arrivals(window)
         self._eviction, self._nbytes, self._pieces, self._now, self._counters = eviction, nbytes, pieces, now, counters
-        self._first_leaving = None
         # Only for a policy that is compiled anyhow, because numba takes long to import. The compiled loop needs keys
         # without gaps, as on one device.
-        if eviction.ranks is not None and cache.partitions.count == 1:
-            self._first_leaving = first_leaving()
+        is_compiled = eviction.ranks is not None and cache.partitions.count == 1
+        self._first_leaving = first_leaving() if is_compiled else None
         self._evicted_in_pass = [-1] * cache.num_keys
         self._unused: set[int] = set()  # prefetched, and not used by any step yet
-        self._to_place: dict[int, list[int]] = {}  # by layer
+        self.placements = Placements()
 
     def clear(self) -> None:
         """Empty the tier and cancel everything in flight; which keys were evicted in which pass stays known."""
         self.arrivals.clear()
         self._unused.clear()
-        self._to_place.clear()
+        self.placements.clear()
         self.cache.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
@@ -114,9 +114,12 @@ class Mover:
         if self._unused:
             self._unused.difference_update(keys)
         if self.arrivals.queue and (late := self.cache.loading(keys)):
-            for key in late:
-                self.cache.states[key] = RESIDENT
-            self.arrivals.remove(late)
+            self._land(late)
+
+    def _land(self, keys: list[int]) -> None:
+        for key in keys:
+            self.cache.states[key] = RESIDENT
+        self.arrivals.remove(keys)
 
     def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> tuple[list[Place], list[int]]:
         """Return demand loads for as many keys as fit their pools, and the keys still missing."""
@@ -174,6 +177,8 @@ class Mover:
         return keys
 
     def _leave(self, keys: list[int]) -> None:
+        if not keys:
+            return
         self.cache.evict(keys)
         pass_index = self._now.pass_index
         for key in keys:
@@ -204,9 +209,8 @@ class Mover:
         states = self.cache.states
         coming = [key for key in keys if not states[key]]
         loads = self._send_within(coming, keys, room) if coming else ()
-        if not loads:
-            return ()
-        self._note_prefetched(loads)
+        if loads:
+            self._note_prefetched(loads)
         return tuple(loads)
 
     def _send_within(self, coming: list[int], keys: list[int], room: int) -> list[Place]:
@@ -258,8 +262,7 @@ class Mover:
         return self.cache.admit([key], LOADING)[0]
 
     def _note_prefetched(self, loads: list[Place]) -> None:
-        keys = [load.key for load in loads]
-        self._unused.update(keys)
+        self._unused.update(keys := [load.key for load in loads])
         self._eviction.prefetched(self._pieces.tops(keys), self._now)
         counters, layer = self._counters, self._now.layer
         counters.add(_PREFETCHES, layer, len(keys))
@@ -270,31 +273,26 @@ class Mover:
                 counters.spread(_PREFETCH_BYTES, [key], self._pieces.num_bytes([key]))
 
     def end_step(self, pinned: list[int]) -> None:
-        """Unpin what the step used, and move the step's share of bytes."""
+        """Unpin what the step used, evict of it what is not to be resident, and move the step's share of bytes."""
         self.cache.unpin(pinned)
+        self._leave(self.placements.leaving(self.cache, self._now.layer))
         if self.arrivals.queue:
             for key in self.arrivals.drain():
                 self.cache.states[key] = RESIDENT
 
     # Placement
 
-    def want(self, layer: int, keys: list[int]) -> None:
-        """Set the keys that are to be resident in a layer; all others are to be evicted."""
-        self._to_place[layer] = keys
-
-    def place(self, layer: int) -> tuple[Place, ...]:
-        """Make room for the keys that are to be resident in this layer and send for them, step by step until all are
-        resident or in flight."""
-        if layer not in self._to_place:
-            return ()
-        cache, wanted = self.cache, self._to_place[layer]
-        states, num_experts = cache.states, cache.shape.num_experts
-        others = set(range(layer * num_experts, (layer + 1) * num_experts)).difference(wanted)
-        self._leave([key for key in sorted(others) if states[key] == RESIDENT and not cache.pins[key]])
-        coming = [key for key in wanted if states[key] == ABSENT]
-        placed = [self._send(key, self._pieces.num_bytes([key])) for key in coming if cache.room(key)]
+    def place(self, layer: int, *, at_once: bool = False) -> tuple[Place, ...]:
+        """Make room for the keys that are wanted in this layer and send for them, step by step until all are resident
+        or in flight. What the step has pinned leaves at its end, and its slot is filled at the layer's next step. With
+        `at_once`, before anything is pinned, what is sent for counts as resident from now on."""
+        self._leave(self.placements.leaving(self.cache, layer))
+        coming = self.placements.coming(self.cache, layer)
+        placed = [self._send(key, self._pieces.num_bytes([key])) for key in coming if self.cache.room(key)]
         if len(placed) == len(coming):
-            del self._to_place[layer]
+            self.placements.end(layer)
         if placed:
             self._note_prefetched(placed)
+        if placed and at_once:
+            self._land([place.key for place in placed])
         return tuple(placed)

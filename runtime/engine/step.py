@@ -126,7 +126,7 @@ class StepExecutor:
         if self.pending or not controller.holds_all:
             return None
         if layer not in output.whole:
-            if output.needs_all and not controller.is_whole(layer):
+            if output.needs_all and not controller.cache.is_whole(layer):
                 return None
             first, num_experts = layer * controller.shape.num_experts, controller.shape.num_experts
             places = controller.cache.places[first : first + num_experts]
@@ -153,6 +153,7 @@ class StepExecutor:
     def _compute(self, plan: Plan, num_tokens: int, output: StepOutput) -> None:
         """Every used expert: residents first, near ones while loads are under way, arrivals last."""
         self.near.begin(plan.near)
+        self._issue(plan.placed, PREFETCH)
         if not plan.waves:
             self._issue(plan.prefetches, PREFETCH)
         else:

@@ -55,6 +55,7 @@ def _shape(path: Path, tensors: _Tensors, experts: _Tensors, own: dict, dtype_nb
     num_experts, whole = own["expert_count"], sum(by_layer.values())
     largest, mean = max(by_layer.values()) // num_experts, round(whole / len(by_layer) / num_experts)
     shared = sum(prod(tensor.shape) for tensor in tensors if "_shexp." in tensor.name)
+    attention = sum(prod(tensor.shape) for tensor in tensors if ".attn_" in tensor.name and len(tensor.shape) == 2)
     note = f"experts of {mean:,} bytes, their mean: those of some layers have {largest:,}, and so has a slot"
     return ModelShape(
         name=path.name,
@@ -64,6 +65,7 @@ def _shape(path: Path, tensors: _Tensors, experts: _Tensors, own: dict, dtype_nb
         vocabulary={tensor.name: tensor.shape[0] for tensor in tensors}["token_embd.weight"],
         weight_nbytes=whole / sum(prod(tensor.shape) for tensor in experts),
         dtype_nbytes=dtype_nbytes,
+        attention_weights=attention // own["block_count"],
         assumed=(note,) if largest > mean else (),
     )
 

@@ -139,10 +139,14 @@ class FastTier:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Of one layer: the experts that are to be resident, and the bits [E] at which the others are computed near."""
+    """Of one layer: the experts that are to be resident, and the bits [E] at which the others are computed near.
+
+    If the placement `is_awaited`, its experts count as resident at once, and compute waits for those that it uses.
+    """
 
     resident: np.ndarray
     near_bits: np.ndarray
+    is_awaited: bool = False
 
 
 class Policy(Protocol):

@@ -62,6 +62,7 @@ class ReplayTiming:
         host_s = sum(self._seconds(self._costs.near_host, place, tokens, self._fast_share) for place in plan.near)
         near_ends_s = self._now_s + near_s
         self.passes[-1].near_s += max(near_s, host_s)
+        self._issue(plan.placed, is_demand=False)
         if plan.is_ahead or not plan.waves:
             self._issue(plan.prefetches, is_demand=False)
         if plan.waves:

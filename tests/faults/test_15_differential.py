@@ -19,7 +19,9 @@ from tools.torments.lossless import Model, Request, differs, said
 AHEAD = "next_gate:distance=2,overfetch=0.5,through=yes"
 CHOSEN = {
     **{name: (name, {}) for name in ("on-demand", "near", "mixtral-offloading", "moe-infinity", "specmd", "horizon")},
-    "hot experts here, cold ones near": ("monde", {}),
+    "hot experts here, cold ones near": ("monde-static", {}),
+    "hot experts here at once, the others fetched": ("on-demand", {"residency": "hot:migrate=before"}),
+    "near, and swapped in": ("monde", {"miss": "cold:swap=0.5"}),
     "some fetched": ("on-demand", {"prefetch": "next_gate", "eviction": "lfu", "miss": "qstar:ratio=0.5"}),
     "two layers ahead, some fetched": ("on-demand", {"prefetch": AHEAD, "eviction": "lcp", "miss": "qstar:ratio=0.2"}),
     "two layers ahead, lent": ("near", {"prefetch": AHEAD, "eviction": "horizon", "miss": "near:ratio=0.3,fill=no"}),

@@ -43,7 +43,7 @@ LOSSLESS = (
     "moe-infinity",
     "promoe",
     "specmd",
-    "monde",
+    "monde-static",
     "moepic",
     "fmoe",
     "horizon",

@@ -17,7 +17,18 @@ from tests.helpers.families import FAMILIES, VOCABULARY, save
 from tests.helpers.varied import VARIED
 from tests.runtime.session.test_session import plain_model
 
-PRESETS = ("on-demand", "near", "mixtral-offloading", "moe-infinity", "specmd", "horizon", "monde", "full", "fmoe")
+PRESETS = (
+    "on-demand",
+    "near",
+    "mixtral-offloading",
+    "moe-infinity",
+    "specmd",
+    "horizon",
+    "monde",
+    "monde-static",
+    "full",
+    "fmoe",
+)
 PRESETS += ("moepic",)
 EVICTIONS = ("lru", "lfu", "lcp", "least_stale", "fld", "score", "random", "horizon", "activation")
 PREFETCHES = ("none", "next_gate", "next_gate:distance=2,overfetch=0.5,through=yes", "score", "frequency", "popular")
@@ -121,11 +132,11 @@ def draw_settings(rng: random.Random, shape: Shape) -> Settings:
     name = rng.choice(PRESETS)
     scope = rng.choice(("layer", "global"))
     policies = {}
-    if rng.random() < 0.5 and name not in ("monde", "fmoe", "moepic", "full"):
+    if rng.random() < 0.5 and name not in ("monde", "monde-static", "fmoe", "moepic", "full"):
         policies = {"eviction": rng.choice(EVICTIONS), "prefetch": rng.choice(PREFETCHES), "miss": rng.choice(MISSES)}
     if name == "moepic":
         policies["residency"] = "split:theta=" + rng.choice(("0.25", "0.5", "0.75"))
-    least = 1 if scope == "global" and name not in ("monde", "moepic") else shape.num_layers
+    least = 1 if scope == "global" and name not in ("monde-static", "moepic") else shape.num_layers
     least = max(least, shape.num_keys // 2) if name == "moepic" else least
     link, near, window = rng.choice(LINKS), rng.choice((None, "1GB/s")), rng.choice(("1B", "2KiB", "64KiB"))
     devices = 1 if name == "moepic" else rng.choice((1, 1, 2, 3, shape.num_experts))

@@ -62,6 +62,8 @@ def machines(store: Path) -> Sheet:
         "link latency us",
         "near GB/s",
         "near TFLOPS",
+        "fast GB",
+        "near GB",
         "source",
     )
     rows = [
@@ -73,6 +75,8 @@ def machines(store: Path) -> Sheet:
             machine.link_latency_s * 1e6,
             machine.near_gbps,
             machine.near_tflops if math.isfinite(machine.near_tflops) else None,
+            machine.fast_gb,
+            machine.near_gb,
             machine.source,
         )
         for name, machine in MACHINES.items()

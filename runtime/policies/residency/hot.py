@@ -14,6 +14,8 @@ from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
 from runtime.policies.miss.shared import check_replicas
 
+BEFORE, BEHIND = "before", "behind"
+
 
 @dataclass
 class Hot(SimpleResidency):
@@ -24,18 +26,25 @@ class Hot(SimpleResidency):
     full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at most
     `avg_bits`. On a base of 4 bits, full precision is 4 bits, and so it is where replicas of 4 bits are no smaller than
     the checkpoint's experts.
+
+    `migrate` says when the hot experts come: `behind` the decoding, computed near at full precision until they have
+    arrived, or `before` it, as in the paper (section 4.1): the first decode step of a layer waits for those that it
+    uses, and what it does not use goes on arriving behind it.
     """
 
     places: ClassVar[bool] = True
 
     avg_bits: float = float(FULL_BITS)
     balance: float = 0.5
+    migrate: str = BEHIND
 
     def __post_init__(self) -> None:
         if self.avg_bits != FULL_BITS and not 1 <= self.avg_bits <= USUAL_WIDTHS[-1]:
             raise BadUsage(f"hot: avg_bits is 16 or in 1..4, not {self.avg_bits:g}")
         if not 0 <= self.balance <= 1:
             raise BadUsage(f"hot needs balance in 0..1, not {self.balance}")
+        if self.migrate not in (BEFORE, BEHIND):
+            raise BadUsage(f"hot: migrate is {BEFORE} or {BEHIND}, not {self.migrate!r}")
 
     @property
     def requires(self) -> frozenset[str]:
@@ -73,7 +82,7 @@ class Hot(SimpleResidency):
         if self._loss is not None and cold.size:
             few = np.array(prefix_split(self._loss[step.layer, cold], self.avg_bits))
             bits[cold] = np.where(np.isin(few, self._at_full), FULL_BITS, few)
-        return Placement(hot, bits)
+        return Placement(hot, bits, is_awaited=self.migrate == BEFORE)
 
     def scores(self, layer: int) -> np.ndarray:
         """Return S [E] of the prompts since the last placement; all equal before the first prompt."""

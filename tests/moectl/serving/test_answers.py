@@ -167,7 +167,7 @@ def test_a_preset_is_switched_between_requests(server: Running, client: OpenAI, 
 def test_who_places_experts_by_the_prompt_takes_one_at_a_time(
     server: Running, client: OpenAI, web: httpx2.Client
 ) -> None:
-    for preset, are_mixed in (("monde", False), ("on-demand", True)):
+    for preset, are_mixed in (("monde-static", False), ("on-demand", True)):
         web.post("/preset", json={"preset": preset})
         passes: list[int] = []
         server.scheduler.session.watcher.on_pass = lambda requests, told=passes.append: told(int(requests[0]))

@@ -139,7 +139,7 @@ def test_a_request_goes_on_in_company_only_when_there_is_a_row(begin: Begin) -> 
 
 
 def test_experts_placed_by_a_prompt_stay_for_its_answer(begin: Begin) -> None:
-    scheduler = begin(ServerLimits(num_rows=3), preset="monde")
+    scheduler = begin(ServerLimits(num_rows=3), preset="monde-static")
     other = Asked(6)
     with held(scheduler, Asked(6)) as passes:
         scheduler.submit(other)

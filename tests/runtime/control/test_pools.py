@@ -109,6 +109,7 @@ POLICIES = (
     {"miss": "near", "eviction": "score"},
     {"miss": "qstar:ratio=0.5", "residency": "allocated"},
     {"miss": "cold", "residency": "hot:avg_bits=2"},
+    {"miss": "cold:swap=0.7", "residency": "hot:migrate=before"},
     {"miss": "buddy:kappa=0.5", "prefetch": "score"},
     {"miss": "drop", "routing": "cache_aware"},
     {"miss": "shadow", "residency": "shadow"},

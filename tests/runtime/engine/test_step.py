@@ -125,10 +125,9 @@ class Bench:
             holds_low=options["holds_low"],
             step=lambda step: self.plan,
             fixed_places=lambda layer, experts: self.fixed,
-            is_whole=lambda layer: layer == 1,
             count_fixed=lambda layer: self.events.append(("fixed", layer)),
             shape=SimpleNamespace(num_experts=E),
-            cache=SimpleNamespace(places=places, shadows=np.arange(2 * E) % 4 + 1),
+            cache=SimpleNamespace(places=places, shadows=np.arange(2 * E) % 4 + 1, is_whole=lambda layer: layer == 1),
         )
         self.watcher = SimpleNamespace(rows=None, on_step=None, step=self._step)
         tiers = SimpleNamespace(

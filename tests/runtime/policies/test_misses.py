@@ -212,6 +212,19 @@ def test_cold_fetches_in_the_prompt_and_computes_near_afterwards() -> None:
     assert policy.choose(step([[0, 1], [2, 1]]), residents(1, loading=(2,))).near == {0, 2}
 
 
+def test_cold_swaps_in_what_most_tokens_want_at_its_rate() -> None:
+    """Three tokens a step at .2 make .6 of an expert due: one at every second step but one."""
+    policy, wanted = prepared("miss", "cold:swap=0.2"), [[1, 2], [0, 2], [3, 2]]
+    assert policy.choose(step(wanted, phase=PREFILL), residents(0)).near == frozenset(), "prompts are fetched"
+    assert policy.choose(step(wanted), residents(0)).near == {1, 2, 3}
+    assert policy.choose(step(wanted), residents(0)).near == {1, 3}, "1.2 are due, and two is wanted most"
+    assert policy.choose(step(wanted), residents(0)).near == {1, 2, 3}
+    assert policy.choose(step(wanted), residents(0, 2)).near == {3}, "1.4 are due: of equals the first wanted"
+    assert policy.choose(step(wanted, layer=1), residents(0)).near == {1, 2, 3}, "each layer by itself"
+    assert policy.choose(step(wanted), residents(0, 1, 3, loading=(2,))).near == {2}, "what comes anyhow is near"
+    assert policy.choose(step(wanted), residents(0)).near == {1, 3}, "what was due then is due still"
+
+
 def test_shadow_waits_for_nothing_and_brings_what_pays() -> None:
     """All experts lose alike, so uses decide: 3 is used more than twice as much as resident 1."""
     policy = prepared("miss", "shadow:half_life=1e9")

@@ -82,6 +82,13 @@ def test_the_prompt_places_by_counts_and_weights() -> None:
     assert policy.place(step([[1, 2]]), (2,)).resident.tolist() == [0, 4], "the next prompt counts alone"
 
 
+@pytest.mark.parametrize(("text", "is_awaited"), [("hot", False), ("hot:migrate=before", True)])
+def test_only_a_migration_before_decoding_is_awaited(text: str, is_awaited: bool) -> None:
+    policy = prepared("residency", text)
+    policy.observe(step([[1, 5]], phase=PREFILL))
+    assert policy.place(step([[1, 2]]), (2,)).is_awaited == is_awaited
+
+
 def test_cold_experts_get_the_prefix_split() -> None:
     shape = Shape(1, 6, 2, 160)
     loss = np.sort(np.random.default_rng(1).random((1, 6, 4)))[..., ::-1]
@@ -105,7 +112,7 @@ def test_slots_go_where_they_spare_loads() -> None:
     assert ["no curves are stored" in note for note in policy.fallbacks] == [True]
 
 
-@pytest.mark.parametrize("text", ["hot:avg_bits=0.5", "hot:avg_bits=5", "hot:balance=2"])
+@pytest.mark.parametrize("text", ["hot:avg_bits=0.5", "hot:avg_bits=5", "hot:balance=2", "hot:migrate=now"])
 def test_parameters_out_of_range(text: str) -> None:
     with pytest.raises(BadUsage, match="hot"):
         parse("residency", text)

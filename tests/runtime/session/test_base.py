@@ -40,13 +40,21 @@ LOSSLESS = {
     "predicted, over a link": Settings("specmd", budget="75%", link="1GB/s+5us", window="1KiB"),
     "near": Settings("near", budget="50%", near="1GB/s", link="1GB/s"),
     "near, from disk": Settings("near", budget="50%", policies={"miss": "near:fill=no"}),
-    "the hot ones placed": Settings("monde", budget="50%", link="1GB/s", window="1KiB"),
+    "the hot ones placed": Settings("monde-static", budget="50%", link="1GB/s", window="1KiB"),
+    "the hot ones waited for": Settings(
+        "monde-static", policies={"residency": "hot:migrate=before"}, budget="50%", link="1GB/s", window="1KiB"
+    ),
+    "swapped in": Settings("monde", policies={"miss": "cold:swap=0.5"}, budget="50%", link="1GB/s"),
 }
 REPLAYED = {
     "fetched at fewer bits": Settings("specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%"),
     "shadows of 1 bit": Settings("shadow", policies={"residency": "shadow:bits=1"}, budget="60%"),
     "near": Settings("near", budget="25%"),
     "near at fewer bits": Settings("context-aware", policies={"residency": "hot:avg_bits=2.5"}, budget="25%"),
+    "near at fewer bits, the hot ones waited for": Settings(
+        "context-aware", policies={"residency": "hot:avg_bits=2.5,migrate=before"}, budget="25%"
+    ),
+    "swapped in": Settings("monde", policies={"miss": "cold:swap=0.5"}, budget="25%"),
     "dropped": Settings("adapmoe", policies={"residency": "uniform", "miss": "drop:rank=1"}, budget="50%"),
 }
 

@@ -1,0 +1,101 @@
+"""The attention of one layer of a model, by name or from a config.json: its heads, matrices and weights."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifacts.errors import BadInput
+
+_LIMIT = 1 << 40  # the largest count that a config may hold
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2): the cache holds the compressed key and value, and the rotary key."""
+
+    kv_rank: int
+    rope: int
+    nope: int
+    value: int
+    q_rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """`heads` of queries, which share `kv_heads` of keys and values (grouped queries), of `head_dim` numbers each."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    latent: Latent | None = None
+
+    @property
+    def cache_width(self) -> int:
+        """Numbers that the cache holds for one token."""
+        latent = self.latent
+        return latent.kv_rank + latent.rope if latent else 2 * self.kv_heads * self.head_dim
+
+    def num_weights(self, hidden: int) -> int:
+        """Weights of all matrices at a hidden size."""
+        return sum(rows * columns for _, rows, columns in self.matrices(hidden))
+
+    def matrices(self, hidden: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the name, rows and columns of each matrix."""
+        latent, heads = self.latent, self.heads
+        if latent is None:
+            for name, count in (("q_proj", heads), ("k_proj", self.kv_heads), ("v_proj", self.kv_heads)):
+                yield name, count * self.head_dim, hidden
+            yield "o_proj", hidden, heads * self.head_dim
+            return
+        query = heads * (latent.nope + latent.rope)
+        if latent.q_rank is None:
+            yield "q_proj", query, hidden
+        else:
+            yield "q_a_proj", latent.q_rank, hidden
+            yield "q_b_proj", query, latent.q_rank
+        yield "kv_a_proj_with_mqa", latent.kv_rank + latent.rope, hidden
+        yield "kv_b_proj", heads * (latent.nope + latent.value), latent.kv_rank
+        yield "o_proj", hidden, heads * latent.value
+
+
+_DEEPSEEK = Latent(512, 64, 128, 128, 1536)
+ATTENTIONS = {
+    "mixtral-8x7b": Attention(32, 8, 128),
+    "mixtral-8x22b": Attention(48, 8, 128),
+    "olmoe-1b-7b": Attention(16, 16, 128),
+    "qwen1.5-moe-a2.7b": Attention(16, 16, 128),
+    "qwen2-57b-a14b": Attention(28, 4, 128),
+    "deepseek-v2-lite": Attention(16, 16, 128, Latent(512, 64, 128, 128, None)),
+    "deepseek-v2": Attention(128, 128, 128, _DEEPSEEK),
+    "deepseek-v3": Attention(128, 128, 128, _DEEPSEEK),
+    "qwen3-30b-a3b": Attention(32, 4, 128),
+    "qwen3-235b-a22b": Attention(64, 4, 128),
+    "phi-3.5-moe": Attention(32, 8, 128),
+    "gpt-oss-20b": Attention(64, 8, 64),
+    "gpt-oss-120b": Attention(64, 8, 64),
+}
+"""By the name of a published model."""
+
+
+def attention_of(config: Mapping, path: Path) -> Attention:
+    """Read the attention from the fields of a config, which is that of `path`. Raises BadInput."""
+    heads = needed(config, path, "num_attention_heads")
+    latent = None
+    if config.get("kv_lora_rank"):
+        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        numbers = [needed(config, path, name) for name in names]
+        latent = Latent(*numbers, q_rank=needed(config, path, "q_lora_rank") if config.get("q_lora_rank") else None)
+    return Attention(
+        heads,
+        needed(config, path, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
+        needed(config, path, "head_dim") if config.get("head_dim") else needed(config, path, "hidden_size") // heads,
+        latent,
+    )
+
+
+def needed(config: Mapping, path: Path, name: str) -> int:
+    """Return a field that counts something. Raises BadInput where it is missing or counts nothing."""
+    value = config.get(name)
+    if not isinstance(value, int) or not 1 <= value < _LIMIT:
+        raise BadInput(f"{path} has no {name}: what the model needs besides its experts cannot be told")
+    return value
