@@ -27,7 +27,7 @@ _HITS, _REQUESTS, _PREFILL_S, _PREFILLS, _DECODE_S, _DECODES = range(6)
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class FoldConditions:
     """What systems are compared under: scope and size of the cache, and the model whose costs on MACHINE count. Without
     a model the link carries as many experts a layer as a token selects, and times mean nothing."""
 
@@ -98,7 +98,7 @@ class Folds:
         self,
         preset: str = "on-demand",
         *,
-        conditions: Conditions,
+        conditions: FoldConditions,
         from_empty: bool = False,
         learns: bool = True,
         **policies: str,
@@ -112,7 +112,7 @@ class Folds:
             sums.append(_by_request(fold.replayed, workload.run(setting)))
         return ByRequest(np.concatenate(sums, axis=1))
 
-    def _pace(self, conditions: Conditions) -> Mapping[str, object]:
+    def _pace(self, conditions: FoldConditions) -> Mapping[str, object]:
         if conditions.costs_of is None:
             return {"window": self.model.shape.top_k * self.model.shape.expert_nbytes}
         return {"costs": Costs.of(MODELS[conditions.costs_of], machine(MACHINE))}

@@ -11,7 +11,7 @@ from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from moectl.reproductions import fmoefigures as paper
 from moectl.reproductions.fmoefigures import HIT_RATE, RIVALS, TTFT, PaperGain
-from moectl.reproductions.fmoefolds import ByRequest, Conditions, Folds
+from moectl.reproductions.fmoefolds import ByRequest, FoldConditions, Folds
 from moectl.reproductions.intervals import Interval
 from runtime.replay import from_trace
 
@@ -27,7 +27,7 @@ PATTERNS = {
     "map T+S+delta": MAP,
 }
 EVICTIONS = {"lru": "lru", "lfu": "lfu", "map": MAP}
-HITS, BY_LAYER = Conditions(), Conditions(scope="layer")
+HITS, BY_LAYER = FoldConditions(), FoldConditions(scope="layer")
 TIMED = "qwen1.5-moe-a2.7b"  # whose costs Figures 10 and 13 are computed with
 
 Gains = list[tuple[PaperGain, Interval | None]]
@@ -87,17 +87,17 @@ def _bundled() -> tuple[Trace, ModelShape, str]:
     return bundled_requests(distance=paper.DISTANCE)
 
 
-def _quarters() -> list[Conditions]:
-    return [Conditions(costs_of=name) for name in paper.MODELS]
+def _quarters() -> list[FoldConditions]:
+    return [FoldConditions(costs_of=name) for name in paper.MODELS]
 
 
-def _small_caches() -> list[Conditions]:
+def _small_caches() -> list[FoldConditions]:
     """The cache of Figure 11 as a share of each model's experts."""
     shares = {name: paper.SMALL_CACHE_GB * 1e9 / MODELS[name].shape.nbytes for name in paper.MODELS}
-    return [Conditions(budget=f"{share:.4%}", costs_of=name) for name, share in shares.items()]
+    return [FoldConditions(budget=f"{share:.4%}", costs_of=name) for name, share in shares.items()]
 
 
-def _gains(folds: Folds, rows: tuple[PaperGain, ...], by_hits: Runs, timed: list[Conditions]) -> Gains:
+def _gains(folds: Folds, rows: tuple[PaperGain, ...], by_hits: Runs, timed: list[FoldConditions]) -> Gains:
     """Our gain beside each of the paper's: of hit rates, and of times as the mean over the models that are timed."""
     runs = {name: [folds.run(name, conditions=one) for one in timed] for name in SYSTEMS}
     weights = folds.weights
@@ -125,13 +125,13 @@ def _evictions(folds: Folds) -> Runs:
 
 
 def _distances(folds: Folds) -> dict[int, ByRequest]:
-    timed, most = Conditions(costs_of=TIMED), min(6, folds.model.shape.num_layers - 1)
+    timed, most = FoldConditions(costs_of=TIMED), min(6, folds.model.shape.num_layers - 1)
     ways = {ahead: f"map:distance={ahead}" for ahead in range(1, most + 1)}
     return {ahead: folds.run(conditions=timed, prefetch=way, eviction=way) for ahead, way in ways.items()}
 
 
 def _online(folds: Folds) -> Runs:
-    timed = Conditions(costs_of=TIMED)
+    timed = FoldConditions(costs_of=TIMED)
     return {name: folds.run(name, conditions=timed, from_empty=True) for name in SYSTEMS}
 
 

@@ -17,17 +17,7 @@ from artifacts.shape import Shape
 from artifacts.splits.solve import SolvedSplit
 from artifacts.traces.next_use import NextUse
 from runtime.policies.shared.maps import Matching
-from runtime.policies.step import Opening, Step
-
-
-@dataclass(slots=True)
-class Now:
-    """The current step. Steps, passes and tokens are counted over the whole run, the current step included."""
-
-    step: int = -1
-    pass_index: int = -1
-    layer: int = 0
-    num_tokens: int = 0
+from runtime.policies.step import Now, Opening, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 
+@dataclass(slots=True)
+class Now:
+    """The current step. Steps, passes and tokens are counted over the whole run, the current step included."""
+
+    step: int = -1
+    pass_index: int = -1
+    layer: int = 0
+    num_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One MoE layer in one pass, as its router left it."""

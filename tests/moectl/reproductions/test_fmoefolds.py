@@ -9,7 +9,7 @@ from artifacts.modelshapes.known import unsized
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from moectl.reproductions.fmoefigures import MACHINE
-from moectl.reproductions.fmoefolds import ByRequest, Conditions, Folds
+from moectl.reproductions.fmoefolds import ByRequest, FoldConditions, Folds
 from runtime.control.counters import hit_rate
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
@@ -29,7 +29,7 @@ def test_every_request_is_replayed_once_with_maps_of_the_others(recorded: Trace)
     iterations = len(np.unique(recorded.iteration))
     assert folds.num_requests == len(np.unique(recorded.request)) == folds.weights.shape[1]
     assert sum(iterations - held for held in folds.num_maps) == iterations
-    found = folds.run("fmoe", conditions=Conditions())
+    found = folds.run("fmoe", conditions=FoldConditions())
     assert found.sums.shape == (6, folds.num_requests)
     passes = np.unique(np.stack((recorded.request, recorded.pass_indices())), axis=1)[0]
     assert (found.sums[3] + found.sums[5] == np.unique(passes, return_counts=True)[1]).all()
@@ -38,7 +38,7 @@ def test_every_request_is_replayed_once_with_maps_of_the_others(recorded: Trace)
 def test_sums_by_request_are_those_of_the_whole_replay(recorded: Trace) -> None:
     """Two requests are two parts, each a replay of its own."""
     two = recorded.take(recorded.request < 2)
-    conditions = Conditions(budget="40%", costs_of="mixtral-8x7b")
+    conditions = FoldConditions(budget="40%", costs_of="mixtral-8x7b")
     folds = Folds(two, MODEL, "a trace")
     found = folds.run("mixtral-offloading", conditions=conditions)
     for request in (0, 1):
