@@ -135,8 +135,8 @@ def _accuracy() -> Sheet:
 def _assumed(measured: dict[str, Measured]) -> tuple[str, ...]:
     rates = ", ".join(f"{one.rate:.3f} for {name}" for name, one in measured.items())
     return (
-        f"virtual time on a synthetic trace, {DIALS}: uses in prefill and decoding have a cosine of .80; the paper "
-        "reports .89. Skew, locality, lengths and requests at a time are not printed",
+        f"virtual time on a synthetic trace, {DIALS}: uses in prefill and decoding have a cosine of .89, as "
+        "the paper reports. Skew, locality, lengths and requests at a time are not printed",
         f"{NUM_LAYERS} layers of each model, with their share of the head, times are those of all; layers of a "
         "synthetic trace are alike",
         f"{MACHINE}: Table 2, and of the H100 with 132 SMs and HBM3 the data sheet's 3.35 TB/s; 25 GB/s over PCIe 4.0 "

@@ -190,7 +190,7 @@ def test_the_rate_of_swaps_is_read_off_the_curve() -> None:
 
 def test_the_trace_of_context_aware_is_as_similar_as_the_page_says() -> None:
     trace = generate(DIALS, layers_of("mixtral-8x7b").shape, detailed=False)
-    assert measure(trace, 8).similarity == pytest.approx(0.80, abs=0.005)
+    assert measure(trace, 8).similarity == pytest.approx(0.89, abs=0.005)
 
 
 def test_a_cold_expert_gains_what_bits_save() -> None:
