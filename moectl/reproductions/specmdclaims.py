@@ -1,0 +1,80 @@
+"""SpecMD's claims that its own tables decide, and those that take its models."""
+
+from collections.abc import Iterator
+from statistics import mean
+
+from artifacts.modelshapes.known import MODELS
+from moectl.reproductions import specmdfigures as paper
+from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim
+
+_MB, _GB = 2**20, 2**30
+_NEAR = 0.02  # sizes agree that differ by no more of the printed one
+_PRICE = "needs their weights: moectl bench FOLDER --presets "
+_UNMEASURED = (
+    ("accuracy and tokens/s of the five mixes", "Table 1", "Table 1", "mixtral-offloading,importance,hobbit,specmd"),
+    ("precision and recall of prefetching", "Figure 6", "no figure in the text", "specmd"),
+    ("fetch-priority on Mixtral at 8 bits: accuracy", "Figure 7", "10 to 12 % more", "specmd"),
+    ("drop-priority on Qwen1.5-MoE at 4 bits: accuracy", "Figure 7", "25 to 30 % less", "specmd"),
+)
+
+
+def from_its_tables() -> Iterator[Claim]:
+    """Yield what follows from the paper's other figures, or does not."""
+    yield from _of_sizes()
+    yield from _of_table_2()
+    (least, most), (lru, _) = paper.RATES["least_stale"], paper.RATES["lru"]
+    yield Claim(
+        "collision rates of all others over Least-Stale's, 1, 5 and 25 % (Figure 8)",
+        "{:g} to {:g} times".format(*paper.FIGURE_8_RATIOS),
+        f"LRU's at 5 %, from {lru / most:.1f} to {paper.RATES['lru'][1] / least:.1f} by the rates of section 5.2",
+        None,
+        DOES_NOT_FOLLOW,
+    )
+
+
+def not_measured() -> Iterator[Claim]:
+    """Yield what takes the paper's models or tasks."""
+    for claim, where, printed, presets in _UNMEASURED:
+        yield Claim(f"{claim} ({where})", printed, f"{_PRICE}{presets}", None, NOT_TESTABLE)
+
+
+def _of_sizes() -> Iterator[Claim]:
+    pairs = []
+    for name, sizes in paper.TABLE_3.items():
+        shape = MODELS[name].shape
+        used_gb = sizes.other_gb + shape.expert_nbytes * shape.num_layers * shape.top_k / _GB
+        pairs += [(sizes.expert_mb, shape.expert_nbytes / _MB), (sizes.experts_gb, _experts_gb(name))]
+        pairs.append((sizes.activated_gb, used_gb))
+    near = sum(abs(ours - printed) <= _NEAR * printed for printed, ours in pairs)
+    text = "an expert, all experts and what a pass needs, in bytes (Table 3), from the shapes of the models"
+    yield Claim(text, f"{len(pairs)} sizes", f"{near} within {_NEAR:.0%}", near == len(pairs))
+    ours = [round(_experts_gb(name) * percent / 100, 1) for name, percent in paper.CAPACITIES_GB]
+    text, printed = "caches in GB, from the shapes of the models (1, 5.1)", list(paper.CAPACITIES_GB.values())
+    yield Claim(text, ", ".join(map(str, printed)), ", ".join(map(str, ours)), ours == printed)
+
+
+def _experts_gb(name: str) -> float:
+    """GB of all experts in 16 bits."""
+    shape = MODELS[name].shape
+    return shape.expert_nbytes * shape.num_keys / _GB
+
+
+def _of_table_2() -> Iterator[Claim]:
+    computed = [100 * (1 - changed / own) for own, changed, _ in paper.TABLE_2.values()]
+    printed = [gain for _, _, gain in paper.TABLE_2.values()]
+    apart = max(abs(one - other) for one, other in zip(computed, printed, strict=True))
+    yield Claim("gains of Table 2, from its times", "16 rows", f"at most {apart:.2f} points apart", apart <= 0.06)
+    average = mean(computed)
+    text = "mean gain of the first token, % (6), from Table 2"
+    yield Claim(text, f"{paper.MEAN_SHORTER:g}", f"{average:.1f}", abs(average - paper.MEAN_SHORTER) < 1)
+    low, high = paper.SHORTER_D
+    inside = sum(low <= gain < high + 0.5 for gain in computed)
+    text = "gains in most configurations, % (appendix D), from Table 2"
+    yield Claim(text, f"{low:g} to {high:g}", f"{inside} of {len(computed)}", inside > len(computed) / 2)
+    yield Claim(
+        "consistent gains across systems, % (5.2)",
+        "{:g} to {:g}".format(*paper.SHORTER_5_2),
+        f"Table 2 has {min(computed):.1f} to {max(computed):.1f}",
+        None,
+        DOES_NOT_FOLLOW,
+    )
