@@ -26,7 +26,7 @@ from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from moectl.bundled import bundled_trace
 from runtime.control.build import build_controller
-from runtime.control.counters import Counter
+from runtime.control.counters import Counters
 from runtime.policies import POLICIES, build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope, preset
@@ -37,7 +37,7 @@ from tools.bench.performance import Section, Table, conditions, write
 
 SIZES = (0.0625, 0.125, 0.25, 0.5)
 RESAMPLINGS = 1000
-VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ahead")}
+VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ahead"), "drop": ("drop", "drop:rank=2")}
 BOUND, OURS = "belady", "horizon"
 _LEAST_GAP = 0.005
 
@@ -84,6 +84,10 @@ class Cell:
     hits: np.ndarray
     requests: np.ndarray
 
+    @classmethod
+    def of(cls, counters: Counters) -> "Cell":
+        return cls(*np.array(counters.hits_by_pass()).T)
+
     def rates(self, units: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Hit rates [B] when unit u [of P] counts `weights` [B, U] times."""
         hits, requests = (weights @ np.bincount(units, column) for column in (self.hits, self.requests))
@@ -91,26 +95,26 @@ class Cell:
 
 
 def main() -> None:
-    options = _options()
+    chosen = options(__doc__).parse_args()
     sections = []
     for real in TRACES:
-        if options.only and real.name not in options.only:
+        if chosen.only and real.name not in chosen.only:
             continue
-        path = _path(real, options.traces)
+        path = path_of(real, chosen.traces)
         if path is None or not path.is_file():
             print(f"{real.name}: skipped, {'--traces is not given' if path is None else f'there is no {path}'}")
             continue
-        sections.append(Section(real.name, [measured(real, path, options.tokens)]))
+        sections.append(Section(real.name, [measured(real, path, chosen.tokens)]))
         print(sections[-1].tables[0].markdown(), flush=True)
-    if options.write and sections:
+    if chosen.write and sections:
         write(
-            options.write,
+            chosen.write,
             sections,
-            conditions(f"python -m tools.bench.real_traces --traces FOLDER --tokens {options.tokens}"),
+            conditions(f"python -m tools.bench.real_traces --traces FOLDER --tokens {chosen.tokens}"),
         )
 
 
-def _path(real: RealTrace, folder: Path | None) -> Path | None:
+def path_of(real: RealTrace, folder: Path | None) -> Path | None:
     if real.file:
         return folder / real.file if folder else None
     return TRACE if real.name == "bundled-model" else bundled_trace(Path(real.name))
@@ -131,7 +135,10 @@ def measured(real: RealTrace, path: Path, tokens: int) -> Table:
             if scope == Scope.LAYER and slots < (shape.top_k + 1) * shape.num_layers:
                 continue
             columns.append(f"{scope} {100 * size:g} %")
-            found = {name: replayed(trace, shape, future, name, slots, scope) for name in policies}
+            found = {
+                name: Cell.of(replayed(trace, shape, future, {"eviction": name}, slots=slots, scope=scope))
+                for name in policies
+            }
             for name, text in cell_texts(found, units, weights).items():
                 cells[name].append(text)
     tokens_held = int((trace.layer == 0).sum())
@@ -165,13 +172,13 @@ def units_of(trace: Trace) -> tuple[np.ndarray, str]:
     return np.unique(pairs[1], return_inverse=True)[1], "request"
 
 
-def allowed(trace: Trace) -> tuple[list[str], list[str]]:
-    """The eviction policies whose columns the trace has, Belady last, and the others."""
-    names = [name for policy in POLICIES["eviction"] for name in VARIANTS.get(policy, (policy,))]
+def allowed(trace: Trace, axis: str = "eviction") -> tuple[list[str], list[str]]:
+    """The policies of an axis whose columns the trace has, those that know the future last, and the others."""
+    names = [name for policy in POLICIES[axis] for name in VARIANTS.get(policy, (policy,))]
     can, cannot = [], []
-    for name in sorted(names, key=(OURS, BOUND).__contains__):
+    for name in sorted(names, key=(OURS, BOUND, "oracle").__contains__):
         try:
-            policies = build(preset("on-demand").texts() | {"eviction": name})
+            policies = build(preset("on-demand").texts() | {axis: name})
             check_columns(trace, policies)
         except BadInput:
             cannot.append(name)
@@ -180,21 +187,27 @@ def allowed(trace: Trace) -> tuple[list[str], list[str]]:
     return can, cannot
 
 
-def replayed(trace: Trace, shape: Shape, future: NextUse, eviction: str, slots: int, scope: Scope) -> Cell:
+def replayed(
+    trace: Trace,
+    shape: Shape,
+    future: NextUse,
+    policies: Mapping[str, str],
+    *,
+    slots: int,
+    scope: Scope,
+    window: int = 0,
+) -> Counters:
+    """Replay the preset on-demand with other `policies`; at each step prefetches may bring `window` experts."""
     controller = build_controller(
-        build(preset("on-demand").texts() | {"eviction": eviction}),
+        build(preset("on-demand").texts() | policies),
         shape,
         num_slots=slots,
         scope=scope,
-        window=0,
+        window=window,
         artefacts=Artefacts(next_use=future),
     )
     replay(trace, controller)
-    tables = controller.counters.passes
-    hits, requests = (
-        np.array([int(table[counter].sum()) for table in tables]) for counter in (Counter.HITS, Counter.REQUESTS)
-    )
-    return Cell(hits, requests)
+    return controller.counters
 
 
 def cell_texts(found: Mapping[str, Cell], units: np.ndarray, weights: np.ndarray) -> dict[str, str]:
@@ -202,7 +215,7 @@ def cell_texts(found: Mapping[str, Cell], units: np.ndarray, weights: np.ndarray
     once = np.ones((1, weights.shape[1]))
     points = {name: cell.rates(units, once)[0] for name, cell in found.items()}
     spread = {name: cell.rates(units, weights) for name, cell in found.items()}
-    told = {name: f"{points[name]:.3f} ± {_half(spread[name]):.3f}" for name in found}
+    told = {name: f"{points[name]:.3f} ± {half(spread[name]):.3f}" for name in found}
     best = max((name for name in found if name not in (OURS, BOUND)), key=points.get)
     told[best] = f"**{told[best]}**"
     gap = points[BOUND] - points[best]
@@ -213,19 +226,20 @@ def cell_texts(found: Mapping[str, Cell], units: np.ndarray, weights: np.ndarray
     return told | {"gap closed": f"{share:.0%} ({np.percentile(closed, 2.5):.0%} to {np.percentile(closed, 97.5):.0%})"}
 
 
-def _half(values: np.ndarray) -> float:
+def half(values: np.ndarray) -> float:
     """Half the width of the interval."""
     low, high = np.percentile(values, [2.5, 97.5])
     return (high - low) / 2
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(description: str) -> argparse.ArgumentParser:
+    """The options that all tables of real traces take."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="where the traces are that are not bundled")
     parser.add_argument("--only", nargs="+", choices=[real.name for real in TRACES], help="traces by name; else all")
     parser.add_argument("--tokens", type=int, default=2500, help="of a trace, at most")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
-    return parser.parse_args()
+    return parser
 
 
 if __name__ == "__main__":
