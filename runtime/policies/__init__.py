@@ -37,6 +37,7 @@ from runtime.policies.miss.shadow import ShadowMiss
 from runtime.policies.miss.substitute import Substitute
 from runtime.policies.miss.zero import Zero
 from runtime.policies.prefetch.activation import ActivationPrefetch
+from runtime.policies.prefetch.affinity import Affinity
 from runtime.policies.prefetch.blend import Blend
 from runtime.policies.prefetch.frequency import Frequency
 from runtime.policies.prefetch.learned import LearnedPrefetch
@@ -64,6 +65,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "next_gate": NextGate,
         "score": ScorePrefetch,
         "frequency": Frequency,
+        "affinity": Affinity,
         "activation": ActivationPrefetch,
         "map": MapPrefetch,
         "popular": Popular,

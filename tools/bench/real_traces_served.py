@@ -80,7 +80,8 @@ class Served:
         names, lacking = allowed(self.trace, "prefetch")
         columns = ("prefetch", *map(_named, self.places), *(f"brought, {_named(place)}" for place in self.places))
         rows = [(f"`{name}`", *self._row({"prefetch": name})) for name in names]
-        rows.append((f"`none`, evicted by `{OURS}`", *self._row({"eviction": OURS})))
+        for name in ("none", "affinity"):
+            rows.append((f"`{name}`, evicted by `{OURS}`", *self._row({"eviction": OURS, "prefetch": name})))
         return Table(
             f"{self._told}: prefetching", columns, rows, f"the trace lacks what these need: {_listed(lacking)}"
         )
@@ -107,7 +108,7 @@ class Served:
         return f"{totals['fetched'] / totals['requests']:.3f}, {totals['near'] / totals['requests']:.3f}, {altered:.3f}"
 
     def _run(self, policies: Mapping[str, str], scope: Scope, size: float) -> Counters:
-        slots, window = self._slots(size), self._window if "prefetch" in policies else 0
+        slots, window = self._slots(size), self._window if policies.get("prefetch", "none") != "none" else 0
         own = {"eviction": "lru"} | policies
         return replayed(self.trace, self.shape, self._future, own, slots=slots, scope=scope, window=window)
 

@@ -123,7 +123,7 @@ def _predictors(trace: Trace, artefacts: Artefacts) -> Iterator[str]:
         yield "learned"
     if _has_maps(trace, artefacts):
         yield "map"
-    yield from ("frequency", "activation")
+    yield from ("frequency", "affinity", "activation")
     if trace.predicted is not None:
         yield "blend"
 

@@ -58,6 +58,32 @@ def test_frequency_begins_anew_with_a_prefill_and_falls_back_on_all_requests() -
     assert policy.propose(step([[0, 1]], pass_index=2), Now()).tolist() == [6 + 2, 6 + 3]
 
 
+def test_affinity_goes_where_earlier_tokens_went() -> None:
+    policy = prepared("prefetch", "affinity")
+    for number, (here, ahead) in enumerate((([0, 1], [3, 4]), ([2, 5], [1, 2]))):
+        policy.propose(step([here], pass_index=number), Now())
+        policy.propose(step([ahead], pass_index=number, layer=1), Now())
+    # Half of the tokens use 3, and one of one that used 0: (1 + 8 / 2) / (1 + 8), beside (8 / 2) / 9 for 1 and 2.
+    assert policy.propose(step([[0, 1]], pass_index=2), Now()).tolist() == [6 + 3, 6 + 4]
+    assert policy.propose(step([[2, 5]], pass_index=3), Now()).tolist() == [6 + 1, 6 + 2]
+    wider = prepared("prefetch", "affinity:overfetch=2")
+    assert wider.propose(step([[0, 1]]), Now()).tolist() == [], "nothing was used there yet"
+
+
+def test_affinity_reaches_the_next_pass_while_as_many_requests_decode() -> None:
+    policy = prepared("prefetch", "affinity")
+    policy.propose(step([[0, 1]]), Now())
+    for number in (0, 1):
+        policy.propose(step([[4, 5]], layer=2, pass_index=number), Now())
+        policy.propose(step([[2, 3]], pass_index=number + 1), Now())
+    assert policy.propose(step([[4, 5]], layer=2, pass_index=2), Now()).tolist() == [2, 3]
+    others = prepared("prefetch", "affinity")
+    others.propose(step([[0, 1]]), Now())
+    others.propose(step([[4, 5]], layer=2), Now())
+    others.propose(step([[2, 3], [2, 3]], pass_index=1), Now())
+    assert not others._pairs.any(), "whose token is whose cannot be told"
+
+
 def test_frequency_discounts_layers_far_ahead() -> None:
     policy = prepared("prefetch", "frequency:distance=2")
     policy.propose(step([[0, 1]], layer=1, phase=PREFILL), Now())

@@ -25,7 +25,7 @@ def test_every_way_and_every_control(short: str, capfd: pytest.CaptureFixture[st
     assert main([*options, "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
     ways = [(row["predictor"], row["layers_ahead"]) for row in said["rows"]]
-    names = ("next_gate", "learned", "frequency", "activation", "blend", "random", "popular", "oracle")
+    names = ("next_gate", "learned", "frequency", "affinity", "activation", "blend", "random", "popular", "oracle")
     assert ways == [(name, distance) for name in names for distance in (1, 2)]
     assert "64 of 256 experts" in said["conditions"] and "2 experts prefetched a step" in said["conditions"]
     assert all(0 <= row[share] <= 1 for row in said["rows"] for share in ("recall", "precision", "in_time", "late"))
@@ -43,7 +43,8 @@ def test_what_the_trace_does_not_tell_is_left_out(short: str, capfd: pytest.Capt
         == 0
     )
     said = json.loads(capfd.readouterr().out)
-    assert {row["predictor"] for row in said["rows"]} == {"frequency", "activation", "random", "popular", "oracle"}
+    by_ids = {"frequency", "affinity", "activation", "random", "popular", "oracle"}
+    assert {row["predictor"] for row in said["rows"]} == by_ids
     assert len(said["left_out"]) == 3
 
 
