@@ -38,7 +38,7 @@ class Affinity(Simple):
         self._shape, self._width = shape, width(shape, self.overfetch)
         self._ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
         counts = (len(self._ahead), shape.num_layers, shape.num_experts)
-        self._used, self._pairs = np.zeros(counts), np.zeros((*counts, shape.num_experts))  # n(f) and n(f, e)
+        self._used, self._pairs = np.zeros(counts), np.zeros((*counts, shape.num_experts), np.float32)  # n(f), n(f, e)
         self._uses = np.zeros((shape.num_layers, shape.num_experts))
         self._latest: list[tuple[int, int, np.ndarray] | None] = [None] * shape.num_layers
 
@@ -55,10 +55,10 @@ class Affinity(Simple):
 
     def _chance(self, step: Step, mean: np.ndarray) -> np.ndarray:
         """Return [D, E] how probable each expert of the layers ahead is, from their `mean` [D, E]."""
-        experts, tokens = np.unique(step.selected, return_counts=True)
-        known = self._used[:, step.layer, experts] + _PRIOR_TOKENS
-        weights = tokens / tokens.sum() / known  # [D, F]
-        followed = np.einsum("df,dfe->de", weights, self._pairs[:, step.layer, experts])
+        tokens = np.bincount(step.selected.ravel(), minlength=self._shape.num_experts)
+        experts = np.flatnonzero(tokens)
+        weights = tokens[experts] / tokens.sum() / (self._used[:, step.layer, experts] + _PRIOR_TOKENS)  # [D, F]
+        followed = (weights[:, None] @ self._pairs[:, step.layer, experts])[:, 0]
         return followed + _PRIOR_TOKENS * weights.sum(axis=1, keepdims=True) * mean
 
     def _count(self, step: Step) -> None:
@@ -71,7 +71,7 @@ class Affinity(Simple):
                 np.add.at(self._used[place, before], earlier, 1)
                 np.add.at(self._pairs[place, before], (earlier[:, :, None], step.selected[:, None]), 1)
         np.add.at(self._uses[step.layer], step.selected, 1)
-        self._latest[step.layer] = step.pass_index, step.phase, step.selected
+        self._latest[step.layer] = step.pass_index, step.phase, step.selected.copy()
 
     def _earlier(self, step: Step, layer: int, *, is_next_pass: bool) -> np.ndarray | None:
         """Return [T, K] what the same tokens, or in the next pass the same requests, used in a layer before."""
