@@ -13,7 +13,7 @@ that the folder lacks are skipped.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,13 +97,7 @@ class Cell:
 def main() -> None:
     chosen = options(__doc__).parse_args()
     sections = []
-    for real in TRACES:
-        if chosen.only and real.name not in chosen.only:
-            continue
-        path = path_of(real, chosen.traces)
-        if path is None or not path.is_file():
-            print(f"{real.name}: skipped, {'--traces is not given' if path is None else f'there is no {path}'}")
-            continue
+    for real, path in present(chosen):
         sections.append(Section(real.name, [measured(real, path, chosen.tokens)]))
         print(sections[-1].tables[0].markdown(), flush=True)
     if chosen.write and sections:
@@ -114,7 +108,19 @@ def main() -> None:
         )
 
 
-def path_of(real: RealTrace, folder: Path | None) -> Path | None:
+def present(chosen: argparse.Namespace) -> Iterator[tuple[RealTrace, Path]]:
+    """Yield the traces asked for and their files, and say which are skipped."""
+    for real in TRACES:
+        if chosen.only and real.name not in chosen.only:
+            continue
+        path = _path(real, chosen.traces)
+        if path is None or not path.is_file():
+            print(f"{real.name}: skipped, {'--traces is not given' if path is None else f'there is no {path}'}")
+            continue
+        yield real, path
+
+
+def _path(real: RealTrace, folder: Path | None) -> Path | None:
     if real.file:
         return folder / real.file if folder else None
     return TRACE if real.name == "bundled-model" else bundled_trace(Path(real.name))

@@ -21,14 +21,13 @@ from tools.bench.performance import Section, Table, conditions, write
 from tools.bench.real_traces import (
     OURS,
     RESAMPLINGS,
-    TRACES,
     Cell,
     RealTrace,
     allowed,
     first_passes,
     half,
     options,
-    path_of,
+    present,
     replayed,
     units_of,
 )
@@ -42,13 +41,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1, help="experts that a step's prefetches bring")
     chosen = parser.parse_args()
     sections = []
-    for real in TRACES:
-        if chosen.only and real.name not in chosen.only:
-            continue
-        path = path_of(real, chosen.traces)
-        if path is None or not path.is_file():
-            print(f"{real.name}: skipped, {'--traces is not given' if path is None else f'there is no {path}'}")
-            continue
+    for real, path in present(chosen):
         served = Served(real, path, tokens=chosen.tokens, window=chosen.window)
         sections.append(Section(f"{real.name}-served", [served.prefetched(), served.missed()]))
         for table in sections[-1].tables:
