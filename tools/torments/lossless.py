@@ -32,7 +32,7 @@ PRESETS = (
 PRESETS += ("moepic",)
 EVICTIONS = ("lru", "lfu", "lcp", "least_stale", "fld", "score", "random", "horizon", "activation")
 PREFETCHES = ("none", "next_gate", "next_gate:distance=2,overfetch=0.5,through=yes", "score", "frequency", "popular")
-PREFETCHES += ("random", "activation")
+PREFETCHES += ("random", "activation", "affinity")
 MISSES = ("fetch", "near", "near:fill=no", "near:ratio=0.3,fill=no", "qstar:ratio=0.5")
 LINKS = ("disk", "300MB/s+5us", "2GB/s")
 DTYPES = ("float32", "bfloat16", "float16")
