@@ -8,7 +8,7 @@ from artifacts.modelshapes.known import MODELS, ModelShape
 from artifacts.shape import FULL_BITS
 from artifacts.traces.synthetic import Dials, generate
 from moectl.reproductions import specmdfigures as paper
-from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
+from moectl.reproductions.report import Claim, Reproduction
 from moectl.reproductions.specmdclaims import from_its_tables, not_measured
 from moectl.show.render import Sheet
 from runtime.control.counters import hit_rate
@@ -40,7 +40,7 @@ _ASSUMED = (
     "hobbit is left out of the first token's times: its lower precision of experts of 4 bits is not printed",
 )
 
-Rates = dict[tuple[str, int, int, str], Outcome]  # keys: shape, bits, budget, eviction
+Outcomes = dict[tuple[str, int, int, str], Outcome]  # keys: shape, bits, budget, eviction
 DropIns = list[tuple[str, str, Outcome, Outcome]]  # shape, preset, as published, with Least-Stale
 
 
@@ -52,7 +52,7 @@ def reproduce() -> Reproduction:
         (name, bits, budget, eviction): at[bits][name].run(_setting(name, bits, budget, eviction, Service.ONE_BY_ONE))
         for name in LAYER_EXPERTS
         for bits, budget in CASES
-        for eviction in (EVICTIONS if bits == _FEW else EVICTIONS[:4])
+        for eviction in EVICTIONS
     }
     protected = {
         (name, _FEW, 5, eviction): few[name].run(_setting(name, _FEW, 5, eviction, Service.PINNED))
@@ -66,7 +66,7 @@ def reproduce() -> Reproduction:
         sheets={
             "collisions": _collisions("Collision misses, % of the requests (5.2)", outcomes, CASES),
             "protected": _collisions(
-                "The same, a step pinned and proposals protected: as runs here", protected, [(4, 5)]
+                "The same, a step pinned and proposals protected: as runs here", protected, ((4, 5),)
             ),
             "drop_in": _drop_in_sheet(dropped),
         },
@@ -117,18 +117,17 @@ def _dropped_in(workloads: Mapping[str, Workload]) -> DropIns:
     return rows
 
 
-def rate(outcome: Outcome) -> float:
+def _rate(outcome: Outcome) -> float:
     """Collisions in per cent of the requests."""
     return 100 * outcome.counters["collisions"] / outcome.counters["requests"]
 
 
-def _collisions(title: str, outcomes: Rates, cases: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> Sheet:
+def _collisions(title: str, outcomes: Outcomes, cases: tuple[tuple[int, int], ...]) -> Sheet:
     rows = []
     for name in LAYER_EXPERTS:
         for bits, budget in cases:
-            own = {one: outcomes[name, bits, budget, one] for one in EVICTIONS if (name, bits, budget, one) in outcomes}
-            rates = [rate(own[eviction]) if eviction in own else UNKNOWN for eviction in EVICTIONS]
-            hits = hit_rate(own["least_stale"].counters)
+            rates = [_rate(outcomes[name, bits, budget, eviction]) for eviction in EVICTIONS]
+            hits = hit_rate(outcomes[name, bits, budget, "least_stale"].counters)
             rows.append((name, bits, budget, _held(name, bits, budget), *rates, hits))
     columns = ("shape", "bits", "budget, %", "experts held", *EVICTIONS, "hit rate least_stale")
     return Sheet(title, columns, rows)
@@ -149,9 +148,9 @@ def _shorter(as_is: Outcome, changed: Outcome) -> float:
     return 100 * (1 - changed.times["ttft_ms"] / as_is.times["ttft_ms"])
 
 
-def _of_collisions(outcomes: Rates) -> Iterator[Claim]:
+def _of_collisions(outcomes: Outcomes) -> Iterator[Claim]:
     for bits in (_FEW, FULL_BITS):
-        rates = {one: [rate(outcomes[name, bits, 5, one]) for name in LAYER_EXPERTS] for one in paper.RATES}
+        rates = {one: [_rate(outcomes[name, bits, 5, one]) for name in LAYER_EXPERTS] for one in paper.RATES}
         for eviction, (low, high) in paper.RATES.items():
             ours, text = rates[eviction], f"collision rate of {eviction}, 5 %, experts of {bits} bits (5.2, Figure 4)"
             holds = min(ours) >= low / 2 and max(ours) <= 2 * high
@@ -170,13 +169,13 @@ def _of_collisions(outcomes: Rates) -> Iterator[Claim]:
         yield Claim(text, f"{low:g} to {high:g}", f"{min(ours):.1f} to {max(ours):.1f}", holds)
 
 
-def _over(outcomes: Rates, name: str, eviction: str, budget: int) -> float:
+def _over(outcomes: Outcomes, name: str, eviction: str, budget: int) -> float:
     """Collisions with an eviction over those with Least-Stale, experts of 4 bits."""
     other, own = (outcomes[name, _FEW, budget, one].counters["collisions"] for one in (eviction, "least_stale"))
     return other / max(own, 1)
 
 
-def _of_hits(outcomes: Rates) -> Iterator[Claim]:
+def _of_hits(outcomes: Outcomes) -> Iterator[Claim]:
     held = hit_rate(outcomes["olmoe-1b-7b", _FEW, 5, "least_stale"].counters)
     least = paper.HIT_RATE_OLMOE
     yield Claim("hit rate of OLMoE at 5 % (abstract)", f"above {least:g}", f"{held:.3f}", held > least)

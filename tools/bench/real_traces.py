@@ -25,6 +25,7 @@ from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from moectl.bundled import bundled_trace
+from moectl.reproductions.intervals import resampled
 from runtime.control.build import build_controller
 from runtime.control.counters import Counters
 from runtime.policies import POLICIES, build
@@ -36,7 +37,6 @@ from tools import TRACE
 from tools.bench.performance import Section, Table, conditions, write
 
 SIZES = (0.0625, 0.125, 0.25, 0.5)
-RESAMPLINGS = 1000
 VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ahead"), "drop": ("drop", "drop:rank=2")}
 BOUND, OURS = "belady", "horizon"
 _LEAST_GAP = 0.005
@@ -126,32 +126,58 @@ def _path(real: RealTrace, folder: Path | None) -> Path | None:
     return TRACE if real.name == "bundled-model" else bundled_trace(Path(real.name))
 
 
+class Prepared:
+    """The first tokens of a trace, and its resamplings: unit u of `units` [P] counts `weights` [B, U] times. An expert
+    is one byte of `shape`."""
+
+    def __init__(self, real: RealTrace, path: Path, tokens: int) -> None:
+        self.trace = first_passes(read_parquet(path, num_experts=real.num_experts), tokens, apart=real.apart)
+        self.shape = Shape(self.trace.num_layers, real.num_experts, self.trace.top_k, 1)
+        self.units, self.unit = units_of(self.trace)
+        self.weights = resampled(int(self.units.max()) + 1)[1:]
+        self._future = NextUse.of(self.trace, self.shape)
+
+    def has_choice(self, scope: Scope, size: float) -> bool:
+        """Whether a layer has more slots than a token selects."""
+        return scope == Scope.GLOBAL or self._slots(size) >= (self.shape.top_k + 1) * self.shape.num_layers
+
+    def replayed(self, policies: Mapping[str, str], scope: Scope, size: float, *, window: int = 0) -> Counters:
+        """Replay the preset on-demand with other `policies` in a cache of `size`, a share of all experts; at each step
+        prefetches may bring `window` experts."""
+        controller = build_controller(
+            build(preset("on-demand").texts() | policies),
+            self.shape,
+            num_slots=self._slots(size),
+            scope=scope,
+            window=window,
+            artefacts=Artefacts(next_use=self._future),
+        )
+        replay(self.trace, controller)
+        return controller.counters
+
+    def _slots(self, size: float) -> int:
+        return round(self.shape.num_keys * size)
+
+
 def measured(real: RealTrace, path: Path, tokens: int) -> Table:
     """Replay every policy in every scope and size; return the table."""
-    trace = first_passes(read_parquet(path, num_experts=real.num_experts), tokens, apart=real.apart)
-    shape = Shape(trace.num_layers, real.num_experts, trace.top_k, 1)
-    future, units, unit = NextUse.of(trace, shape), *units_of(trace)
+    prepared = Prepared(real, path, tokens)
+    trace, shape = prepared.trace, prepared.shape
     policies, left_out = allowed(trace)
-    count = int(units.max()) + 1
-    weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLINGS)
     columns, cells = [], {name: [] for name in (*policies, "gap closed")}
     for scope in Scope:
         for size in SIZES:
-            slots = round(shape.num_keys * size)
-            if scope == Scope.LAYER and slots < (shape.top_k + 1) * shape.num_layers:
+            if not prepared.has_choice(scope, size):
                 continue
-            columns.append(f"{scope} {100 * size:g} %")
-            found = {
-                name: Cell.of(replayed(trace, shape, future, {"eviction": name}, slots=slots, scope=scope))
-                for name in policies
-            }
-            for name, text in cell_texts(found, units, weights).items():
+            columns.append(named(scope, size))
+            found = {name: Cell.of(prepared.replayed({"eviction": name}, scope, size)) for name in policies}
+            for name, text in cell_texts(found, prepared.units, prepared.weights).items():
                 cells[name].append(text)
     tokens_held = int((trace.layer == 0).sum())
-    requests, lacking = len(np.unique(trace.request)), ", ".join(left_out) or "none"
+    requests, lacking = len(np.unique(trace.request)), listed(left_out)
     note = (
         f"{tokens_held:,} tokens, {requests} requests, {shape.num_layers} layers, {shape.top_k} of {shape.num_experts} "
-        f"experts; intervals by {unit}; the trace lacks what these need: {lacking}"
+        f"experts; intervals by {prepared.unit}; the trace lacks what these need: {lacking}"
     )
     rows = [(f"`{name}`" if name in policies else name, *texts) for name, texts in cells.items()]
     return Table(real.told, ("eviction", *columns), rows, note)
@@ -193,27 +219,13 @@ def allowed(trace: Trace, axis: str = "eviction") -> tuple[list[str], list[str]]
     return can, cannot
 
 
-def replayed(
-    trace: Trace,
-    shape: Shape,
-    future: NextUse,
-    policies: Mapping[str, str],
-    *,
-    slots: int,
-    scope: Scope,
-    window: int = 0,
-) -> Counters:
-    """Replay the preset on-demand with other `policies`; at each step prefetches may bring `window` experts."""
-    controller = build_controller(
-        build(preset("on-demand").texts() | policies),
-        shape,
-        num_slots=slots,
-        scope=scope,
-        window=window,
-        artefacts=Artefacts(next_use=future),
-    )
-    replay(trace, controller)
-    return controller.counters
+def named(scope: Scope, size: float) -> str:
+    """A column of the tables."""
+    return f"{scope} {100 * size:g} %"
+
+
+def listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def cell_texts(found: Mapping[str, Cell], units: np.ndarray, weights: np.ndarray) -> dict[str, str]:

@@ -8,29 +8,13 @@ are those of `tools.bench.real_traces`. A step's prefetches bring as many expert
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import starmap
 from pathlib import Path
 
-import numpy as np
-
-from artifacts.shape import Shape
-from artifacts.traces.next_use import NextUse
-from artifacts.traces.parquet import read_parquet
 from runtime.control.counters import Counters
 from runtime.policies.presets import Scope
 from tools.bench.performance import Section, Table, conditions, write
-from tools.bench.real_traces import (
-    OURS,
-    RESAMPLINGS,
-    Cell,
-    RealTrace,
-    allowed,
-    first_passes,
-    half,
-    options,
-    present,
-    replayed,
-    units_of,
-)
+from tools.bench.real_traces import OURS, Cell, Prepared, RealTrace, allowed, half, listed, named, options, present
 
 PLACES = ((Scope.LAYER, 0.25), (Scope.GLOBAL, 0.125), (Scope.GLOBAL, 0.25), (Scope.GLOBAL, 0.5))
 _COMMAND = "python -m tools.bench.real_traces_served --traces FOLDER"
@@ -54,67 +38,43 @@ class Served:
     """The tables of one trace."""
 
     def __init__(self, real: RealTrace, path: Path, *, tokens: int, window: int) -> None:
-        self.trace = first_passes(read_parquet(path, num_experts=real.num_experts), tokens, apart=real.apart)
-        self._told, self._window = real.told, window
-        self.shape = Shape(self.trace.num_layers, real.num_experts, self.trace.top_k, 1)
-        self._future, self._units = NextUse.of(self.trace, self.shape), units_of(self.trace)[0]
-        count = int(self._units.max()) + 1
-        self._weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLINGS)
-        self._on_demand = {place: self._run({}, *place) for place in self.places}
-
-    @property
-    def places(self) -> list[tuple[Scope, float]]:
-        """Scopes and sizes at which there is something to choose."""
-        least = (self.shape.top_k + 1) * self.shape.num_layers
-        return [(scope, size) for scope, size in PLACES if scope == Scope.GLOBAL or self._slots(size) >= least]
+        self._prepared, self._told, self._window = Prepared(real, path, tokens), real.told, window
+        self._places = [place for place in PLACES if self._prepared.has_choice(*place)]
+        self._on_demand = {place: self._run({}, *place) for place in self._places}
 
     def prefetched(self) -> Table:
         """Hit rates of every prefetch policy, and how much more it brings."""
-        names, lacking = allowed(self.trace, "prefetch")
-        columns = ("prefetch", *map(_named, self.places), *(f"brought, {_named(place)}" for place in self.places))
+        names, lacking = allowed(self._prepared.trace, "prefetch")
+        columns = ("prefetch", *starmap(named, self._places), *(f"brought, {named(*place)}" for place in self._places))
         rows = [(f"`{name}`", *self._row({"prefetch": name})) for name in names]
         for name in ("none", "affinity"):
             rows.append((f"`{name}`, evicted by `{OURS}`", *self._row({"eviction": OURS, "prefetch": name})))
-        return Table(
-            f"{self._told}: prefetching", columns, rows, f"the trace lacks what these need: {_listed(lacking)}"
-        )
+        return Table(f"{self._told}: prefetching", columns, rows, f"the trace lacks what these need: {listed(lacking)}")
 
     def _row(self, policies: Mapping[str, str]) -> Iterator[str]:
-        found = {place: self._run(policies, *place) for place in self.places}
+        found = {place: self._run(policies, *place) for place in self._places}
         for counters in found.values():
             cell = Cell.of(counters)
-            spread = half(cell.rates(self._units, self._weights))
+            spread = half(cell.rates(self._prepared.units, self._prepared.weights))
             yield f"{cell.hits.sum() / cell.requests.sum():.3f} ± {spread:.3f}"
         for place, counters in found.items():
             yield f"{_brought(counters) / _brought(self._on_demand[place]):.2f}"
 
     def missed(self) -> Table:
         """Of each miss policy what it loads and computes near, and the ranks that it alters."""
-        names, lacking = allowed(self.trace, "miss")
-        rows = [(f"`{name}`", *(self._shares(name, place) for place in self.places)) for name in names]
-        columns = ("miss", *map(_named, self.places))
-        return Table(f"{self._told}: misses", columns, rows, f"the trace lacks what these need: {_listed(lacking)}")
+        names, lacking = allowed(self._prepared.trace, "miss")
+        rows = [(f"`{name}`", *(self._shares(name, place) for place in self._places)) for name in names]
+        columns = ("miss", *starmap(named, self._places))
+        return Table(f"{self._told}: misses", columns, rows, f"the trace lacks what these need: {listed(lacking)}")
 
     def _shares(self, name: str, place: tuple[Scope, float]) -> str:
         totals = self._run({"miss": name}, *place).totals()
-        altered = (totals["replaced_ranks"] + totals["dropped_ranks"]) / self.trace.experts.size
+        altered = (totals["replaced_ranks"] + totals["dropped_ranks"]) / self._prepared.trace.experts.size
         return f"{totals['fetched'] / totals['requests']:.3f}, {totals['near'] / totals['requests']:.3f}, {altered:.3f}"
 
     def _run(self, policies: Mapping[str, str], scope: Scope, size: float) -> Counters:
-        slots, window = self._slots(size), self._window if policies.get("prefetch", "none") != "none" else 0
-        own = {"eviction": "lru"} | policies
-        return replayed(self.trace, self.shape, self._future, own, slots=slots, scope=scope, window=window)
-
-    def _slots(self, size: float) -> int:
-        return round(self.shape.num_keys * size)
-
-
-def _named(place: tuple[Scope, float]) -> str:
-    return f"{place[0]} {100 * place[1]:g} %"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "none"
+        window = self._window if policies.get("prefetch", "none") != "none" else 0
+        return self._prepared.replayed({"eviction": "lru"} | policies, scope, size, window=window)
 
 
 def _brought(counters: Counters) -> int:

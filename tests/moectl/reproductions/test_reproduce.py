@@ -146,7 +146,11 @@ def test_context_aware_by_the_papers_own_parameters(capfd: pytest.CaptureFixture
     said = reproduced("context-aware", capfd)
     verdicts = {claim["claim"]: claim["verdict"] for claim in said["claims"]}
     assert {verdict for text, verdict in verdicts.items() if "NDP side" in text} == {"agrees"}
-    assert verdicts["mixtral-8x22b: 2 bits over 3, decoding (5.2)"] == "agrees"
+    few = {text: verdict for text, verdict in verdicts.items() if "2 bits over 3" in text}
+    assert few == {
+        "mixtral-8x7b: 2 bits over 3, decoding (5.2)": "DISAGREES",
+        "mixtral-8x22b: 2 bits over 3, decoding (5.2)": "agrees",
+    }
     assert {verdict for text, verdict in verdicts.items() if "end to end, " in text} == {"does not follow"}
     assert {verdict for text, verdict in verdicts.items() if "accuracy" in text} == {"not testable here"}
     assert set(verdicts.values()) <= {"agrees", "DISAGREES", "does not follow", "not testable here"}

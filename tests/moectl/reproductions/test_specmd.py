@@ -6,7 +6,7 @@ import pytest
 
 from moectl.cli import main
 from moectl.reproductions import specmdfigures as paper
-from moectl.reproductions.report import DOES_NOT_FOLLOW, UNKNOWN
+from moectl.reproductions.report import DOES_NOT_FOLLOW
 from moectl.reproductions.specmd import CASES, DROPPED_IN, LAYER_EXPERTS
 from moectl.reproductions.specmdclaims import from_its_tables
 
@@ -18,7 +18,7 @@ def test_its_figures_stand_beside_ours(capfd: pytest.CaptureFixture[str]) -> Non
     held = {(row["shape"], row["bits"], row["budget"]): row["experts_held"] for row in said["collisions"]}
     assert held["olmoe-1b-7b", 4, 5] == 204 and held["olmoe-1b-7b", 16, 5] == 51
     for row in said["collisions"]:
-        assert row["score"] > 0 and (row["fld"] == UNKNOWN) == (row["bits"] == 16)
+        assert row["score"] > row["least_stale"] or row["budget"] == 1
     printed = {(row["shape"], row["preset"]): row["paper"] for row in said["drop_in"]}
     assert printed == {key: row[2] for key, row in paper.TABLE_2.items() if key[1] in DROPPED_IN}
     verdicts = {claim["claim"]: claim["verdict"] for claim in said["claims"]}
@@ -32,7 +32,6 @@ def test_what_its_own_tables_decide() -> None:
     verdicts = {claim.text: claim.verdict for claim in from_its_tables()}
     ruled_out = [text for text, verdict in verdicts.items() if verdict == DOES_NOT_FOLLOW]
     assert len(ruled_out) == 2 and {*verdicts.values()} == {"agrees", DOES_NOT_FOLLOW}
-    least, most = paper.RATES["least_stale"]
+    least, _ = paper.RATES["least_stale"]
     assert paper.RATES["lru"][1] / least < paper.FIGURE_8_RATIOS[0], "LRU's rate cannot be ten times Least-Stale's"
     assert min(gain for _, _, gain in paper.TABLE_2.values()) < 0 < paper.SHORTER_5_2[0]
-    assert most > least

@@ -221,7 +221,9 @@ def test_cold_swaps_in_what_most_tokens_want_at_its_rate() -> None:
     assert policy.choose(step(wanted), residents(0)).near == {1, 2, 3}
     assert policy.choose(step(wanted), residents(0, 2)).near == {3}, "1.4 are due: of equals the first wanted"
     assert policy.choose(step(wanted, layer=1), residents(0)).near == {1, 2, 3}, "each layer by itself"
-    assert policy.choose(step(wanted), residents(0, 1, 3, loading=(2,))).near == {2}, "what comes anyhow is near"
+    assert policy.choose(step(wanted), residents(0, 1, 3, loading=(2,))).near == {2}, (
+        "an expert that is loading is computed near"
+    )
     assert policy.choose(step(wanted), residents(0)).near == {1, 3}, "what was due then is due still"
 
 
