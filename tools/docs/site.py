@@ -64,8 +64,10 @@ _COMMAS = re.compile(r",\s*(?![^()]*\))")  # commas between columns, not inside 
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the commands at the end of the navigation."""
-    config.nav.append({"Commands": [path for path in pages() if path.startswith("commands/")]})
+    """Put the commands into the navigation, where mkdocs.yml keeps an empty place for them."""
+    [reference] = (part["Reference"] for part in config.nav if "Reference" in part)
+    [place] = (part for part in reference if "Command line" in part)
+    place["Command line"] = [path for path in pages() if path.startswith("commands/")]
     return config
 
 
