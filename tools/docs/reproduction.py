@@ -21,8 +21,8 @@ _AGREED = re.compile(r"\*\*(\d+ of \d+) statements agree")
 _HEAD = """\
 # Reproduction: the papers' figures beside ours
 
-For each paper below, which of its statements hold in moectl's simulator and which do not, figure by figure. All figures of
-ours are simulated, on virtual time, from synthetic traces or those of the small bundled model, none on the papers'
+For each paper below, which of its statements hold in moectl's simulator and which do not, figure by figure. All figures
+of ours are simulated, on virtual time, from synthetic traces or those of the small bundled model, none on the papers'
 hardware: compare orders and ratios. Where we disagree, the verdict says DISAGREES, and [Simulating](simulate.md) says
 what the differences come from. Figures of a paper that were not available are marked and not guessed.
 
