@@ -22,19 +22,22 @@ from tools.make.families import FAMILIES, PUBLISHED
 _TESTED = PUBLISHED | {"gguf": tuple(family for form in ARCHITECTURES.values() for family in form.families)}
 _ABOVE = """# Models
 
-Every model of transformers {version} opens whose experts go through its experts interface, but for those of the last
-table. `tests/runtime/model/test_families.py` makes a small random one of each, in bfloat16, and writes it in both
-layouts: as it is published, most with a tensor for every expert and projection, and with the experts of a layer in one
-tensor. The logits of a prompt and of two tokens after it are those of transformers, bit for bit, on demand, with near
-experts and with prefetches. No published weights were at hand.
+Which model families open, and which are refused and why: find the `model_type` of your checkpoint's `config.json` in
+the tables. moectl opens every model of transformers {version} whose experts go through its experts interface, except
+those of the last table.
 
-Of a multimodal model the language model is opened; its other weights are not loaded, and the receipt says so. A text is
-computed as the whole model computes it; images and sounds are not taken.
+Each family is tested with a small random model in bfloat16 (`tests/runtime/model/test_families.py`), in two layouts: as
+published, which is mostly a tensor for every expert and projection, and with all experts of a layer in one tensor. The
+logits of a prompt and of two tokens after it are those of transformers, bit for bit: on demand, with experts computed
+in the slow tier, and with prefetches. No family has been tested with its published weights.
 
-[Published formats](formats.md) belong to no family: a matrix in few bits is found by the names of its tensors. The
-columns name the pairs of family and format that are tested: bit for bit against the dequantised model; fused within
-1e-5 of the largest logit in float32, and in bfloat16 as near to float32 as the model's own code; and live against its
-replay.
+Of a multimodal model only the language model is opened, and the receipt says so. It computes text as the whole model
+does; images and sounds are not accepted.
+
+A [published format](formats.md) can be used with any family, because packed matrices are found by the names of their
+tensors. `yes` in a column means that this pair of family and format is tested: bit for bit against the dequantised
+model; with `--experts fused` within 1e-5 of the largest logit in float32, and in bfloat16 as close to float32 as the
+model's own code; and the live run against its replay.
 
 """
 _REFUSED = """
@@ -44,9 +47,9 @@ _REFUSED = """
 |---|---|
 """
 _BELOW = """
-A family that transformers adds later is refused where its layers have no router beside their experts, where they differ
-from each other, where it adds up experts in another way, and where its checkpoint stores them in a way that is more
-than copying, transposing or taking rows in pairs. Each is one line, before anything is computed.
+A family that transformers adds later is refused if its layers have no router beside their experts, if its layers
+differ from each other, if it adds up experts in another way, or if reading its experts from the checkpoint takes more
+than copying, transposing or taking rows in pairs. The refusal is one line, before anything is computed.
 
 This page is written by `python -m tools.docs.models --write docs/models.md`.
 """

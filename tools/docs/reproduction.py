@@ -21,10 +21,12 @@ _AGREED = re.compile(r"\*\*(\d+ of \d+) statements agree")
 _HEAD = """\
 # Reproduction: the papers' figures beside ours
 
-Written by `python -m tools.docs.reproduction` from all of `moectl simulate --reproduce`; nothing here is typed by hand.
-All is replayed on virtual time, of synthetic traces or of the bundled model's. Figures of a paper that could not be had
-are marked so and not guessed; where we disagree, the verdict says so, and what the differences come from is on the page
-on [simulating](simulate.md).
+For each paper below, which of its statements hold in moectl's simulator and which do not, figure by figure. All figures
+of ours are simulated, on virtual time, from synthetic traces or those of the small bundled model, none on the papers'
+hardware: compare orders and ratios. Where we disagree, the verdict says DISAGREES, and [Simulating](simulate.md) says
+what the differences come from. Figures of a paper that were not available are marked and not guessed.
+
+`python -m tools.docs.reproduction` writes this page from `moectl simulate --reproduce`; nothing is typed by hand.
 
 """
 

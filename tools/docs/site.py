@@ -4,6 +4,7 @@ MkDocs calls `on_config` and `on_files` when it builds (mkdocs.yml names this fi
 """
 
 import re
+from collections.abc import Iterable
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -64,8 +65,10 @@ _COMMAS = re.compile(r",\s*(?![^()]*\))")  # commas between columns, not inside 
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the commands at the end of the navigation."""
-    config.nav.append({"Commands": [path for path in pages() if path.startswith("commands/")]})
+    """Put the commands into the navigation, where mkdocs.yml keeps an empty place for them."""
+    [reference] = (part["Reference"] for part in config.nav if "Reference" in part)
+    [place] = (part for part in reference if "Command line" in part)
+    place["Command line"] = [path for path in pages() if path.startswith("commands/")]
     return config
 
 
@@ -79,23 +82,50 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def pages() -> dict[str, str]:
     """Generated Markdown by path."""
     commands = get_command(app).commands
-    rows = [(f"[moectl {name}]({name}.md)", _line(command.help)) for name, command in commands.items()]
-    index = f"# Commands\n\n{_table(('command', 'what it does'), rows)}\n"
+    index = "\n\n".join(["# Commands", *(_chapter(*each) for each in _by_panel(commands.items()))]) + "\n"
     made = {f"commands/{name}.md": _command(name, command) for name, command in commands.items()}
     security = (ROOT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "](")
     return {"commands/index.md": index, "schema.md": _schema(), "security.md": security, **made}
 
 
+def _by_panel(named: Iterable[tuple[str, TyperCommand | TyperOption]]) -> list[tuple[str, dict]]:
+    """Commands or options by the panel of `--help` in which they stand, in its order; "" for those in none."""
+    panels: dict[str, dict] = {}
+    for name, one in named:
+        panels.setdefault(one.rich_help_panel or "", {})[name] = one
+    return list(panels.items())
+
+
+def _chapter(title: str, commands: dict[str, TyperCommand]) -> str:
+    rows = [(f"[moectl {name}]({name}.md)", _line(command.help)) for name, command in commands.items()]
+    return _titled(title, _table(("command", "what it does"), rows))
+
+
+def _titled(title: str, table: str) -> str:
+    return f"## {title}\n\n{table}" if title else table
+
+
 def _command(name: str, command: TyperCommand) -> str:
     shown = [one for one in command.params if not one.hidden]
     arguments = [one for one in shown if isinstance(one, TyperArgument)]
-    options = [one for one in shown if isinstance(one, TyperOption)]
+    options = [(one.name, one) for one in shown if isinstance(one, TyperOption)]
     usage = " ".join(["moectl", name, "[OPTIONS]", *map(_place, arguments)])
-    rows = [(f"`{_place(one)}`", _line(one.help), "") for one in arguments]
-    rows += [(f"`{', '.join((*one.opts, *one.secondary_opts))}`", _line(one.help), _default(one)) for one in options]
-    table = _table(("option", "what it does", "default"), rows)
+    tables = [_arguments(arguments)] if arguments else []
+    tables += [_titled(title, _options(group)) for title, group in _by_panel(options)]
+    table = "\n\n".join(tables)
     told = f"More: [{TOLD[name]}](../{TOLD[name]}.md)."
     return f"# moectl {name}\n\n{_line(command.help)}\n\n```text\n{usage}\n```\n\n{table}\n\n{told}\n"
+
+
+def _arguments(arguments: list[TyperArgument]) -> str:
+    return _table(("argument", "what it is"), [(f"`{_place(one)}`", _line(one.help)) for one in arguments])
+
+
+def _options(group: dict[str, TyperOption]) -> str:
+    rows = [
+        (f"`{', '.join((*one.opts, *one.secondary_opts))}`", _line(one.help), _default(one)) for one in group.values()
+    ]
+    return _table(("option", "what it does", "default"), rows)
 
 
 def _place(argument: TyperArgument) -> str:
