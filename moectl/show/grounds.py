@@ -25,14 +25,14 @@ def simulated(machine: str, experts_nbytes: int) -> Grounds:
         return Grounds("simulated on virtual time, at costs measured on this machine", is_absolute=True)
     says = f"simulated on virtual time, bandwidths of {machine}"
     is_toy = experts_nbytes < TOY_NBYTES
-    return Grounds(says + "; the model is a toy there: read ratios" * is_toy, is_absolute=not is_toy)
+    return Grounds(says + ", a toy model: ratios only" * is_toy, is_absolute=not is_toy)
 
 
 def measured(link: str, *, device: str = "cpu") -> Grounds:
     """Times of live runs over a link: the machine's own, an emulated rate, or the proportions of a named machine."""
     what = device.partition(":")[0].upper().replace("CUDA", "GPU")
     if link in MACHINES:
-        return Grounds(f"{what}, in the proportions of {link}: read ratios", is_absolute=False)
+        return Grounds(f"{what}, in the proportions of {link}", is_absolute=False)
     return Grounds(f"measured on this {what}" + f" over an emulated link of {link}" * link[:1].isdigit(), True)
 
 
