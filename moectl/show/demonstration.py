@@ -107,7 +107,7 @@ def sentence(demonstration: Demonstration) -> str:
 def drawing(demonstration: Demonstration) -> Drawing:
     """Time against quality at the demonstration's budget, every preset named."""
     rows = [row for row in demonstration.rows if row.preset == FULL] + demonstration.at_budget()
-    frame = Frame(width=520, height=310, left=62, right=20, top=28)
+    frame = Frame(width=480, height=310, left=62, right=20, top=28)
     most = max(row.times_full for row in rows)
     x = linear_scale(1.1 * most, name="time of a token, full model = 1", **frame.across)
     y = loss_scale([row.loss for row in rows], name="perplexity lost", **frame.upwards)
