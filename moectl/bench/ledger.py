@@ -13,11 +13,12 @@ from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, versions
 from artifacts.store.store import Store, add_run
 from profilers.compare.bench import BenchResult, BenchSetting
 from profilers.compare.tasks import TaskScore
-from runtime.control.counters import AT_BITS, hit_rate
+from runtime.control.counters import AT_BITS, altered, hit_rate
 from runtime.replay.settings import Outcome
 
 COMMAND, BY_LAYER = "bench", "bench_layers"
 LIVE, SIMULATED, PEER = "live", "simulated", "peer"
+_SAME_KL = 1e-6  # nats: rounding alone stays below
 _COUNTS = ("late", "misses", "collisions", "demand_bytes", "prefetch_bytes", "wasted_bytes")
 _LAYER_COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
 _ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "learn", "build-predictor", "split")
@@ -28,7 +29,8 @@ class BenchRow:
     """One setting, with the columns of the store's table `bench`; None for values that were not measured.
 
     `ttft_quartiles` and `tpot_quartiles` belong to the medians above them, `tasks` are scores, `run` is the run in the
-    store, `best` marks the fastest rows of a table, `why` is the reason if the setting could not run.
+    store, `best` marks the fastest rows of a table, `why` is the reason if the setting could not run. `altered`
+    counts requests that were not computed as by the full model.
     """
 
     preset: str
@@ -53,6 +55,7 @@ class BenchRow:
     ttft_quartiles: tuple[float, float] | None = None
     tpot_quartiles: tuple[float, float] | None = None
     tasks: tuple[TaskScore, ...] = ()
+    altered: int | None = None
     run: int | None = None
     best: str = ""
     why: str = ""
@@ -61,8 +64,16 @@ class BenchRow:
     def setting(self) -> BenchSetting:
         return BenchSetting(self.preset, self.budget, self.link)
 
+    @property
+    def is_exact(self) -> bool | None:
+        """Whether the output is that of the full model: as measured, else by what was computed; None if neither is
+        known."""
+        if self.kl is not None:
+            return self.kl < _SAME_KL and self.top1_agreement == 1
+        return None if self.altered is None else not self.altered
 
-_BESIDE = ("ttft_quartiles", "tpot_quartiles", "tasks", "run", "best", "why")  # not columns of the table
+
+_BESIDE = ("ttft_quartiles", "tpot_quartiles", "tasks", "altered", "run", "best", "why")  # not columns of the table
 
 
 def measured_row(setting: BenchSetting, measured: BenchResult) -> BenchRow:
@@ -83,6 +94,7 @@ def measured_row(setting: BenchSetting, measured: BenchResult) -> BenchRow:
         top1_agreement=measured.top1_agreement,
         ttft_quartiles=(ttft.lower, ttft.upper),
         tpot_quartiles=(tpot.lower, tpot.upper),
+        altered=altered(counters) if counters else None,
     )
 
 
@@ -96,6 +108,7 @@ def simulated_row(setting: BenchSetting, outcome: Outcome) -> BenchRow:
         **{name: outcome.times[name] for name in times},
         **{name: outcome.counters[name] for name in _COUNTS},
         peak_fast_bytes=outcome.fast_nbytes,
+        altered=altered(outcome.counters),
     )
 
 
@@ -202,12 +215,14 @@ def artefact_runs(path: Path, model_id: str) -> dict[str, int]:
 
 def _row(store: Store, run: StoredRun) -> BenchRow:
     [columns] = store.read(COMMAND, run.run_id).to_pylist()
+    layers = store.read(BY_LAYER, run.run_id).to_pylist() if BY_LAYER in run.contents else None
     spread = {name: values and tuple(values) for name, values in run.info.parameters["spread"].items()}
     return BenchRow(
         **columns,
         ttft_quartiles=spread["ttft_ms"],
         tpot_quartiles=spread["tpot_ms"],
         tasks=tuple(TaskScore(**score) for score in run.info.parameters["tasks"]),
+        altered=None if layers is None else sum(layer["few_bits"] + layer["replaced"] for layer in layers),
         run=run.run_id,
     )
 

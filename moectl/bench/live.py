@@ -18,6 +18,8 @@ from moectl.shared.place_trace import dense_suffix
 from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store, refuse_former, stored_artefacts
 from moectl.shared.text import read_text
+from moectl.show.grounds import Grounds
+from moectl.show.grounds import measured as grounds_of
 from profilers.compare.bench import Bench, BenchSample, BenchSetting, BenchText, LinkEmulations, schedule, summary
 from profilers.compare.peers import PEERS, PeerBench
 from profilers.compare.samples import KeptSamples
@@ -70,7 +72,8 @@ def live(name: str, request: BenchRequest, *, store: Path, device: str, threads:
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
     if request.base != FULL_BITS or request.dense is not None:
         notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base, request.dense))
-    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up, opened), tuple(notes), job.digest)
+    conditions = _conditions(request, text, here, taken_up, opened)
+    return Benched(rows, opened.shape, _grounds(request, opened), request.asked, conditions, tuple(notes), job.digest)
 
 
 @dataclass(slots=True)
@@ -171,6 +174,12 @@ def _job(
     }
     num_tokens = sum(map(len, text.sequences))
     return BenchJob(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
+
+
+def _grounds(request: BenchRequest, opened: MoeModel) -> Grounds:
+    """Those of all links together: proportions of a machine are never mixed with others."""
+    found = [grounds_of(link, device=str(opened.model.device)) for link in request.link_names]
+    return Grounds("; ".join(dict.fromkeys(one.says for one in found)), all(one.is_absolute for one in found))
 
 
 def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, taken_up: int, opened: MoeModel) -> str:

@@ -21,7 +21,8 @@ from runtime.session.presets import find_presets
 from runtime.session.settings import EXACT, check_experts
 
 ALL, AUTO, ORACLE = "all", "auto", "oracle"
-FIXED = ("full", "uniform-bits", "on-demand", "near")
+FULL, PLAIN = "full", "on-demand"
+FIXED = (FULL, "uniform-bits", PLAIN, "near")
 DEFAULT_MACHINE = "a100-pcie4"
 _ANY = Shape(1, 1, 1, 1)
 _LIVE_LINKS = (AUTO, "disk", "direct", "cuda")
@@ -107,8 +108,16 @@ class BenchRequest:
     @property
     def preset_names(self) -> list[str]:
         """The fixed presets first, then the requested ones."""
-        asked = list(presets()) if self.presets.strip() == ALL else names_in(self.presets, "--presets")
-        return list(dict.fromkeys((*FIXED, *asked)))
+        return list(dict.fromkeys((*FIXED, *self._presets_asked)))
+
+    @property
+    def asked(self) -> list[str]:
+        """The names of presets and of other programs that were asked for."""
+        return [*self._presets_asked, *self.peer_names]
+
+    @property
+    def _presets_asked(self) -> list[str]:
+        return list(presets()) if self.presets.strip() == ALL else names_in(self.presets, "--presets")
 
     def of_model(self, store: Path, model_id: str) -> "BenchRequest":
         """The request with stored presets of this model. Raises Incompatible for a preset tuned for another model."""

@@ -26,6 +26,7 @@ from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store, foresight_for, refuse_former
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
+from moectl.show.grounds import simulated as grounds_of
 from profilers.compare.bench import BenchSetting, BenchText
 from profilers.compare.quality import read
 from profilers.text.corpus import data_digest
@@ -78,7 +79,11 @@ def simulated(name: str, request: BenchRequest, *, store: Path, device: str, thr
     assumptions = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
     notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumptions))
     conditions = _conditions(opened, target, request, taken_up)
-    return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes, job.digest)
+    shape = opened.model.shape
+    grounds = grounds_of(target.name, shape.nbytes)
+    return Benched(
+        [rows[setting] for setting in settings], shape, grounds, request.asked, conditions, notes, job.digest
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +249,6 @@ def _conditions(opened: OpenedTrace, target: Machine, request: BenchRequest, tak
     num_tokens = len(opened.trace) // opened.trace.num_layers
     few_bits = base_suffix(request.base) + dense_suffix(request.dense)
     return (
-        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{few_bits} on {target.name}, on "
-        f"virtual time, each setting from an empty cache{spread}{resumed}"
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{few_bits} on {target.name}; one replay of "
+        f"each setting from an empty cache, the same each time{spread}{resumed}"
     )

@@ -1,28 +1,30 @@
-"""A bench as a table: sorted by budget and time, with the best rows of each budget marked."""
+"""A bench as a table: by budget, exact rows first, with the best rows of each budget marked."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from artifacts.shape import FULL_BITS, Shape
 from moectl.bench.ledger import PEER, BenchRow
 from moectl.bench.other_tools import IMPORTED
-from moectl.bench.request import ORACLE
-from moectl.show.render import NumBytes, Sheet
+from moectl.bench.request import FULL, ORACLE
+from moectl.show.grounds import Grounds
 from profilers.compare.quality import Quality
-from profilers.compare.tasks import TaskScore
 from runtime.control import sizes
 
-_BOUNDS = ("full", ORACLE)  # bounds for comparison, which no budget allows to choose
-_SAME_KL = 1e-6  # nats: rounding alone stays below
+_BOUNDS = (FULL, ORACLE)  # bounds for comparison, which no budget allows to choose
+ADDED = "* not asked for: it stands there for comparison"
 
 
 @dataclass(frozen=True, slots=True)
 class Benched:
-    """The rows of a bench and their conditions; `job` is its digest in the store."""
+    """The rows of a bench and their conditions; `grounds` are those of its times, `asked` the names of presets and
+    programs that the request lists, `job` is its digest in the store."""
 
     rows: Sequence[BenchRow]
     shape: Shape
+    grounds: Grounds
+    asked: Sequence[str]
     conditions: str
     notes: tuple[str, ...]
     job: str
@@ -42,89 +44,40 @@ class Benched:
 
     def records(self) -> dict[str, object]:
         """The bench as JSON values."""
-        rows = [asdict(row) for row in self.arranged()]
-        return {"rows": rows, "conditions": self.conditions, "notes": list(self.notes)}
+        rows = [
+            asdict(row) | {"is_exact": row.is_exact, "is_added": self.is_added(row), "times_full": self.to(FULL, row)}
+            for row in self.arranged()
+        ]
+        about = {"conditions": self.conditions, "notes": list(self.notes), "grounds": self.grounds.says}
+        return {"rows": rows, **about, "is_absolute": self.grounds.is_absolute}
+
+    def is_added(self, row: BenchRow) -> bool:
+        """Whether nobody asked for the row."""
+        return row.mode != IMPORTED and row.preset not in self.asked
+
+    def to(self, preset: str, row: BenchRow, name: str = "tpot_ms") -> float | None:
+        """A time over that of `preset`, at the same budget and link where it has that."""
+        own, others = getattr(row, name), [one for one in self.rows if one.preset == preset and getattr(one, name)]
+        if own is None or not others or row.mode == IMPORTED:
+            return None
+        near = sorted(others, key=lambda one: (one.link != row.link, one.budget != row.budget))
+        return own / getattr(near[0], name)
 
     def _place(self, row: BenchRow) -> tuple[int, int]:
         links = list(dict.fromkeys(one.link for one in self.rows))
         return sizes.budget_nbytes(row.budget, self.shape), links.index(row.link)
 
 
-def sheets(benched: Benched) -> list[Sheet]:
-    """A table of the settings that ran, and one of those that could not, if any."""
-    rows = benched.arranged()
-    ran, refused = [row for row in rows if not row.why], [row for row in rows if row.why]
-    columns = ("budget", "link", "preset", "TTFT ms", "TPOT ms", "tokens/s", "hit rate", "moved", "wasted", "stall ms")
-    evaluated = list(dict.fromkeys((score.task, score.metric) for row in ran for score in row.tasks))
-    columns += ("fast tier", "perplexity ratio", "KL", "top-1", *map(" ".join, evaluated), "best")
-    table = Sheet(
-        "Bench", columns, [_line(row, evaluated) for row in ran], ". ".join((benched.conditions, *benched.notes))
-    )
-    if not refused:
-        return [table]
-    return [table, Sheet("Not run", ("preset", "budget", "why"), _reasons(refused))]
-
-
 def _marked(group: list[BenchRow]) -> list[BenchRow]:
     """The rows of one budget over one link by time, with the fastest and the fastest lossless one marked."""
     ordered = sorted(group, key=lambda row: (row.tpot_ms is None, row.tpot_ms or 0.0))
     chosen = [row for row in ordered if row.tpot_ms is not None and row.preset not in _BOUNDS and row.mode != PEER]
-    fastest, exact = chosen[:1], [row for row in chosen if _is_exact(row)][:1]
+    fastest, exact = chosen[:1], [row for row in chosen if row.is_exact][:1]
     return [replace(row, best=_best(row in fastest, row in exact)) for row in ordered]
 
 
 def _best(is_fastest: bool, is_exact: bool) -> str:
     return "fastest, lossless" if is_fastest and is_exact else "fastest" if is_fastest else "lossless" * is_exact
-
-
-def _is_exact(row: BenchRow) -> bool:
-    """Whether the measured output equals that of the full model."""
-    return row.kl is not None and row.kl < _SAME_KL and row.top1_agreement == 1
-
-
-def _line(row: BenchRow, evaluated: Sequence[tuple[str, str]]) -> tuple:
-    scores = {(score.task, score.metric): score for score in row.tasks}
-    quality = (row.perplexity_ratio, row.kl, row.top1_agreement)
-    return (
-        row.budget,
-        row.link,
-        f"{row.preset}, {row.mode}" if row.mode in (IMPORTED, PEER) else row.preset,
-        _time(row.ttft_ms, row.ttft_quartiles),
-        _time(row.tpot_ms, row.tpot_quartiles),
-        row.tokens_per_s,
-        row.hit_rate,
-        _bytes(row.demand_bytes, row.prefetch_bytes),
-        _bytes(row.wasted_bytes),
-        row.exposed_ms,
-        _bytes(row.peak_fast_bytes),
-        *(None if value is None else f"{value:.4f}" for value in quality),
-        *(_score(scores.get(one)) for one in evaluated),
-        row.best,
-    )
-
-
-def _score(score: TaskScore | None) -> str | None:
-    if score is None:
-        return None
-    return f"{score.value:.4f}" + ("" if score.stderr is None else f" (+- {score.stderr:.4f})")
-
-
-def _bytes(*counts: int | None) -> NumBytes | None:
-    return None if None in counts else NumBytes(sum(counts))
-
-
-def _time(median: float | None, quartiles: tuple[float, float] | None) -> str | float | None:
-    if median is None or quartiles is None:
-        return median
-    return f"{median:.2f} ({quartiles[0]:.2f} to {quartiles[1]:.2f})"
-
-
-def _reasons(refused: Iterable[BenchRow]) -> list[tuple[str, str, str]]:
-    """One line for each preset and reason, with the budgets that it applies to."""
-    budgets: dict[tuple[str, str], dict[str, None]] = {}
-    for row in refused:
-        budgets.setdefault((row.preset, row.why), {})[row.budget] = None
-    return [(preset, ", ".join(refused_at), why) for (preset, why), refused_at in budgets.items()]
 
 
 def loss_of_base(quality: Quality, base: int, dense: int | None = None) -> str:

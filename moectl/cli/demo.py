@@ -20,17 +20,18 @@ def demo(
     tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
     threads: Threads = DEFAULT_THREADS,
     store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the table to this SVG file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw time against quality to this SVG file.")] = None,
     json: Json = False,
 ) -> None:
-    """The whole road on the bundled model, no network: profile, buddies, four presets, one table."""
+    """The whole road on the bundled model, no network: profile, buddies, replicas, presets, one table."""
     with importing():
         from moectl.commands import demo as command
-    from moectl.show.pictures import check_picture, draw_demo
+    from moectl.show.demonstration import drawing
+    from moectl.show.pictures import check_picture, write_picture
 
     if picture:
         check_picture(picture)
     demonstration = command.demo(budget=budget, scaled_to=scaled_to, tokens=tokens, store=store, threads=threads)
     command.show(demonstration, as_json=json)
     if picture:
-        draw_demo(demonstration, picture)
+        write_picture(drawing(demonstration), picture)

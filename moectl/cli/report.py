@@ -11,12 +11,15 @@ from moectl.shared.defaults import DEFAULT_STORE
 
 def report(
     *,
-    out: Annotated[Path, typer.Argument(help="The page to write, as report.html.")],
+    out: Annotated[Path, typer.Argument(help="The page to write, as report.html; or a folder, for SVG pictures.")],
     store: StorePath = DEFAULT_STORE,
     run: Annotated[int | None, typer.Option("--run", min=1, help="A run: of its model, led by its bench.")] = None,
     json: Json = False,
 ) -> None:
-    """Write what a store knows of a model as one HTML page: words, charts, tables, and the query of each."""
+    """Write what a store knows of a model as one HTML page, or as pictures into a folder."""
     from moectl.commands import report as command
 
+    if not out.suffix or out.is_dir():
+        command.show_drawn(command.draw(out, store=store, run=run), as_json=json)
+        return
     command.show(command.report(out, store=store, run=run), as_json=json)

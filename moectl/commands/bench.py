@@ -7,8 +7,9 @@ from pathlib import Path
 from moectl.bench.live import live
 from moectl.bench.other_tools import keep, read_results
 from moectl.bench.request import BenchRequest, names_in
+from moectl.bench.sheets import sheets
 from moectl.bench.simulated import simulated
-from moectl.bench.table import Benched, sheets
+from moectl.bench.table import Benched
 from moectl.bundled import demo_model
 from moectl.commands.report import check_report, report
 from moectl.show.render import show_json, show_sheet

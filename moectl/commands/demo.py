@@ -1,9 +1,10 @@
-"""`moectl demo`: the bundled model, offline: profile, buddies, four presets, one table."""
+"""`moectl demo`: the bundled model, offline: profile, buddies, replicas, presets beside each other, one table."""
 
 import statistics
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ from artifacts.hardware.machines import machine
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import build_buddies
 from moectl.commands.profile import ProfileRequest, profile_opened
+from moectl.commands.quantize import QuantizeRequest, quantize
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store, stored_artefacts
-from moectl.show.pictures import Demonstration, DemoRow
-from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
+from moectl.show.demonstration import FULL, PLAIN, Demonstration, DemoRow, sentence, sheet
+from moectl.show.grounds import measured
+from moectl.show.render import console, show_json, show_sheet
 from profilers.compare.quality import TextReading, compare, read
 from profilers.text.batches import Batching
 from profilers.text.corpus import documents, token_sequences
@@ -27,21 +30,41 @@ from runtime.policies.base import Artefacts
 from runtime.session.probe import Rates, scaled_rates, scaled_window
 from runtime.session.session import Session, Settings
 
-PRESETS = ("full", "on-demand", "near", "buddymoe")
-_NUM_SEQUENCES, _PREFILL, _DECODE = 6, 64, 64
+PRESETS = (FULL, PLAIN, "near", "horizon", "shadow", "buddymoe")
+PUBLISHED = "50%"  # the middle one of the budgets that BuddyMoE's paper reports
+AT_PUBLISHED = (PLAIN, "buddymoe")
+_NUM_SEQUENCES, _PREFILL, _DECODE = 6, 32, 32
+_CALIBRATION = {"samples": 16, "length": 256}  # of replicas: enough for these experts, in seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    reading: TextReading
-    totals: dict[str, int]
-    receipt: dict[str, object]
+@dataclass(slots=True)
+class _Entry:
+    """A preset at a budget, its session, and what it read in each round."""
+
+    preset: str
+    budget: str
+    session: Session
+    first_pass: int = 0
+    readings: list[TextReading] = field(default_factory=list)
+
+    def reading(self) -> TextReading:
+        """All rounds as one reading."""
+        return TextReading(
+            torch.cat([one.logits for one in self.readings]),
+            torch.cat([one.targets for one in self.readings]),
+            *(sum((getattr(one, name) for one in self.readings), ()) for name in ("prefill_s", "decode_s", "stall_s")),
+        )
+
+    def token_s(self) -> list[float]:
+        """The median time of a decoded token in each round."""
+        return [statistics.median(one.decode_s) for one in self.readings]
 
 
 def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, threads: int) -> Demonstration:
     """Profile the bundled model on `tokens` tokens of docstrings, then measure every preset on held-out ones.
 
-    Every preset reads the same text over the same emulated link; `full` is the reference of speed and quality.
+    A round is one text, which every preset reads over the same emulated link, in an order drawn anew; `full` is the
+    reference of speed in each round, and of quality.
     """
     torch.set_num_threads(threads)
     target = machine(scaled_to)
@@ -49,58 +72,29 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
         check_store(store)
     opened = open_quietly(str(demo_model()))
     rates, window = scaled_rates(opened, target), scaled_window(opened.shape, target)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as sessions:
         artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens)
-    sequences = _held_out(opened)
-    measured = {}
-    with progress_bar("running", unit="tokens") as advance:
-        total = len(PRESETS) * _NUM_SEQUENCES * _DECODE
-        for number, preset in enumerate(PRESETS):
-            before = number * total // len(PRESETS)
-            settings = _settings(preset, budget, rates, window)
-            measured[preset] = _measure(
-                opened, settings, artefacts, sequences, lambda done, before=before: advance(before + done, total)
-            )
-    full = measured["full"].reading
-    rows = [_row(preset, result, full) for preset, result in measured.items()]
-    conditions = (
-        f"{_NUM_SEQUENCES} held-out texts, {_PREFILL} tokens of prompt and {_DECODE} decoded each; budget {budget}; "
-        f"link {rates.link / 1e9:.4f} GB/s, near {rates.near / 1e9:.4f} GB/s: {scaled_to} in proportion"
-    )
-    return Demonstration(rows, budget, conditions, {preset: result.receipt for preset, result in measured.items()})
+        entries = [
+            _Entry(preset, held, sessions.enter_context(_session(preset, held, artefacts, rates, window)))
+            for preset, held in _places(budget)
+        ]
+        sequences = _held_out(opened)
+        _measure(entries, sequences)
+        return _demonstration(entries, budget, scaled_to)
 
 
 def show(demonstration: Demonstration, *, as_json: bool) -> None:
     if as_json:
-        show_json(asdict(demonstration))
+        show_json(demonstration.records())
     else:
         show_sheet(sheet(demonstration))
+        console().print(sentence(demonstration), markup=False)
 
 
-def sheet(demonstration: Demonstration) -> Sheet:
-    columns = (
-        "preset",
-        "hit rate",
-        "moved",
-        "stall, ms/token",
-        "ms/token",
-        "perplexity ratio",
-        "top-1 agreement",
-    )
-    rows = [
-        (
-            row.preset,
-            f"{row.hit_rate:.3f}",
-            human_bytes(row.moved_bytes),
-            f"{row.exposed_ms:.2f}",
-            f"{row.ms_per_token:.2f}",
-            f"{row.perplexity_ratio:.3f}",
-            f"{row.top1_agreement:.3f}",
-        )
-        for row in demonstration.rows
-    ]
-    title = f"The bundled model with {demonstration.budget} of its experts in the fast tier"
-    return Sheet(title, columns, rows, demonstration.conditions)
+def _places(budget: str) -> list[tuple[str, str]]:
+    """Presets with their budgets."""
+    published = [(preset, PUBLISHED) for preset in AT_PUBLISHED if budget != PUBLISHED]
+    return [(preset, "100%" if preset == FULL else budget) for preset in PRESETS] + published
 
 
 def _artefacts(opened: MoeModel, store: Path, tokens: int) -> Artefacts:
@@ -108,57 +102,92 @@ def _artefacts(opened: MoeModel, store: Path, tokens: int) -> Artefacts:
     with Session(opened, Settings(budget="25%")) as session:
         profile_opened("the bundled model", session, request, store=store)
     build_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")
+    quantize(None, QuantizeRequest(**_CALIBRATION, jobs=1), store=store)
     return stored_artefacts(store, opened)
 
 
-def _held_out(opened: MoeModel) -> list[np.ndarray]:
-    """Return the beginnings of the first held-out docstrings that are long enough."""
-    length = _PREFILL + _DECODE
-    sequences: list[np.ndarray] = []
-    for document in documents("builtin:held-out"):
-        sequence = next(iter(token_sequences([document], opened.tokenizer, length=length, num_tokens=length)))
-        if len(sequence) == length:
-            sequences.append(sequence)
-        if len(sequences) == _NUM_SEQUENCES:
-            break
-    return sequences
-
-
-def _settings(preset: str, budget: str, rates: Rates, window: int) -> Settings:
-    """Return the settings that `scaled_to` stands for. The rates are measured once, so that all presets share them."""
-    return Settings(
+def _session(preset: str, budget: str, artefacts: Artefacts, rates: Rates, window: int) -> Session:
+    """A session over a model of its own, so that all can be open at once. The rates are measured once for all."""
+    settings = Settings(
         preset=preset,
         budget=budget,
         link=f"{rates.link:.0f}B/s",
         near=f"{rates.near:.0f}B/s",
         window=f"{window}B",
     )
+    return Session(open_quietly(str(demo_model())), settings, artefacts=artefacts)
 
 
-def _measure(
-    opened: MoeModel,
-    settings: Settings,
-    artefacts: Artefacts,
-    sequences: list[np.ndarray],
-    progress: Callable[[int], None],
-) -> _Measured:
-    """Read the held-out text once, after its first sequence has warmed the cache."""
-    with Session(opened, settings, artefacts=artefacts) as session:
-        read(session, sequences[:1], prefill=_PREFILL)
-        first_pass = len(session.controller.counters.passes)
-        reading = read(session, sequences, prefill=_PREFILL, progress=progress)
-        totals = session.controller.counters.totals(first_pass=first_pass)
-        return _Measured(reading, totals, session.receipt())
+def _held_out(opened: MoeModel) -> list[np.ndarray]:
+    """Return the beginnings of the first held-out docstrings that are long enough: one to warm up, one a round."""
+    length = _PREFILL + _DECODE
+    sequences: list[np.ndarray] = []
+    for document in documents("builtin:held-out"):
+        sequence = next(iter(token_sequences([document], opened.tokenizer, length=length, num_tokens=length)))
+        if len(sequence) == length:
+            sequences.append(sequence)
+        if len(sequences) == _NUM_SEQUENCES + 1:
+            break
+    return sequences
 
 
-def _row(preset: str, measured: _Measured, full: TextReading) -> DemoRow:
-    quality = compare(measured.reading, full)
+def _measure(entries: Sequence[_Entry], sequences: Sequence[np.ndarray]) -> None:
+    """Warm every cache with a prompt, then read a text a round with all presets."""
+    warm_up, *texts = sequences
+    for entry in entries:
+        entry.session.new_requests(1)
+        entry.session.forward(torch.from_numpy(warm_up)[None])
+        entry.first_pass = entry.session.num_passes
+    total = len(texts) * len(entries)
+    with progress_bar("measuring", unit="texts") as advance:
+        for number, (entry, text) in enumerate(_turns(entries, texts)):
+            advance(number, total)
+            entry.readings.append(read(entry.session, [text], prefill=_PREFILL))
+
+
+def _turns(entries: Sequence[_Entry], texts: Sequence[np.ndarray]) -> Iterator[tuple[_Entry, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    for text in texts:
+        for index in rng.permutation(len(entries)):
+            yield entries[index], text
+
+
+def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> Demonstration:
+    full = entries[0]
+    rows = [_row(entry, full) for entry in entries]
+    rounds = len(full.readings)
+    conditions = (
+        f"Time: of a decoded token over that of full in the same round, median of {rounds} rounds (quartiles); "
+        "held: experts in fast memory; loss: of perplexity; top-1: tokens with the same first choice. "
+        f"A round is a held-out text, {_PREFILL} tokens of prompt and {_DECODE} decoded. shadow "
+        "holds every expert in few bits, so that nothing is moved. buddymoe replaces the weaker half of a token's "
+        "experts only; its paper holds 37.5% to 75%."
+    )
+    receipts = {_name(entry, budget): entry.session.receipt() for entry in entries}
+    return Demonstration(rows, budget, rounds * _DECODE, measured(scaled_to).says, conditions, receipts)
+
+
+def _name(entry: _Entry, budget: str) -> str:
+    return entry.preset if entry.budget in (budget, "100%") else f"{entry.preset} {entry.budget}"
+
+
+def _row(entry: _Entry, full: _Entry) -> DemoRow:
+    reading = entry.reading()
+    quality = compare(reading, full.reading())
+    totals = entry.session.controller.counters.totals(first_pass=entry.first_pass)
+    ratios = [mine / theirs for mine, theirs in zip(entry.token_s(), full.token_s(), strict=True)]
+    lower, middle, upper = map(float, np.percentile(ratios, (25, 50, 75)))
     return DemoRow(
-        preset=preset,
-        hit_rate=hit_rate(measured.totals),
-        moved_bytes=measured.totals["demand_bytes"] + measured.totals["prefetch_bytes"],
-        exposed_ms=statistics.median(measured.reading.stall_s) * 1e3,
-        ms_per_token=statistics.median(measured.reading.decode_s) * 1e3,
+        preset=entry.preset,
+        budget=entry.budget,
+        hit_rate=hit_rate(totals),
+        moved_bytes=totals["demand_bytes"] + totals["prefetch_bytes"],
+        exposed_ms=statistics.median(reading.stall_s) * 1e3,
+        ms_per_token=statistics.median(reading.decode_s) * 1e3,
+        times_full=middle,
+        lower=lower,
+        upper=upper,
         perplexity_ratio=quality.perplexity_ratio,
+        kl=quality.kl,
         top1_agreement=quality.top1_agreement,
     )

@@ -1,13 +1,15 @@
-"""`moectl report`: what a store knows of a model, as one self-contained page."""
+"""`moectl report`: what a store knows of a model, as one self-contained page or as a folder of pictures."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from artifacts.common.files import check_writable, replacing
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, Incompatible
 from artifacts.store.schema import ARTEFACT_TABLES
 from artifacts.store.store import Store
+from moectl.report.gallery import gallery
 from moectl.report.page import render
+from moectl.show.pictures import write_picture
 from moectl.show.render import console, human_bytes, show_json
 
 _SUFFIXES = (".html", ".htm")
@@ -42,6 +44,44 @@ def report(path: Path, *, store: Path, job: str | None = None, run: int | None =
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return Reported(path, path.stat().st_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Pictures that were written, by path with their titles, and what others wait for, by name."""
+
+    pictures: dict[str, str]
+    missing: dict[str, str]
+
+
+def draw(folder: Path, *, store: Path, run: int | None = None) -> Drawn:
+    """Write what the store knows of a model, that of the run or of the newest bench, as SVG files into a folder."""
+    _bring_up_to_date(store)
+    pictures, missing = {}, {}
+    with Store.open(store, read_only=True) as opened:
+        asked = opened.run(run).info if run is not None else None
+        job, model_id = asked and asked.parameters.get("job"), asked and asked.model_id
+        for picture in gallery(opened, job=job, model_id=model_id):
+            if picture.drawing is None:
+                missing[picture.name] = picture.why
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            write_picture(picture.drawing, folder / f"{picture.name}.svg")
+            pictures[str(folder / f"{picture.name}.svg")] = picture.drawing.title
+    if not pictures:
+        raise Incompatible(f"{store} holds nothing to draw: `moectl bench` and `moectl profile --trace` make some")
+    return Drawn(pictures, missing)
+
+
+def show_drawn(drawn: Drawn, *, as_json: bool) -> None:
+    """Print the pictures, and what is missing."""
+    if as_json:
+        show_json(asdict(drawn))
+        return
+    for path, title in drawn.pictures.items():
+        console().print(f"{path}: {title}", markup=False)
+    for name, why in drawn.missing.items():
+        console().print(f"no {name}.svg: it needs {why}", markup=False)
 
 
 def _bring_up_to_date(path: Path) -> None:

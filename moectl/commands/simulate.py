@@ -5,26 +5,23 @@ from dataclasses import dataclass, field, replace
 
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
-from artifacts.hardware.machines import HERE, Machine
-from artifacts.modelshapes.known import ModelShape
+from artifacts.hardware.machines import HERE
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
-from artifacts.traces.trace import Trace
-from moectl.shared.place_trace import base_suffix, place_trace
+from moectl.commands import simulate_table
+from moectl.commands.simulate_table import PLAIN, Simulated, label
+from moectl.shared.place_trace import place_trace
 from moectl.shared.timed_machine import timed_machine
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.counters import devices_sheet
-from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
+from moectl.show.render import show_json, show_sheet
 from runtime.control import sizes
-from runtime.control.counters import hit_rate
 from runtime.control.serving import Service, controller_kind
 from runtime.policies import POLICIES, parse
 from runtime.policies.presets import Preset, Scope, preset, presets
 from runtime.replay.settings import Outcome, Setting, oracles
 from runtime.replay.workload import Workload
 from runtime.session.presets import find_presets
-
-PLAIN = "on-demand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +92,6 @@ class SimulateRequest:
         return setting if setting.build().residency.cuts else replace(setting, reconfigure_every=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """`asked` has the outcomes in the order asked for, `beside` the baselines that were not asked for."""
-
-    asked: list[Outcome]
-    beside: list[Outcome]
-    trace: Trace
-    model: ModelShape
-    machine: Machine
-    source: str
-    assumed: list[str]
-    base: int
-    dense: int | None
-
-
 def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     """Replay the source's trace once for each setting, for on-demand loading and for the oracles."""
     settings = request.settings()
@@ -151,7 +133,6 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
 
 def show(simulated: Simulated, *, as_json: bool) -> None:
     """Print a table, or one JSON object: the first outcome by itself, and all of them as rows."""
-    sheet = comparison(simulated)
     if as_json:
         first = simulated.asked[0]
         show_json(
@@ -159,46 +140,16 @@ def show(simulated: Simulated, *, as_json: bool) -> None:
                 "counters": first.counters | {"exposed_ms": first.times["exposed_ms"]},
                 "by_layer": first.by_layer,
                 **first.times,
-                "rows": sheet.records(),
+                "rows": simulate_table.records(simulated),
                 "receipt": receipt(simulated),
             }
         )
         return
-    show_sheet(sheet)
+    show_sheet(simulate_table.comparison(simulated))
     if devices := _devices(simulated.asked[0]):
         show_sheet(devices_sheet(devices))
     for line in simulated.assumed:
         print(f"assumed: {line}")
-
-
-def comparison(simulated: Simulated) -> Sheet:
-    """Return a table with a row for each setting."""
-    columns = (
-        "policies",
-        "scope",
-        "experts held",
-        "hit rate",
-        "late",
-        "misses",
-        "collisions",
-        "demand",
-        "prefetched",
-        "wasted",
-        "ttft ms",
-        "tpot ms",
-        "tokens/s",
-        "exposed ms",
-        "near ms",
-    )
-    rows = [_row(outcome) for outcome in (*simulated.asked, *simulated.beside)]
-    shape = simulated.model.shape
-    note = (
-        f"{shape.num_layers} layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each"
-        f"{base_suffix(simulated.base)}), {shape.top_k} per token; belady: loading on demand with the future known; "
-        "oracle: that, and prefetching of what is really wanted, as far as the link carries"
-    )
-    title = f"{simulated.source} on {simulated.machine.name}, on virtual time"
-    return Sheet(title, columns, rows, note)
 
 
 def receipt(simulated: Simulated) -> dict[str, object]:
@@ -232,32 +183,9 @@ def _devices(outcome: Outcome) -> dict[str, dict[str, int]]:
     return {f"device {number}": counts for number, counts in enumerate(outcome.by_device)}
 
 
-def _row(outcome: Outcome) -> tuple:
-    counters, times = outcome.counters, outcome.times
-    nbytes = (NumBytes(counters[name]) for name in ("demand_bytes", "prefetch_bytes", "wasted_bytes"))
-    counts = (counters[name] for name in ("late", "misses", "collisions"))
-    return (
-        _label(outcome),
-        str(outcome.scope),
-        outcome.num_slots,
-        hit_rate(counters),
-        *counts,
-        *nbytes,
-        *times.values(),
-    )
-
-
 def _identity(outcome: Outcome) -> tuple:
     """Return the key by which two rows are the same."""
-    return _label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
-
-
-def _label(outcome: Outcome) -> str:
-    """Return the name that was asked for, else the preset and its overridden policies."""
-    if outcome.setting.label != "asked":
-        return outcome.setting.label
-    changed = [outcome.policies[axis] for axis in POLICIES if axis in outcome.setting.policies]
-    return " + ".join([preset(outcome.setting.preset).name, *changed])
+    return label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
 
 
 def names_in(text: str) -> list[str]:

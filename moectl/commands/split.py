@@ -12,6 +12,7 @@ from artifacts.hardware import profile as measured
 from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import HERE, Machine, machine
 from artifacts.modelshapes.known import ModelShape
+from artifacts.shape import Shape
 from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.rows import curve_rows, split_rows
@@ -22,6 +23,7 @@ from artifacts.traces.trace import PHASES
 from moectl.bundled import demo_model
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show import splits as split_views
+from moectl.show.grounds import Grounds, simulated
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.control import sizes
 from runtime.control.split_solver import answer_of, counted_phases, curves_of, latencies_of, solve, split_problem
@@ -130,13 +132,23 @@ def show(solved: StoredSplit, *, as_json: bool) -> None:
 def layers(solved: StoredSplit) -> Sheet:
     """Return a table with a row for each layer."""
     curves, asked = solved.curves, solved.parameters
-    totals = ", ".join(f"{name} {value:.4g} ms" for name, value in solved.exposed_ms.items())
+    on = simulated(solved.target.machine.name, Shape(**asked["shape"]).nbytes)
     note = (
         f"run {solved.run_id}: {solved.answer[0].sum():.6g} experts ({asked['budget']}), {solved.how}\n"
-        f"exposed a token: {totals}\n{_latencies_note(solved)}"
+        f"exposed a token: {_totals(solved, on)}\n{_latencies_note(solved, on)}"
     )
     shown = (curves.hit, curves.prediction, curves.prediction_hit)
-    return split_views.splits(solved.answer, shown, title=f"Split of {asked['model']} by {solved.source}", note=note)
+    return split_views.splits(
+        solved.answer, shown, on, title=f"Split of {asked['model']} by {solved.source}", note=note
+    )
+
+
+def _totals(solved: StoredSplit, on: Grounds) -> str:
+    """The stall of a token by solver: in milliseconds, or over that of equal budgets."""
+    even = solved.exposed_ms[EVEN]
+    if on.is_absolute or not even:
+        return ", ".join(f"{name} {value:.4g} ms" for name, value in solved.exposed_ms.items())
+    return ", ".join(f"{name} {value / even:.3g}" for name, value in solved.exposed_ms.items()) + f" (of {EVEN})"
 
 
 def _named_model(source: TraceSource, opened: OpenedTrace) -> ModelInfo | None:
@@ -171,7 +183,7 @@ def _machine_for(path: Path, request: SplitRequest, model: ModelShape, model_id:
     return SplitMachine(machine_of(profile, model.shape, link=request.link), latencies, basis, costs)
 
 
-def _latencies_note(solved: StoredSplit) -> str:
+def _latencies_note(solved: StoredSplit, on: Grounds) -> str:
     seconds = solved.target.latencies
     parts = (
         ("attention", seconds.attention_s),
@@ -183,7 +195,11 @@ def _latencies_note(solved: StoredSplit) -> str:
     )
     basis = solved.target.basis
     name = basis.get("machine") or f"hardware run {basis['hardware_run']} over {basis['link']}"
-    return f"{name}: " + ", ".join(f"{part} {seconds * 1e3:.4g} ms" for part, seconds in parts)
+    if on.is_absolute:
+        return f"{name}: " + ", ".join(f"{part} {took_s * 1e3:.4g} ms" for part, took_s in parts)
+    return f"{name}, in loads of an expert: " + ", ".join(
+        f"{part} {took_s / seconds.load_s:.3g}" for part, took_s in parts if took_s is not seconds.load_s
+    )
 
 
 def _solve(request: SplitRequest, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:

@@ -1,7 +1,6 @@
 """Picture files of results: SVG whose colours follow the reader's light or dark page."""
 
 import re
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadUsage
-from moectl.show.charts import Bar, bars, heatmap, with_shades
+from moectl.show.charts import heatmap, with_shades
 from moectl.show.render import Heatmap, cell_text
 from moectl.show.svg import Drawing
 
@@ -51,50 +50,6 @@ def draw_heatmap(matrix: Heatmap, path: Path) -> None:
     names = {"row": matrix.row_name, "column": matrix.column_name}
     drawing = heatmap(matrix.title, values.tolist(), top=top, says=says, width=WIDTH, **names)
     write_picture(with_shades(drawing, cell_text(top) + " or more" * is_cut), path)
-
-
-@dataclass(frozen=True, slots=True)
-class DemoRow:
-    """One preset on the held-out text."""
-
-    preset: str
-    hit_rate: float
-    moved_bytes: int
-    exposed_ms: float
-    ms_per_token: float
-    perplexity_ratio: float
-    top1_agreement: float
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """The table and the conditions it was measured under."""
-
-    rows: list[DemoRow]
-    budget: str
-    conditions: str
-    receipts: dict[str, dict[str, object]]
-
-
-def draw_demo(demonstration: Demonstration, path: Path) -> None:
-    """Draw the time per token of each preset and the stall in it, with hit rate and quality beside the bars."""
-    title = f"Milliseconds per token with {demonstration.budget} of the experts in the fast tier"
-    top = max(row.ms_per_token for row in demonstration.rows)
-    drawing = bars(
-        title,
-        list(map(_demo_bar, demonstration.rows)),
-        top=top,
-        says=f"{title}, by preset",
-        width=WIDTH,
-        parts=("compute", "waiting for experts"),
-    )
-    write_picture(drawing, path)
-
-
-def _demo_bar(row: DemoRow) -> Bar:
-    stall = min(row.exposed_ms, row.ms_per_token)
-    text = f"{row.ms_per_token:.1f} ms · hits {row.hit_rate:.0%} · top-1 {row.top1_agreement:.1%}"
-    return Bar(row.preset, (row.ms_per_token - stall, stall), text, (row.ms_per_token, row.exposed_ms))
 
 
 def _style() -> str:

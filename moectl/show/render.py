@@ -29,17 +29,25 @@ class NumBytes(int):
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table: names of columns, and rows of numbers and texts. None is shown as a dash; the note is printed below."""
+    """A table: names of columns, and rows of numbers and texts. None is shown as a dash; the note is printed below.
+    Columns that are `unshown` stand in JSON alone."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple]
     note: str = ""
+    unshown: tuple[str, ...] = ()
 
     def records(self) -> list[dict[str, object]]:
         """The rows as dictionaries, for JSON: `fast GB/s` becomes `fast_gb_s`."""
         names = [re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") for name in self.columns]
         return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+    def shown(self) -> "Sheet":
+        """The sheet with the columns that are shown."""
+        kept = [index for index, name in enumerate(self.columns) if name not in self.unshown]
+        rows = [tuple(row[index] for index in kept) for row in self.rows]
+        return Sheet(self.title, tuple(self.columns[index] for index in kept), rows, self.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ def show_json(value: object) -> None:
 
 def show_sheet(sheet: Sheet) -> None:
     """Print a table with numbers aligned to the right. A table wider than the terminal is printed in several parts."""
-    out = console()
+    out, sheet = console(), sheet.shown()
     cells = [[cell_text(value) for value in row] for row in sheet.rows]
     for number, group in enumerate(groups(sheet.columns, cells, room=out.width)):
         table = Table(title=None if number else sheet.title or None, title_justify="left", title_style="bold")

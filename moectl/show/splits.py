@@ -1,8 +1,11 @@
 """Hit-rate curves and expert splits, as sheets and heatmaps."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from artifacts.splits.solve import Answer
+from moectl.show.grounds import Grounds
 from moectl.show.render import Heatmap, Sheet
 
 Curves = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -37,13 +40,17 @@ def curves_heatmap(known: Curves, layer: int | None) -> Heatmap:
     )
 
 
-def splits(answer: Answer, known: Curves, *, title: str, note: str = "") -> Sheet:
-    """One row for each layer."""
+def splits(answer: Answer, known: Curves, on: Grounds, *, title: str, note: str = "") -> Sheet:
+    """One row for each layer. Where times mean nothing by themselves, the layer's share of all waiting is shown."""
     budgets, exposed, theta, cache_size = answer
     hit, first = known[0][np.arange(len(budgets)), cache_size], known[1][:, 0]
     columns = ("layer", "budget", "cached experts", "theta", "hit rate", "first prediction", "exposed ms")
-    rows = list(zip(range(len(budgets)), budgets, cache_size, theta, hit, first, exposed * 1e3, strict=True))
-    return Sheet(title, columns, rows, note)
+    share = exposed / max(float(exposed.sum()), np.finfo(float).tiny)
+    values = (budgets, cache_size, theta, hit, first, exposed * 1e3, share)
+    rows = list(zip(range(len(budgets)), *values, strict=True))
+    unshown = ("share of the waiting",) if on.is_absolute else ("exposed ms",)
+    below = "\n".join(filter(None, (note, on.says)))
+    return Sheet(title, (*columns, "share of the waiting"), rows, below, unshown)
 
 
 def with_bars(sheet: Sheet, num_experts: int) -> Sheet:
@@ -54,7 +61,7 @@ def with_bars(sheet: Sheet, num_experts: int) -> Sheet:
     for row in sheet.rows:
         held, cached = round(row[1] * scale), round(row[2] * scale)
         drawn.append((*row, "█" * held + "░" * (cached - held) + "·" * (_BAR - cached)))
-    return Sheet(sheet.title, (*sheet.columns, "resident, split off, absent"), drawn, sheet.note)
+    return replace(sheet, columns=(*sheet.columns, "resident, split off, absent"), rows=drawn)
 
 
 def splits_heatmap(answer: Answer, num_experts: int) -> Heatmap:

@@ -1,7 +1,7 @@
 """Integer counters of requests per layer and pass, which depend on logical state alone."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, auto
 
 import numpy as np
@@ -52,6 +52,7 @@ _OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 _BY_DEVICE = (*(Counter.REQUESTS, *_OF_REQUESTS), Counter.EVICTIONS, Counter.PREFETCHES)
 _BY_DEVICE += (Counter.DEMAND_BYTES, Counter.PREFETCH_BYTES)
 AT_BITS = {bits: f"at_{bits}_bit{'s' if bits > 1 else ''}" for bits in reversed(WIDTHS)}
+_ALTERING = (*AT_BITS.values(), "replaced_ranks", "dropped_ranks")
 _OF_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 
@@ -165,6 +166,11 @@ def by_layer(table: np.ndarray) -> list[dict[str, int]]:
 def totals(layers: list[dict[str, int]]) -> dict[str, int]:
     """Sum over layers."""
     return {name: sum(layer[name] for layer in layers) for name in layers[0]}
+
+
+def altered(counters: Mapping[str, int]) -> int:
+    """Requests that were not computed as the full model computes them; 0 where the output is the same."""
+    return sum(counters[name] for name in _ALTERING)
 
 
 def hit_rate(totals: dict[str, int]) -> float:

@@ -189,8 +189,8 @@ class Workload:
         timed.sort(key=lambda pair: pair[0])
         best = timed[0][1]
         how = f"{best.solver}, theta {best.theta.min():.2g} to {best.theta.max():.2g}"
-        times = ", ".join(f"{_candidate(split)} {ms:.4g}" for ms, split in timed)
-        return replace(best, source=f"{how}, the fastest of {len(timed)} by replay, ms a token: {times}")
+        times = ", ".join(f"{_candidate(split)} {ms / timed[0][0]:.4g}" for ms, split in timed)
+        return replace(best, source=f"{how}, the fastest of {len(timed)} by replay, time over its: {times}")
 
     @cached_property
     def _beginning(self) -> Trace:

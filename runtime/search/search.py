@@ -13,7 +13,7 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.routing.similarity import Similarity
 from artifacts.traces.trace import Trace
 from runtime.control.build import check_required
-from runtime.control.counters import AT_BITS
+from runtime.control.counters import altered
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import presets
@@ -25,7 +25,6 @@ from runtime.search.predicted_loss import Damage
 from runtime.search.results import LEAST_PASSES, LossScale, ReplayAll, SearchPlan, SearchResult, Tried
 from runtime.search.space import Combination
 
-_ALTERED = ("replaced_ranks", "dropped_ranks", *AT_BITS.values())
 _PUBLISHED = 5  # presets of a space that are tried on the whole trace in any case
 _SLACK = 1.5  # times the allowed loss: predictions are rough, and what is measured decides
 
@@ -189,7 +188,7 @@ class Search:
 
     def _tried(self, combination: Combination, outcome: Outcome, damage: tuple[float, float]) -> Tried:
         counters = outcome.counters
-        is_exact = not any(counters[name] for name in _ALTERED)
+        is_exact = not altered(counters)
         return Tried(
             combination,
             ms=_ms(outcome),

@@ -8,12 +8,14 @@ import pyarrow as pa
 
 from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, BadUsage, Incompatible
+from artifacts.hardware.machines import HERE
 from artifacts.quantisation import replica_file
 from artifacts.shape import Shape
 from artifacts.store import rows as matrices
 from artifacts.store.expert_maps import map_arrays
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
+from moectl.show import grounds
 from moectl.show import maps as map_views
 from moectl.show import predictors as predictor_views
 from moectl.show import replicas as replica_views
@@ -131,7 +133,8 @@ def splits(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     measured = matrices.curve_matrices(artefact.read("curves"), *artefact.size)
     asked = artefact.run.info.parameters
     title = f"Split of {asked['model']}, {asked['budget']}, {asked.get('machine', 'measured')}, {asked['solver']}"
-    sheet = split_views.splits(answer, measured, title=title)
+    on = grounds.simulated(asked.get("machine", HERE), artefact.shape.nbytes)
+    sheet = split_views.splits(answer, measured, on, title=title)
     num_experts = artefact.shape.num_experts
     return split_views.with_bars(sheet, num_experts), split_views.splits_heatmap(answer, num_experts)
 

@@ -81,7 +81,8 @@ def prefetching(source: TraceSource, request: PrefetchRequest) -> MeasuredPrefet
             rows.append(PrefetchRow(name, distance, foresight(opened.trace, shape, text, tier, artefacts)))
     conditions = (
         f"{opened.name}: {len(opened.trace) // opened.trace.num_layers:,} tokens; {tier.num_slots} of {shape.num_keys} "
-        f"experts, {tier.scope}, {tier.eviction}; {tier.window / shape.expert_nbytes:.3g} experts prefetched a step"
+        f"experts, {tier.scope}, {tier.eviction}; {tier.window / shape.expert_nbytes:.3g} experts prefetched a step; "
+        f"{', '.join(CONTROLS)}: controls"
     )
     return MeasuredPrefetch(rows, conditions, list(_left_out(opened.trace, artefacts)))
 

@@ -180,5 +180,5 @@ def _conditions(request: SubstitutionRequest, sequences: list[np.ndarray]) -> st
         f"{sum(map(len, sequences)):,} tokens of {request.data} in sequences of up to {LENGTH}; residents drawn "
         f"{request.draws} times from seed {request.seed}, as many in every layer; lists of alpha {DEFAULT_ALPHA}, "
         f"k_max {K_MAX}; gates: entropy above percentile {gates.percentile:g}, margin {gates.margin:g}, "
-        f"beta {gates.beta:g}; what is not replaced is exact"
+        f"beta {gates.beta:g}; what is not replaced is exact; {', '.join(CONTROLS)}: controls"
     )

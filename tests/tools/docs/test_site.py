@@ -1,15 +1,14 @@
-"""The documents as a site: it builds with every link right, and its made pages and pictures are up to date."""
+"""The documents as a site: it builds with every link right, and its made pages are up to date."""
 
 from pathlib import Path
 
-import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from typer.main import get_command
 
 from moectl.cli import app
 from tests import ROOT
-from tools.docs import concept_pictures, site
+from tools.docs import site
 
 
 def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
@@ -31,10 +30,3 @@ def test_every_option_of_every_command_is_told() -> None:
         )
     assert "leave one core to the link. | all cores but one |" in pages["commands/run.md"], "not of this machine"
     assert "| `seconds` | `DOUBLE` |  |" in pages["schema.md"]
-
-
-def test_pictures_are_those_of_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["concept_pictures", str(tmp_path)])
-    concept_pictures.main()
-    for drawn in sorted(tmp_path.iterdir()):
-        assert drawn.read_bytes() == (ROOT / "docs" / "pictures" / drawn.name).read_bytes(), drawn.name

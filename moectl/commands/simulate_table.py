@@ -1,0 +1,119 @@
+"""What `moectl simulate` found, as a table: settings that were asked for, and those that stand beside them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from artifacts.hardware.machines import Machine
+from artifacts.modelshapes.known import ModelShape
+from artifacts.traces.trace import Trace
+from moectl.shared.place_trace import base_suffix
+from moectl.show import grounds
+from moectl.show.render import NumBytes, Sheet, human_bytes
+from runtime.control.counters import altered, hit_rate
+from runtime.policies import POLICIES
+from runtime.policies.presets import preset
+from runtime.replay.settings import Outcome
+
+PLAIN = "on-demand"
+_COUNTS = ("late", "misses", "collisions")
+_BYTES = {"demand": "demand_bytes", "prefetched": "prefetch_bytes", "wasted": "wasted_bytes"}
+_TIMES = ("ttft_ms", "tpot_ms", "tokens_per_s", "exposed_ms", "near_ms")
+_ADDED = (
+    "* not asked for: on-demand keeps the most recently used; belady loads on demand and knows the future; oracle "
+    "besides prefetches what is really wanted, as far as the link carries"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """`asked` has the outcomes in the order asked for, `beside` the baselines that were not asked for."""
+
+    asked: list[Outcome]
+    beside: list[Outcome]
+    trace: Trace
+    model: ModelShape
+    machine: Machine
+    source: str
+    assumed: list[str]
+    base: int
+    dense: int | None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [*self.asked, *self.beside]
+
+    @property
+    def grounds(self) -> grounds.Grounds:
+        return grounds.simulated(self.machine.name, self.model.shape.nbytes)
+
+    @property
+    def plain(self) -> Outcome:
+        """Loading on demand, which is always there."""
+        return next(outcome for outcome in reversed(self.outcomes) if label(outcome) == PLAIN)
+
+
+def label(outcome: Outcome) -> str:
+    """Return the name that was asked for, else the preset and its overridden policies."""
+    if outcome.setting.label != "asked":
+        return outcome.setting.label
+    changed = [outcome.policies[axis] for axis in POLICIES if axis in outcome.setting.policies]
+    return " + ".join([preset(outcome.setting.preset).name, *changed])
+
+
+def records(simulated: Simulated) -> list[dict[str, object]]:
+    """Every outcome as JSON values: counters, and times on the machine's data sheet or as it was measured."""
+    return [
+        {
+            "policies": label(outcome),
+            "scope": str(outcome.scope),
+            "experts_held": outcome.num_slots,
+            "hit_rate": hit_rate(outcome.counters),
+            **{name: outcome.counters[name] for name in _COUNTS},
+            **{name: outcome.counters[key] for name, key in _BYTES.items()},
+            **{name: outcome.times[name] for name in _TIMES},
+            "is_exact": not altered(outcome.counters),
+            "is_added": outcome in simulated.beside,
+            "times_on_demand": _to(simulated.plain, "tpot_ms", outcome),
+        }
+        for outcome in simulated.outcomes
+    ]
+
+
+def comparison(simulated: Simulated) -> Sheet:
+    """A row for each setting: exact ones first, what nobody asked for at the end."""
+    rows = sorted(simulated.asked, key=lambda outcome: altered(outcome.counters) > 0) + simulated.beside
+    columns: dict[str, Callable[[Outcome], object]] = {
+        "policies": lambda outcome: label(outcome) + " *" * (outcome in simulated.beside),
+        "output": lambda outcome: "altered" if altered(outcome.counters) else "exact",
+        "hit rate": lambda outcome: hit_rate(outcome.counters),
+        **(_absolute() if simulated.grounds.is_absolute else _ratios(simulated.plain)),
+        "scope": lambda outcome: str(outcome.scope),
+        "experts held": lambda outcome: outcome.num_slots,
+        **{name: lambda outcome, name=name: outcome.counters[name] for name in _COUNTS},
+        **{name: lambda outcome, key=key: NumBytes(outcome.counters[key]) for name, key in _BYTES.items()},
+    }
+    shape = simulated.model.shape
+    note = (
+        f"{simulated.grounds.says}; one replay each, the same each time. {shape.num_layers} layers of "
+        f"{shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each{base_suffix(simulated.base)}), "
+        f"{shape.top_k} per token. {_ADDED}"
+    )
+    cells = [tuple(cell(outcome) for cell in columns.values()) for outcome in rows]
+    return Sheet(f"{simulated.source} on {simulated.machine.name}, on virtual time", tuple(columns), cells, note)
+
+
+def _absolute() -> dict[str, Callable[[Outcome], object]]:
+    names = ("ms to first token", "ms a token", "tokens/s", "waiting ms in all", "near ms a token")
+    return {name: lambda outcome, key=key: outcome.times[key] for name, key in zip(names, _TIMES, strict=True)}
+
+
+def _ratios(plain: Outcome) -> dict[str, Callable[[Outcome], object]]:
+    """Times over those of loading on demand."""
+    names = {"time, on-demand = 1": "tpot_ms", "first token": "ttft_ms", "waiting": "exposed_ms"}
+    return {name: lambda outcome, key=key: _to(plain, key, outcome) for name, key in names.items()}
+
+
+def _to(plain: Outcome, name: str, outcome: Outcome) -> float | None:
+    """A time over that of `plain`, to three digits."""
+    own, other = outcome.times[name], plain.times[name]
+    return None if own is None or not other else float(f"{own / other:.3g}")

@@ -1,0 +1,153 @@
+"""Pictures of what a model's routers did in a trace, and of what caches make of it. All values are counts: equal traces
+give equal pictures."""
+
+import numpy as np
+
+from artifacts.shape import Shape
+from artifacts.traces.next_use import NextUse
+from artifacts.traces.trace import DECODE, Trace
+from moectl.show.charts import Line, heatmap, lines
+from moectl.show.svg import Drawing, Frame, linear_scale
+from runtime.control.build import build_controller
+from runtime.control.controller import Controller
+from runtime.control.counters import hit_rate
+from runtime.control.plan import Plan
+from runtime.policies import build
+from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope, preset
+from runtime.policies.step import Step
+from runtime.replay.replay import replay
+
+WIDTH = 480
+EVICTIONS = {"random": "quiet", "lru": "strong", "lfu": "fresh", "horizon": "warm", "belady": "ink"}
+SHARES = (0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75)
+_TOKENS, _MOMENTS = 96, 24
+_MOMENT_S = 0.6  # seconds that a token of the animation stays
+
+
+def routing(trace: Trace, shape: Shape) -> Drawing:
+    """The experts of one layer that each decoded token selected."""
+    layer = trace.num_layers // 2
+    selected = trace.experts[(trace.layer == layer) & (trace.phase == DECODE)][:_TOKENS]
+    matrix = np.zeros((shape.num_experts, len(selected)))
+    matrix[selected.T, np.arange(len(selected))] = 1
+    title = f"Layer {layer}: the {selected.shape[1]} experts that each token takes"
+    return heatmap(title, matrix.tolist(), top=1, row="expert", column="decoded token", says=title, width=WIDTH)
+
+
+def skew(trace: Trace, shape: Shape) -> Drawing:
+    """The share of all requests that the most used experts of each layer have."""
+    frame = Frame(width=WIDTH)
+    x = linear_scale(shape.num_experts, name="most used experts of a layer", **frame.across)
+    y = linear_scale(1.0, name="share of requests", **frame.upwards)
+    drawn = [Line([(0, 0), (shape.num_experts, 1)], "quiet", is_dashed=True)]
+    for layer in range(trace.num_layers):
+        counts = np.sort(np.bincount(trace.experts[trace.layer == layer].ravel(), minlength=shape.num_experts))[::-1]
+        drawn.append(Line(list(enumerate([0.0, *(np.cumsum(counts) / counts.sum()).tolist()])), "strong"))
+    title = "A line for each layer; dashed: if all experts were used alike"
+    return lines(title, drawn, x, y, frame, says=title)
+
+
+def hit_rates(trace: Trace, shape: Shape) -> Drawing:
+    """Hit rates of eviction policies by budget, from random choice to the oracle."""
+    frame = Frame(width=WIDTH, right=100)
+    x = linear_scale(0.8, name="share of the experts in the fast tier", shown="{:.0%}".format, **frame.across)
+    y = linear_scale(1.0, name="hit rate", **frame.upwards)
+    drawn = [
+        Line([(share, _hit_rate(trace, shape, name, share)) for share in SHARES], colour, name, has_dots=True)
+        for name, colour in EVICTIONS.items()
+    ]
+    title = "How often a wanted expert is resident, without prefetching"
+    return lines(title, drawn, x, y, frame, says=f"{title}: {', '.join(EVICTIONS)}")
+
+
+def residency(trace: Trace, shape: Shape) -> Drawing:
+    """Which experts are resident while one token after another is decoded, with a quarter of them in the fast tier and
+    the least recently used evicted. Programs that play no animation, and readers who want none, see the last token."""
+    title = "Resident experts, token by token (a quarter of them, lru)"
+    first, tables = _residents(trace, shape)
+    cell = min(18.0, (WIDTH - 40) / shape.num_experts)
+    high = max(cell, 8.0)
+    grid, foot = f"translate(30 22) scale({cell:.4f} {high:.4f})", 22 + trace.num_layers * high
+    shown = []
+    for number, (held, hit, loaded) in enumerate(tables):
+        last = " last" * (number == len(tables) - 1)
+        cells = "".join(
+            f'<path class="{kind}" d="{_cells(table)}"/>'
+            for kind, table in (("s2", held), ("p0", hit), ("p1", loaded))
+            if table.any()
+        )
+        text = f'<text class="value" x="30" y="12">token {first + number}</text>'
+        style = f'style="animation-delay:{(number - len(tables)) * _MOMENT_S:.1f}s"'
+        shown.append(f'<g class="moment{last}" {style}>{text}<g transform="{grid}">{cells}</g></g>')
+    ticks = "".join(
+        f'<text class="tick end" x="25" y="{22 + (layer + 0.5) * high + 4:.1f}">{layer}</text>'
+        for layer in range(0, trace.num_layers, max(1, round(14 / high)))
+    )
+    axis = f'<text class="axis" x="{30 + shape.num_experts * cell / 2:.1f}" y="{foot + 16:.1f}">experts</text>'
+    axis += f'<text class="axis" transform="translate(9 {(22 + foot) / 2:.1f}) rotate(-90)">layers</text>'
+    inside = _animation(len(tables)) + "".join(shown) + ticks + axis + _key(foot + 26)
+    return Drawing(title, inside, WIDTH, foot + 42, title)
+
+
+def _hit_rate(trace: Trace, shape: Shape, eviction: str, share: float) -> float:
+    controller = _controller(trace, shape, eviction, share, Scope.GLOBAL)
+    replay(trace, controller)
+    return hit_rate(controller.counters.totals())
+
+
+def _controller(trace: Trace, shape: Shape, eviction: str, share: float, scope: Scope) -> Controller:
+    policies = build(preset("on-demand").texts() | {"eviction": eviction})
+    artefacts = Artefacts(next_use=NextUse.of(trace, shape)) if eviction == "belady" else Artefacts()
+    slots = round(share * shape.num_keys)
+    known = {"num_slots": slots, "shadows": None, "split": None, "scope": scope, "window": 0}
+    return build_controller(policies, shape, artefacts=artefacts, **known)
+
+
+def _residents(trace: Trace, shape: Shape) -> tuple[int, list[tuple[np.ndarray, ...]]]:
+    """The first token shown, and of each token what was resident and not used, hit, and loaded: each [L, E] bool."""
+    controller = _controller(trace, shape, "lru", 0.25, Scope.LAYER)
+    tables: dict[int, tuple[np.ndarray, ...]] = {}
+    size = (shape.num_layers, shape.num_experts)
+    before = np.zeros(size, bool)
+
+    def watch(step: Step, plan: Plan) -> None:
+        layer = step.layer
+        used = np.zeros(shape.num_experts, bool)
+        used[np.unique(step.selected)] = True
+        now = controller.cache.layer_states(layer) > 0
+        if step.phase == DECODE:
+            held, hit, loaded = tables.setdefault(step.pass_index, tuple(np.zeros(size, bool) for _ in range(3)))
+            held[layer], hit[layer], loaded[layer] = now & ~used, used & before[layer], used & ~before[layer]
+        before[layer] = now
+
+    replay(trace, controller, watch=watch)
+    decoded = list(tables.values())
+    first = max(0, min(_MOMENTS, len(decoded) - _MOMENTS))
+    return first, decoded[first : first + _MOMENTS]
+
+
+def _cells(table: np.ndarray) -> str:
+    return "".join(
+        f"M{expert + 0.06:g} {layer + 0.06:g}h.88v.88h-.88z" for layer, expert in np.argwhere(table).tolist()
+    )
+
+
+def _animation(num_moments: int) -> str:
+    """One after another is seen; the last alone where nothing moves."""
+    share = 100 / num_moments
+    return (
+        f"<style>.moment{{visibility:hidden;animation:token {num_moments * _MOMENT_S:.1f}s step-end infinite}}"
+        ".last{visibility:visible}"
+        f"@keyframes token{{0%{{visibility:visible}}{share:.3f}%{{visibility:hidden}}100%{{visibility:hidden}}}}"
+        "@media (prefers-reduced-motion:reduce){.moment{animation:none}}</style>"
+    )
+
+
+def _key(upper: float) -> str:
+    drawn, at = "", 30.0
+    for kind, words in (("s2", "resident"), ("p0", "used, was resident: hit"), ("p1", "used, was loaded: miss")):
+        drawn += f'<rect class="{kind}" x="{at:g}" y="{upper:g}" width="11" height="11"/>'
+        drawn += f'<text class="value" x="{at + 16:g}" y="{upper + 10:g}">{words}</text>'
+        at += 36 + 6.6 * len(words)
+    return drawn

@@ -1,0 +1,134 @@
+"""What `moectl demo` found: a table, one sentence and a picture, all of the same rows."""
+
+from dataclasses import asdict, dataclass
+
+from moectl.show.grounds import compared
+from moectl.show.render import Sheet, human_bytes
+from moectl.show.scatter import Mark, loss_scale, scatter
+from moectl.show.svg import Drawing, Frame, linear_scale
+
+FULL, PLAIN = "full", "on-demand"
+_SAME_KL = 1e-6  # nats: rounding alone stays below
+_LITTLE = 0.001  # of perplexity: what a table of three digits shows as nothing
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRow:
+    """One preset at one budget on the held-out texts. `times_full` is the median over rounds of a token's time over
+    that of `full` in the same round, `lower` and `upper` are its quartiles."""
+
+    preset: str
+    budget: str
+    hit_rate: float
+    moved_bytes: int
+    exposed_ms: float
+    ms_per_token: float
+    times_full: float
+    lower: float
+    upper: float
+    perplexity_ratio: float
+    kl: float
+    top1_agreement: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the measured output is that of the full model."""
+        return self.kl < _SAME_KL and self.top1_agreement == 1
+
+    @property
+    def loss(self) -> float:
+        """Share of perplexity lost, negative for a gain."""
+        return 0.0 if self.is_exact else self.perplexity_ratio - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """The rows and the conditions they were measured under. `num_tokens` were decoded by each row;
+    `grounds` says what its times rest on."""
+
+    rows: list[DemoRow]
+    budget: str
+    num_tokens: int
+    grounds: str
+    conditions: str
+    receipts: dict[str, dict[str, object]]
+
+    def records(self) -> dict[str, object]:
+        """The demonstration as JSON values."""
+        rows = [asdict(row) | {"is_exact": row.is_exact} for row in self.rows]
+        return asdict(self) | {"rows": rows, "seen": sentence(self)}
+
+    def at_budget(self) -> list[DemoRow]:
+        """The rows at the budget of the demonstration, without `full`."""
+        return [row for row in self.rows if row.budget == self.budget and row.preset != FULL]
+
+
+def sheet(demonstration: Demonstration) -> Sheet:
+    """The table, exact rows first."""
+    columns = ("preset", "held", "time, full = 1", "hit rate", "moved a token", "loss", "top-1")
+    ordered = sorted(demonstration.rows, key=lambda row: not row.is_exact)
+    rows = [
+        (
+            row.preset,
+            row.budget,
+            f"{row.times_full:.1f} ({row.lower:.1f} to {row.upper:.1f})",
+            f"{row.hit_rate:.3f}",
+            human_bytes(row.moved_bytes / demonstration.num_tokens),
+            "exact" if row.is_exact else f"{100 * row.loss:.1f} %",
+            f"{100 * row.top1_agreement:.1f} %",
+        )
+        for row in ordered
+    ]
+    return Sheet(
+        "The bundled model with too little memory",
+        columns,
+        rows,
+        f"{demonstration.grounds}. {demonstration.conditions}",
+    )
+
+
+def sentence(demonstration: Demonstration) -> str:
+    """What was seen, from the rows alone."""
+    rows = {row.preset: row for row in demonstration.at_budget()}
+    exact = min((row for row in rows.values() if row.is_exact), key=lambda row: row.times_full)
+    fastest = min(rows.values(), key=lambda row: row.times_full)
+    plain = rows[PLAIN]
+    said = (
+        f"With {demonstration.budget} of the experts in fast memory, loading each missing expert when it is wanted "
+        f"({PLAIN}) was {_to_full(plain)} all of them there"
+    )
+    if exact is not plain:
+        said += f"; the fastest way with the same output, {exact.preset}, was {compared(exact.times_full)}"
+    if fastest is not exact:
+        said += f"; the fastest of all, {fastest.preset}, was {compared(fastest.times_full)} and {_cost(fastest)}"
+    return said + "."
+
+
+def drawing(demonstration: Demonstration) -> Drawing:
+    """Time against quality at the demonstration's budget, every preset named."""
+    rows = [row for row in demonstration.rows if row.preset == FULL] + demonstration.at_budget()
+    frame = Frame(width=480, height=310, left=62, right=20, top=28)
+    most = max(row.times_full for row in rows)
+    x = linear_scale(1.1 * most, name="time of a token, full model = 1", **frame.across)
+    y = loss_scale([row.loss for row in rows], name="perplexity lost", **frame.upwards)
+    marks = [Mark(row.times_full, max(0.0, row.loss), row.preset, _kind(row)) for row in rows]
+    title = f"Time and quality with {demonstration.budget} of the experts in fast memory"
+    key = {"full": "every expert in memory", "exact": "output exactly the same", "altered": "output altered"}
+    listed = "; ".join(f"{row.preset} {row.times_full:.1f}, {100 * row.loss:.1f} %" for row in rows)
+    note = f"{demonstration.grounds}; lower left is better"
+    return scatter(title, marks, x, y, frame, says=f"{title}, by preset: {listed}", note=note, key=key)
+
+
+def _to_full(row: DemoRow) -> str:
+    words = compared(row.times_full)
+    return f"{words} as with" if words == "as fast" else f"{words} than with"
+
+
+def _cost(row: DemoRow) -> str:
+    if row.loss > _LITTLE:
+        return f"cost {100 * row.loss:.1f} % of perplexity"
+    return f"altered the output without a measurable loss ({100 * row.top1_agreement:.0f} % of first choices the same)"
+
+
+def _kind(row: DemoRow) -> str:
+    return "full" if row.preset == FULL else "exact" if row.is_exact else "altered"
