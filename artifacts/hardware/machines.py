@@ -1,6 +1,7 @@
 """Named machines: the bandwidths that decide whether to load an expert or to compute it near its memory."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from artifacts.common.suggestions import unknown
@@ -38,35 +39,83 @@ class Machine:
 
 
 _PCIE4 = "PCIe 4.0 x16: 32 GB/s nominal, about 25 in practice"
+_PCIE4_X8 = "PCIe 4.0 x8: 16 GB/s nominal, about 12.5 in practice"
 _PCIE5 = "PCIe 5.0 x16: 63 GB/s nominal, about 50 in practice"
 _HOST4 = "near: 8 channels DDR4-3200, 205 GB/s nominal"
 _HOST5 = "near: 8 channels DDR5-4800, 307 GB/s nominal, about 200 in practice"
 _DESKTOP = "near: 4 channels DDR4-3200, 102 GB/s nominal"
+_DESKTOP5 = "near: 2 channels DDR5-5600, 90 GB/s nominal, about 70 in practice"
 
 _NDP = "near: CXL device of Table 2 of the context-aware paper, 512 GB/s, 64 units of 4 x 4 at 1 GHz, by bits"
+_ADA = "peak: an eighth of its AI TOPS, which are of 8 bits and sparse"
+_MAC = (
+    "technical specifications of the largest; three quarters of its unified memory for the model, no peak published; "
+    "no link to a GPU: what does not fit is read from the SSD, 7.4 GB/s nominal (MacBook Pro of 2021), about 5 in "
+    "practice; moectl computes on its CPU"
+)
 
 _A100 = ("a100-pcie4", 1935.0, 312.0, 25.0, 10e-6, 150.0, f"A100 80GB PCIe data sheet, HBM2e; {_PCIE4}; {_HOST4}")
 _H100 = ("h100-pcie5", 2000.0, 756.0, 50.0, 10e-6, 200.0, f"H100 PCIe data sheet, HBM2e; {_PCIE5}; {_HOST5}")
+_H100_SXM = ("h100-sxm-pcie5", 3350.0, 989.4, 50.0, 10e-6, 200.0, f"H100 SXM data sheet, HBM3; {_PCIE5}; {_HOST5}")
 _H100_NDP = ("h100-cxl-ndp", 3350.0, 989.4, 25.0, 10e-6, 512.0, f"H100 SXM data sheet, HBM3; {_PCIE4}; {_NDP}")
+_H200 = ("h200-pcie5", 4800.0, 989.4, 50.0, 10e-6, 200.0, f"H200 SXM data sheet, HBM3e; {_PCIE5}; {_HOST5}")
 _RTX3090 = ("rtx3090-pcie4", 936.0, 71.0, 25.0, 10e-6, 80.0, f"RTX 3090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP}")
+_RTX4090 = ("rtx4090-pcie4", 1008.0, 165.2, 25.0, 10e-6, 70.0, f"RTX 4090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP5}")
+_RTX5090 = ("rtx5090-pcie5", 1792.0, 209.5, 50.0, 10e-6, 70.0, f"RTX 5090 data sheet, GDDR7; {_PCIE5}; {_DESKTOP5}")
+_SHEET_4060 = f"data sheet, GDDR6, {_ADA}; {_PCIE4_X8}; {_DESKTOP5}"
+_RTX4060 = ("rtx4060-pcie4", 272.0, 30.2, 12.5, 10e-6, 70.0, f"RTX 4060 {_SHEET_4060}")
+_RTX4060_TI = ("rtx4060ti-16gb-pcie4", 288.0, 44.1, 12.5, 10e-6, 70.0, f"RTX 4060 Ti 16GB {_SHEET_4060}")
 _A6000 = ("a6000-pcie4", 768.0, 154.8, 25.0, 10e-6, 150.0, f"RTX A6000 data sheet, GDDR6; {_PCIE4}; {_HOST4}")
 _5GBPS = ("5gbps", 768.0, 154.8, 5.0, 10e-6, 80.0, f"a link of 5 GB/s to a GPU as the RTX A6000; {_DESKTOP}")
+_M4_PRO = ("m4-pro", 273.0, math.inf, 5.0, 100e-6, 5.0, f"M4 Pro {_MAC}")
+_M4_MAX = ("m4-max", 546.0, math.inf, 5.0, 100e-6, 5.0, f"M4 Max {_MAC}")
+_M3_ULTRA = ("m3-ultra", 819.0, math.inf, 5.0, 100e-6, 5.0, f"M3 Ultra {_MAC}")
 
 MACHINES = {
     machine.name: machine
     for machine in (
         Machine(*_A100, fast_gb=80.0),
         Machine(*_H100, fast_gb=80.0),
+        Machine(*_H100_SXM, fast_gb=80.0),
         Machine(*_H100_NDP, near_tflops=2.048, near_by_bits=True, fast_gb=80.0, near_gb=512.0),
+        Machine(*_H200, fast_gb=141.0),
+        Machine(*_RTX4060, fast_gb=8.0),
+        Machine(*_RTX4060_TI, fast_gb=16.0),
         Machine(*_RTX3090, fast_gb=24.0),
+        Machine(*_RTX4090, fast_gb=24.0),
+        Machine(*_RTX5090, fast_gb=32.0),
         Machine(*_A6000, fast_gb=48.0),
         Machine(*_5GBPS, fast_gb=48.0),
+        Machine(*_M4_PRO, fast_gb=48.0),
+        Machine(*_M4_MAX, fast_gb=96.0),
+        Machine(*_M3_ULTRA, fast_gb=384.0),
     )
+}
+_SHORT = {re.sub(r"-pcie\d$", "", name): name for name in MACHINES}
+
+# By the name that its driver reports.
+_GPUS = {
+    "NVIDIA A100 80GB PCIe": "a100-pcie4",
+    "NVIDIA H100 PCIe": "h100-pcie5",
+    "NVIDIA H100 80GB HBM3": "h100-sxm-pcie5",
+    "NVIDIA H200": "h200-pcie5",
+    "NVIDIA GeForce RTX 4060": "rtx4060-pcie4",
+    "NVIDIA GeForce RTX 4060 Ti": "rtx4060ti-16gb-pcie4",
+    "NVIDIA GeForce RTX 3090": "rtx3090-pcie4",
+    "NVIDIA GeForce RTX 4090": "rtx4090-pcie4",
+    "NVIDIA GeForce RTX 5090": "rtx5090-pcie5",
+    "NVIDIA RTX A6000": "a6000-pcie4",
 }
 
 
 def machine(name: str) -> Machine:
-    """Return the machine of that name. Raises BadUsage with the known names."""
-    if name not in MACHINES:
+    """Return the machine of that name, which may leave out the link, as rtx4090. Raises BadUsage with the known
+    names."""
+    if name not in MACHINES and name not in _SHORT:
         raise BadUsage(unknown("machine", name, MACHINES))
-    return MACHINES[name]
+    return MACHINES[_SHORT.get(name, name)]
+
+
+def machine_with(gpu: str) -> Machine | None:
+    """Return the machine with this GPU, as its driver names it; None where its data sheet is not known here."""
+    return MACHINES.get(_GPUS.get(gpu, ""))

@@ -140,7 +140,7 @@ class BenchRequest:
 
     @property
     def link_names(self) -> list[str]:
-        return [self.scaled_to] if self.scaled_to else names_in(self.links, "--links")
+        return [machine(self.scaled_to).name] if self.scaled_to else names_in(self.links, "--links")
 
     def settings(self) -> list[BenchSetting]:
         """Every preset at every budget over every link; a preset with a budget of its own once a link.

@@ -17,14 +17,18 @@ def plan(
             autocompletion=completion.models,
         ),
     ],
-    vram: Annotated[str, typer.Option(help="Memory of the GPU, as 24GB.")],
     machine: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Whose bandwidths; `moectl inspect machines` lists them; NAME:load=14ms,layer=1ms,head=1ms: by times.",
+            help="Whose memory and bandwidths, as rtx4090 or m4-max; `moectl inspect machines` lists them; "
+            "NAME:load=14ms,layer=1ms,head=1ms: by times.",
+            show_default="this machine's GPU",
             autocompletion=completion.machines,
         ),
-    ] = "rtx3090-pcie4",
+    ] = None,
+    vram: Annotated[
+        str | None, typer.Option(help="Memory of the GPU, as 24GB.", show_default="all that the machine has")
+    ] = None,
     dense: Dense = None,
     context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
     simulate: Annotated[bool, typer.Option("--simulate", help="Replay every preset too, in a minute or less.")] = False,
@@ -33,5 +37,11 @@ def plan(
     """Say what fits into a GPU and what to expect, from a model's config alone."""
     from moectl.commands import plan as command
 
-    deployment = command.plan(model, vram=vram, machine=machine, context=context, simulate=simulate, dense=dense)
-    command.show(deployment, as_json=json)
+    deployment = command.plan(model, vram=vram, machine=machine, context=context, dense=dense)
+    if json:
+        command.show_record(command.simulate(deployment) if simulate else deployment)
+        return
+    command.show(deployment)
+    deployment = command.simulate(deployment) if simulate else deployment
+    command.show_simulated(deployment)
+    command.show_advice(deployment)

@@ -1,158 +1,139 @@
 """`moectl plan`: from a config alone, without weights: what fits, what to expect, what to do next."""
 
-from dataclasses import asdict
+from collections.abc import Iterator
 
 from moectl.bundled import as_named, demo_model
-from moectl.commands.plan_rows import DeploymentPlan, PlanRequest, plan_deployment
+from moectl.commands.plan_advice import advice, assumptions, next_steps, record, verdict
+from moectl.commands.plan_place import PlanPlace
+from moectl.commands.plan_rows import DeploymentPlan, Expected, PlanRequest, plan_deployment
 from moectl.shared.progress import progress_bar
-from moectl.show.render import NumBytes, Sheet, console, human_bytes, show_json, show_sheet
+from moectl.show.grounds import compared
+from moectl.show.render import NumBytes, Sheet, cell_text, console, human_bytes, show_json, show_sheet
+
+_FIRST = {
+    "entropy": "profile",
+    "buddies": "build-buddies",
+    "coactivated": "build-buddies",
+    "replicas": "quantize",
+    "predictors": "build-predictor",
+    "maps": "build-maps",
+    "splits": "split",
+}  # the command that makes an artefact
 
 
 def plan(
-    model: str, *, vram: str, machine: str, context: int, simulate: bool, dense: int | None = None
+    model: str, *, vram: str | None, machine: str | None, context: int, dense: int | None = None
 ) -> DeploymentPlan:
-    """Plan for a model by its name, or by a folder or file with its config; `simulate` replays every preset."""
-    deployment = plan_deployment(PlanRequest(as_named(model) or str(demo_model()), vram, machine, context, dense))
-    if not simulate:
-        return deployment
+    """Plan for a model by its name, or by a folder or file with its config, on a machine or in so much memory; without
+    either, on the GPU of this machine. Raises BadUsage, BadInput, OutOfResources."""
+    place = PlanPlace.find(vram, machine)
+    return plan_deployment(PlanRequest(as_named(model) or str(demo_model()), place, context, dense))
+
+
+def simulate(deployment: DeploymentPlan) -> DeploymentPlan:
+    """The plan with every preset replayed on synthetic routers, which takes most of a minute."""
     from moectl.commands.plan_simulation import simulated
 
     with progress_bar("simulating", unit="presets") as advance:
         return simulated(deployment, advance)
 
 
-def show(deployment: DeploymentPlan, *, as_json: bool) -> None:
-    """Print tables and advice, or one JSON object."""
-    if as_json:
-        show_json(_record(deployment))
-        return
+def show(deployment: DeploymentPlan) -> None:
+    """Print what fits and a quick guess of the speed."""
     show_sheet(_memory(deployment))
-    show_sheet(_speeds(deployment) if deployment.rows else _bounds(deployment))
-    not_tried = (f"not tried: {row.preset}: {row.why}" for row in deployment.rows if row.why)
-    for line in (*not_tried, *_advice(deployment), *(f"assumed: {line}" for line in assumptions(deployment))):
+    console().print(verdict(deployment), markup=False)
+    if deployment.bounds is not None and not (deployment.is_toy and deployment.memory.share == 1):
+        show_sheet(_bounds(deployment))
+
+
+def show_simulated(deployment: DeploymentPlan) -> None:
+    """Print the presets that were replayed, if any were."""
+    if not deployment.offered:
+        return
+    show_sheet(_speeds(deployment))
+    for line in (*_first(deployment.offered), *_not_tried(deployment.rows)):
         console().print(line, markup=False)
 
 
+def show_advice(deployment: DeploymentPlan) -> None:
+    """Print what to do with it, and what it assumes."""
+    steps = (f"next: {step}" for step in next_steps(deployment))
+    for line in (*advice(deployment), *steps, *(f"assumed: {line}" for line in assumptions(deployment))):
+        console().print(line, markup=False)
+
+
+def show_record(deployment: DeploymentPlan) -> None:
+    """Print one JSON object."""
+    show_json(record(deployment))
+
+
 def _memory(deployment: DeploymentPlan) -> Sheet:
-    memory, shape = deployment.memory, deployment.model.shape
+    memory, shape, request = deployment.memory, deployment.model.shape, deployment.request
+    kept = "own dtype" if request.dense is None else f"linear layers at {request.dense} bits"
     rows = [
-        (f"weights besides routed experts, {_kept(deployment.request.dense)}", NumBytes(memory.weights_nbytes)),
-        (f"attention cache, {deployment.request.context:,} tokens", NumBytes(memory.cache_nbytes)),
+        (f"weights besides routed experts, {kept}", NumBytes(memory.weights_nbytes)),
+        (f"attention cache, {request.context:,} tokens", NumBytes(memory.cache_nbytes)),
         ("reserve: driver, activations, buffers", NumBytes(memory.reserve_nbytes)),
         (f"left for experts, {memory.share:.1%} of them", NumBytes(memory.experts_nbytes)),
-        ("all routed experts as stored: in host memory, or on disk", NumBytes(memory.all_experts_nbytes)),
+        ("all routed experts, in host memory or on disk", NumBytes(memory.all_experts_nbytes)),
         ("the checkpoint's files", NumBytes(memory.files_nbytes)),
     ]
     note = (
         f"{shape.num_layers} layers of {shape.num_experts} experts, {human_bytes(shape.expert_nbytes)} each, "
         f"{shape.top_k} a token"
     )
-    return Sheet(f"{deployment.model.name} in {deployment.request.vram}", ("what", "bytes"), rows, note)
-
-
-def _kept(dense: int | None) -> str:
-    own = "in the model's own dtype"
-    return own if dense is None else f"linear layers at {dense} bits, others {own}"
+    return Sheet(f"Memory: {deployment.model.name} in {request.place.shown}", ("what", "bytes"), rows, note)
 
 
 def _bounds(deployment: DeploymentPlan) -> Sheet:
+    """The quick guess, as ratios for a model too small for a data sheet."""
     bounds, share = deployment.bounds, deployment.memory.share
-    rows = [
-        ("none: every expert comes over the link", bounds.none, 1e3 / bounds.none),
-        (f"{share:.1%}, as fits, and even routers", bounds.share, 1e3 / bounds.share),
-        ("all", bounds.all, 1e3 / bounds.all),
-    ]
-    columns = ("experts in the GPU's memory", "tokens/s", "ms/token")
-    note = "one request at a time, without prefetching; --simulate replays every preset"
-    return Sheet(f"Expected on {deployment.machine.name}, by bytes over bandwidth", columns, rows, note)
+    title = f"Quick guess for {deployment.machine.name}, unmeasured"
+    resident = {"none: each is brought when it is wanted": bounds.none, f"{share:.1%}, even routers": bounds.share}
+    speeds = (resident if share < 1 else {}) | {"all": bounds.all}
+    if deployment.is_toy:
+        rows = [(what, compared(bounds.all / speed)) for what, speed in speeds.items()]
+        note = "by bytes over bandwidth; so small a model has no times on a data sheet, only ratios"
+        return Sheet(title, ("experts in fast memory", "beside all of them"), rows, note)
+    rows = [(what, speed, 1e3 / speed) for what, speed in speeds.items()]
+    low = f"{cell_text(_rounded(bounds.none))} to " if share < 1 else "at most "
+    title = f"{title}: {low}{cell_text(_rounded(bounds.all))} tokens/s"
+    note = (
+        "by bytes over bandwidth, one request at a time, nothing prefetched; launches and host work, which make a run "
+        "slower, are not counted"
+    )
+    return Sheet(title, ("experts in fast memory", "tokens/s", "ms/token"), rows, note)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")
 
 
 def _speeds(deployment: DeploymentPlan) -> Sheet:
-    columns = ("preset", "tokens/s", "from", "to", "ms/token", "hit rate", "moved/token", "output altered by")
-    rows = [
-        (
-            row.preset,
-            row.tokens_per_s,
-            row.least,
-            row.most,
-            row.tpot_ms,
-            row.hit_rate,
-            NumBytes(row.moved_nbytes),
-            row.alters or "-",
-        )
-        for row in deployment.rows
-        if not row.why
-    ]
-    note = "from, to: the least and the most of three kinds of routers"
-    return Sheet(f"Expected on {deployment.machine.name}, on virtual time", columns, rows, note)
+    rows, title = deployment.offered, f"Simulated for {deployment.machine.name}, unmeasured"
+    note = "one request at a time, on synthetic routers"
+    if deployment.is_toy:
+        plain = next((row for row in rows if row.preset == "on-demand"), rows[0])
+        columns = ("preset", f"beside {plain.preset}", "hit rate", "output altered by")
+        cells = [(row.preset, compared(row.tpot_ms / plain.tpot_ms), row.hit_rate, row.alters or "-") for row in rows]
+        return Sheet(title, columns, cells, note)
+    columns = ("preset", "tokens/s", "range", "hit rate", "output altered by")
+    cells = [(row.preset, row.tokens_per_s, _range(row), row.hit_rate, row.alters or "-") for row in rows]
+    return Sheet(title, columns, cells, f"{note}; range: over three kinds of them")
 
 
-def _advice(deployment: DeploymentPlan) -> list[str]:
-    if deployment.memory.share == 1:
-        return ["everything fits: any loader will do, and `--preset full`"]
-    exact, fastest = deployment.exact, deployment.fastest
-    lines = []
-    if exact is not None:
-        lines.append(f"without any loss expect most of {exact.preset}: about {exact.tokens_per_s:.3g} tokens/s")
-    if fastest is not None and fastest is not exact:
-        lines.append(
-            f"fastest is {fastest.preset} ({fastest.tokens_per_s:.3g} tokens/s, {fastest.alters}): "
-            "what that costs in quality only the weights can tell"
-        )
-    return lines + [f"next: {step}" for step in next_steps(deployment)]
+def _range(row: Expected) -> str:
+    return f"{row.least:.3g} to {row.most:.3g}"
 
 
-def next_steps(deployment: DeploymentPlan) -> list[str]:
-    """Return commands that replace assumptions by measurements."""
-    request, budget = deployment.request, f"{100 * deployment.memory.share:.3g}%"
-    name = request.model
-    simulate = f"moectl plan {name} --vram {request.vram} --machine {request.machine} --context {request.context}"
-    simulate += "" if request.dense is None else f" --dense {request.dense}"
-    steps = [] if deployment.rows else [f"{simulate} --simulate: what to expect of each preset"]
-    steps += [
-        "moectl profile FOLDER --hardware: what this machine really takes, for --machine here",
-        "moectl profile FOLDER --trace: what the routers really do, which decides how often an expert is there",
-        f"moectl bench FOLDER --simulate --machine here --presets all --budgets {budget}: the same table on that trace",
-    ]
-    if any("few bits" in row.alters for row in deployment.rows):
-        steps.append("moectl quantize FOLDER, then moectl bench FOLDER: what few bits cost on real text")
-    return [step.replace("FOLDER", name if "/" in name else "FOLDER") for step in steps]
+def _first(rows: list[Expected]) -> Iterator[str]:
+    """Say which presets need a command first, by the command."""
+    commands = {row.preset: dict.fromkeys(_FIRST[need] for need in row.needs) for row in rows}
+    for wanted in dict.fromkeys(tuple(sorted(names, reverse=True)) for names in commands.values() if names):
+        named = ", ".join(preset for preset, names in commands.items() if set(names) == set(wanted))
+        yield f"first {' and '.join(f'`moectl {name}`' for name in wanted)}, for {named}"
 
 
-def assumptions(deployment: DeploymentPlan) -> list[str]:
-    """Return what the plan assumes where it has no measurement."""
-    return [
-        *(_of_routers(deployment) if deployment.rows else ()),
-        f"{deployment.machine.name}: {deployment.machine.source}",
-        "time: bytes over bandwidth or operations over peak, whichever is longer; launches, host work, reading the "
-        "attention cache, dense layers and norms are not counted, so that real runs are slower",
-        f"experts in the format of the checkpoint; all other weights: {_kept(deployment.request.dense)}; the cache in "
-        "the model's own dtype; without biases and norms",
-        *deployment.assumed,
-    ]
-
-
-def _of_routers(deployment: DeploymentPlan) -> list[str]:
-    layers, whole = deployment.simulated_layers, deployment.model.shape.num_layers
-    part = [f"{layers} of {whole} layers are simulated, which are alike in a synthetic trace"] if layers < whole else []
-    return [
-        "routers: synthetic, usual ones (skew .8, locality .4, predictability .7), even ones (.4, .1, .5), skewed ones "
-        "(1.2, .6, .9); 4 requests of 32 tokens of prompt and 96 decoded, one at a time, from an empty cache",
-        *part,
-    ]
-
-
-def _record(deployment: DeploymentPlan) -> dict[str, object]:
-    memory = deployment.memory
-    return {
-        "model": deployment.model.name,
-        "machine": deployment.machine.name,
-        "dense_bits": deployment.request.dense,
-        "memory": asdict(memory) | {"share": memory.share, "files_nbytes": memory.files_nbytes},
-        "tokens_per_s": asdict(deployment.bounds),
-        "rows": [asdict(row) for row in deployment.rows],
-        "exact": deployment.exact and deployment.exact.preset,
-        "fastest": deployment.fastest and deployment.fastest.preset,
-        "next": next_steps(deployment),
-        "assumed": assumptions(deployment),
-    }
+def _not_tried(rows: list[Expected]) -> Iterator[str]:
+    untried = ((row.preset, row.why.partition(":")[0]) for row in rows if row.why and not row.is_study)
+    return (f"not simulated: {preset}: {why}" for preset, why in untried)

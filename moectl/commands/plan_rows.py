@@ -8,9 +8,9 @@ from artifacts.hardware.costs import DENSE_ON_GPU, Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
-from moectl.shared.timed_machine import timed_machine
+from moectl.commands.plan_place import PlanPlace, smallest_with
+from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
-from runtime.control import sizes
 from runtime.model.gguf_shape import gguf_shape
 from runtime.model.locate import local_gguf
 
@@ -19,20 +19,16 @@ RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """`vram` is written as bytes are, as 24GB; the attention cache holds `context` tokens; linear layers besides
-    experts and routers have `dense` bits if that is given."""
+    """The attention cache holds `context` tokens; linear layers besides experts and routers have `dense` bits if that
+    is given."""
 
     model: str
-    vram: str
-    machine: str
+    place: PlanPlace
     context: int = 4096
     dense: int | None = None
 
     def __post_init__(self) -> None:
-        timed_machine(self.machine)
         check_dense(self.dense)
-        if sizes.nbytes(self.vram) < 1:
-            raise BadUsage(f"--vram {self.vram} is no memory: write bytes, as 24GB")
         if self.context < 1:
             raise BadUsage(f"--context {self.context}: a context is one token or more")
 
@@ -60,6 +56,11 @@ class Memory:
         """Bytes of the checkpoint's files."""
         return self.stored_weights_nbytes + self.all_experts_nbytes
 
+    @property
+    def whole_nbytes(self) -> int:
+        """Bytes of a GPU that would hold everything."""
+        return self.weights_nbytes + self.cache_nbytes + self.reserve_nbytes + self.all_experts_nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -86,7 +87,7 @@ class Expected:
     """A preset on synthetic routers: times with the usual ones, tokens per second from the slowest to the fastest.
 
     `alters` names what makes the output differ from the full model's, empty where nothing does. `moved_nbytes` is per
-    token.
+    token. `needs` are the artefacts that a checkpoint must have first; `is_study`: nobody would run a model by it.
     """
 
     preset: str
@@ -98,21 +99,36 @@ class Expected:
     moved_nbytes: int | None = None
     alters: str = ""
     why: str = ""
+    needs: tuple[str, ...] = ()
+    is_study: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentPlan:
     """`rows` are sorted by speed; presets that could not be tried come last, with the reason. None were simulated where
-    there are none."""
+    there are none. `bounds` are None where no bandwidths are known."""
 
     request: PlanRequest
     model: ModelShape
-    machine: Machine
     memory: Memory
-    bounds: Bounds
+    bounds: Bounds | None
     rows: list[Expected]
     simulated_layers: int
     assumed: tuple[str, ...]
+
+    @property
+    def machine(self) -> Machine | None:
+        return self.request.place.machine
+
+    @property
+    def is_toy(self) -> bool:
+        """Whether the model is so small that a data sheet says nothing of its times but their ratios."""
+        return self.memory.all_experts_nbytes < TOY_NBYTES
+
+    @property
+    def offered(self) -> list[Expected]:
+        """What a user may choose from."""
+        return [row for row in self.rows if not row.why and not row.is_study]
 
     @property
     def exact(self) -> Expected | None:
@@ -129,11 +145,11 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
 
     Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per layer fits.
     """
-    (model, needs), chosen = _costs(request.model, request.dense), timed_machine(request.machine)
+    (model, needs), place = _costs(request.model, request.dense), request.place
     memory = divided(request, model, needs)
-    bounds = Bounds.of(model, chosen, memory.share, dense=request.dense)
+    bounds = place.machine and Bounds.of(model, place.machine, memory.share, dense=request.dense)
     notes = () if request.dense is None else (DENSE_ON_GPU.format(bits=request.dense),)
-    return DeploymentPlan(request, model, chosen, memory, bounds, [], 0, (*model.assumed, *notes))
+    return DeploymentPlan(request, model, memory, bounds, [], 0, (*model.assumed, *notes))
 
 
 def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
@@ -146,22 +162,23 @@ def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:
     """Return what is left for experts. Raises OutOfResources, naming the memory that would do."""
-    vram, cache = sizes.nbytes(request.vram), needs.cache_nbytes * request.context
+    cache, shape = needs.cache_nbytes * request.context, model.shape
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES
-    shape = model.shape
     least = taken + shape.num_layers * shape.expert_nbytes
-    if vram < least:
+    if request.place.vram_nbytes < least:
+        less = "a shorter --context takes less" if request.dense else "a shorter --context or --dense 4 takes less"
         raise OutOfResources(
-            f"{model.name} does not fit into {request.vram}: {human_bytes(needs.weights_nbytes)} of weights besides "
-            f"experts, {human_bytes(cache)} of attention cache for {request.context:,} tokens, "
-            f"{human_bytes(RESERVE_NBYTES)} in reserve and one expert a layer take {human_bytes(least)}"
+            f"{model.name} does not fit into {request.place.shown}: it takes {human_bytes(least)} at least, "
+            f"{human_bytes(needs.weights_nbytes)} of weights besides experts, {human_bytes(cache)} of attention cache "
+            f"for {request.context:,} tokens, {human_bytes(RESERVE_NBYTES)} in reserve and one expert a layer; "
+            f"{smallest_with(least)}; {less}"
         )
     return Memory(
-        vram_nbytes=vram,
+        vram_nbytes=request.place.vram_nbytes,
         weights_nbytes=needs.weights_nbytes,
         stored_weights_nbytes=needs.stored_nbytes,
         cache_nbytes=cache,
         reserve_nbytes=RESERVE_NBYTES,
-        experts_nbytes=vram - taken,
+        experts_nbytes=request.place.vram_nbytes - taken,
         all_experts_nbytes=shape.nbytes,
     )

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from artifacts.errors import Problem
+from artifacts.errors import BadUsage, Problem
 from artifacts.modelshapes.known import ModelShape
 from artifacts.traces.synthetic import Dials, generate
 from moectl.commands.plan_rows import DeploymentPlan, Expected, Memory
 from runtime.control.counters import AT_BITS, hit_rate
+from runtime.policies import build
 from runtime.policies.presets import presets
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
@@ -47,14 +48,18 @@ def _expected(
 ) -> tuple[list[Expected], tuple[str, ...]]:
     """Replay the presets that hold all experts if all fit, else those that do not."""
     chosen, memory, dense = deployment.machine, deployment.memory, deployment.request.dense
+    if chosen is None:
+        raise BadUsage("the bandwidths of this GPU are not known: name a machine that is like it by --machine")
     workloads = {
         name: Workload(generate(dials, model.shape), model, chosen, dense=dense) for name, dials in ROUTERS.items()
     }
     names = [name for name, preset in presets().items() if (memory.share == 1) == (preset.budget == "100%")]
     rows = []
-    for number, preset in enumerate(names):
+    for number, name in enumerate(names):
         progress(number, len(names))
-        rows.append(_tried(preset, workloads, memory, scale))
+        named = presets()[name]
+        row = _tried(name, workloads, memory, scale)
+        rows.append(replace(row, needs=tuple(sorted(build(named.texts()).requires)), is_study=named.is_study))
     rows.sort(key=lambda row: (row.tokens_per_s is None, -(row.tokens_per_s or 0)))
     return rows, tuple(workloads[USUAL].assumed)
 

@@ -20,4 +20,5 @@ def timed_machine(text: str) -> Machine:
         if field not in _FIELDS:
             raise BadUsage(unknown("time of a machine", field, _FIELDS))
         times[_FIELDS[field]] = seconds(value)
-    return replace(machine(name), name=text, **times)
+    found = machine(name)
+    return replace(found, name=f"{found.name}:{options}", **times) if times else found

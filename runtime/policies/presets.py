@@ -22,8 +22,9 @@ class Scope(StrEnum):
 class Preset:
     """A named set of policies, one per axis, with the paper it comes from and how it differs from that paper.
 
-    `budget` is given only if the preset fixes it. A preset that `waits_for` something cannot run; its axes name only
-    the policies that exist. A tuned preset is `tuned_for` a budget and a machine, of the model `model_id`.
+    `budget` is given only if the preset fixes it. `is_study`: it is there to be compared with, not to run a model by.
+    A preset that `waits_for` something cannot run; its axes name only the policies that exist. A tuned preset is
+    `tuned_for` a budget and a machine, of the model `model_id`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Preset:
     budget: str | None = None
     differs: str = ""
     waits_for: str = ""
+    is_study: bool = False
     tuned_for: str = ""
     model_id: str = ""
 

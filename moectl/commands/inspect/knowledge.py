@@ -70,7 +70,7 @@ def machines(store: Path) -> Sheet:
         (
             name,
             machine.fast_gbps,
-            machine.fast_tflops,
+            machine.fast_tflops if math.isfinite(machine.fast_tflops) else None,
             machine.link_gbps,
             machine.link_latency_s * 1e6,
             machine.near_gbps,

@@ -3,7 +3,8 @@
 import pytest
 
 from artifacts.errors import BadUsage
-from artifacts.hardware.machines import MACHINES, machine
+from artifacts.hardware import machines
+from artifacts.hardware.machines import MACHINES, machine, machine_with
 
 
 def test_every_machine_has_positive_figures_and_a_source():
@@ -23,8 +24,19 @@ def test_the_machine_of_table_2():
     assert device.near_by_bits and device.near_gb == 512.0
 
 
+def test_the_link_may_be_left_out_of_a_name():
+    assert machine("rtx4090") is machine("rtx4090-pcie4") and machine("h100") is machine("h100-pcie5")
+    assert machine("m4-max").fast_gb == 96.0
+
+
+def test_the_machine_of_a_gpu_as_its_driver_names_it():
+    assert machine_with("NVIDIA H100 80GB HBM3").fast_gbps == 3350.0
+    assert machine_with("NVIDIA GeForce RTX 4090 Laptop GPU") is None, "another chip, with less memory"
+    assert all(machine_with(name).name == listed for name, listed in machines._GPUS.items())
+
+
 def test_an_unknown_machine_is_answered_with_a_guess_and_the_known():
     with pytest.raises(
-        BadUsage, match="unknown machine 'a100'; did you mean a100-pcie4.*Known: a100-pcie4, h100-pcie5"
+        BadUsage, match="unknown machine 'a10-pcie4'; did you mean a100-pcie4.*Known: a100-pcie4, h100-pcie5"
     ):
-        machine("a100")
+        machine("a10-pcie4")

@@ -1,6 +1,7 @@
 """`moectl plan`: memory adds up, speeds are those of a replay, and only the config is read."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from artifacts.hardware.costs import Costs
-from artifacts.hardware.machines import machine
+from artifacts.hardware.machines import MACHINES, machine
 from artifacts.modelshapes.known import MODELS, model_shape
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
+from moectl.commands import plan_place
+from moectl.commands.plan_place import PlanPlace
 from moectl.commands.plan_rows import RESERVE_NBYTES, PlanRequest, divided
 from moectl.commands.plan_simulation import ROUTERS
 from runtime.policies.presets import presets
@@ -89,19 +92,72 @@ def test_the_quick_answer_has_bounds_and_says_how_to_get_more(folder: Path, plan
 
 
 def test_neither_torch_nor_the_simulator_is_imported(folder: Path) -> None:
-    """They take seconds, of which a quick answer has none."""
+    """They take seconds, and a quick answer takes less than two."""
     path = folder / "config.json"
     quantised = {"quantization_config": CONFIGS["compressed-tensors"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | quantised))
     code = f"""
 import sys
+from time import process_time
 from moectl.cli import main
 assert main(["plan", {str(folder)!r}, "--vram", "24GB"]) == 0
+assert process_time() < 2
 print([name for name in ("torch", "numba", "runtime.replay") if name in sys.modules], file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stderr == "[]\n", done.stderr
     assert "the checkpoint's files" in done.stdout
+
+
+@pytest.mark.parametrize("name", [each.name for each in MACHINES.values() if each.fast_gb is not None])
+def test_the_memory_of_a_machine_is_known(name: str, planned: Planned) -> None:
+    said = planned("qwen1.5-moe-a2.7b", "--machine", name)
+    assert (said["machine"], said["memory"]["vram_nbytes"]) == (name, machine(name).fast_gb * 1e9)
+    assert planned("qwen1.5-moe-a2.7b", "--machine", name, "--vram", "30GB")["vram"] == "30GB"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Give this machine a GPU of that name with 10 GiB; none without a name."""
+    return lambda name: monkeypatch.setattr(plan_place, "gpus_of_driver", lambda: [(name, 10 * GIB)] if name else [])
+
+
+def test_without_options_it_is_for_the_gpu_of_this_machine(
+    folder: Path, gpu: Callable[[str], None], planned: Planned, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gpu("NVIDIA GeForce RTX 4090")
+    said = planned(str(folder))
+    assert (said["memory"]["vram_nbytes"], said["machine"]) == (10 * GIB, "rtx4090-pcie4")
+    assert planned(str(folder), "--vram", "2GiB")["machine"] == "rtx4090-pcie4"
+    gpu("an accelerator")
+    said = planned(str(folder))
+    assert (said["machine"], said["tokens_per_s"], said["memory"]["vram_nbytes"]) == (None, None, 10 * GIB)
+    assert "not known" in " ".join(said["assumed"]) and not any("--simulate:" in step for step in said["next"])
+    assert main(["plan", str(folder), "--simulate"]) == 2 and "--machine" in capfd.readouterr().err
+    gpu("")
+    assert main(["plan", str(folder)]) == 2
+    said = capfd.readouterr()
+    assert not said.out and said.err.count("\n") == 1 and "rtx4090" in said.err and "--vram" in said.err
+    assert planned(str(folder), "--vram", "2GiB")["machine"] == "rtx3090-pcie4"
+
+
+def test_a_toy_on_a_data_sheet_has_ratios_alone(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ("--vram", held(folder, 8), "--machine", "rtx4090", "--context", "16", "--simulate")
+    assert main(["plan", str(folder), *options]) == 0
+    said = capfd.readouterr().out
+    assert "times slower" in said and "on-demand" in said
+    assert not re.search(r"tokens/s|ms/token|\d ms", said.partition("\nassumed:")[0])
+    table = said.partition("Simulated")[2].partition("\nnext:")[0]
+    assert not [name for name, one in presets().items() if one.is_study and f" {name} " in table]
+    assert "first `moectl quantize`, for shadow" in table
+    assert "first `moectl profile` and `moectl build-buddies`, for buddymoe" in table
+
+
+def test_a_real_model_has_a_range_that_is_marked_as_a_guess(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "qwen3-30b-a3b", "--machine", "rtx4090"]) == 0
+    said = capfd.readouterr().out
+    assert "Quick guess for rtx4090-pcie4, unmeasured: 6.5 to 170 tokens/s" in said
+    assert "the smallest known machine with that much is a100-pcie4 (80 GB)" in said
 
 
 def test_everything_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -113,9 +169,8 @@ def test_everything_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> Non
 def test_who_has_how_much() -> None:
     """Mixtral 8x7B: 3.0 GiB besides experts, 0.5 GiB of cache for 4,096 tokens, 336 MiB an expert."""
     name = "mixtral-8x7b"
-    memory = divided(
-        PlanRequest(name, "24GiB", "a6000-pcie4"), MODELS[name], backbone_memory(MODELS[name], backbone_of(name))
-    )
+    request = PlanRequest(name, PlanPlace.find("24GiB", "a6000-pcie4"))
+    memory = divided(request, MODELS[name], backbone_memory(MODELS[name], backbone_of(name)))
     assert memory.weights_nbytes / GIB == pytest.approx(2.99, abs=0.02) and memory.cache_nbytes == GIB // 2
     total = memory.weights_nbytes + memory.cache_nbytes + memory.reserve_nbytes + memory.experts_nbytes
     assert total == memory.vram_nbytes == 24 * GIB
@@ -125,8 +180,10 @@ def test_who_has_how_much() -> None:
 def test_what_cannot_be_planned_is_said(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for options, code, told in (
         ((str(folder), "--vram", "1GiB"), 4, "does not fit into 1GiB"),
+        (("mixtral-8x22b", "--machine", "rtx4060"), 4, "with that much is a6000-pcie4 (48 GB)"),
+        (("deepseek-v3", "--vram", "8GB", "--context", "20000000"), 4, "no machine that moectl knows"),
         (("mixtral-8x7c", "--vram", "24GB"), 2, "mixtral-8x7b"),
-        ((str(folder), "--vram", "24GB", "--machine", "rtx3090"), 2, "rtx3090-pcie4"),
+        ((str(folder), "--vram", "24GB", "--machine", "rtx309"), 2, "rtx3090-pcie4"),
         ((str(folder), "--vram", "much"), 2, "size 'much'"),
         ((str(folder), "--vram", "0B"), 2, "no memory"),
         ((str(folder), "--vram", "24GB", "--context", "0"), 2, "one token or more"),

@@ -14,12 +14,13 @@ def test_times_replace_what_they_name() -> None:
     timed = timed_machine("a100-pcie4:load=14ms,head=80us")
     assert (timed.load_s, timed.layer_s, timed.head_s) == (0.014, None, pytest.approx(80e-6))
     assert timed.link_gbps == machine("a100-pcie4").link_gbps and timed_machine("5gbps") == machine("5gbps")
+    assert timed_machine("a100:load=14ms").name == "a100-pcie4:load=14ms"
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a100:load=14ms", "unknown machine 'a100'"),
+        ("a10:load=14ms", "unknown machine 'a10'"),
         ("5gbps:lode=14ms", "unknown time of a machine 'lode'; did you mean load?"),
         ("5gbps:load=14", "time '14' is not understood"),
         ("5gbps:load=0ms", "time '0ms' is not understood"),
