@@ -25,6 +25,7 @@ class Tally:
     busy_s: float = 0.0
     exposed_s: float = 0.0
     num_first: int = 0
+    last_token: tuple = ()  # of the last pass, by layer
     first_s: float = 0.0  # from a request's arrival to its first token
     began_s: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -40,6 +41,7 @@ class Tally:
             self.num_tokens += turn.token is not None
             self.busy_s += turn.seconds
             self.exposed_s += turn.exposed_s
+            self.last_token = turn.last_token
 
     def first(self, num_prompt_tokens: int, seconds: float) -> None:
         """Count the first token of a request."""
