@@ -37,8 +37,8 @@ def live(scheduler: Scheduler) -> dict[str, object]:
 
 def _last_token(scheduler: Scheduler) -> list[dict[str, list[int]]]:
     """By layer, the experts of the last token: those that were in the fast tier, and those that were not."""
-    controller, noted = scheduler.session.controller, scheduler.tally.last_token
-    return [_used(one, controller) for one in noted if one is not None]
+    controller = scheduler.session.controller
+    return [_used(one, controller) for one in scheduler.tally.last_token]
 
 
 def _used(one: Plan | torch.Tensor, controller: Controller) -> dict[str, list[int]]:

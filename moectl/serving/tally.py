@@ -5,8 +5,10 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from runtime.control.counters import Counter, by_layer, totals
+from runtime.control.plan import Plan
 from runtime.session.interleave import PassResult
 
 OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went away
@@ -25,7 +27,7 @@ class Tally:
     busy_s: float = 0.0
     exposed_s: float = 0.0
     num_first: int = 0
-    last_token: tuple = ()  # of the last pass, by layer
+    last_token: tuple[Plan | torch.Tensor, ...] = ()  # by layer, as a pass gives it
     first_s: float = 0.0  # from a request's arrival to its first token
     began_s: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)

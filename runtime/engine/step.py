@@ -30,7 +30,7 @@ class StepExecutor:
     `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts experts that the
     controller took for resident, that had not landed, and that were therefore computed on the replica beside the slots.
     `last_token` has by layer what the last pass over a single token did: its plan, or the router's choice [1, K] where
-    nothing was left to plan; None before the first.
+    nothing was left to plan.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StepExecutor:
         self.link, self.near = tiers.link, tiers.near
         self.pending: dict[int, Transfer] = {}
         self.num_not_landed = 0
-        self.last_token: list[Plan | torch.Tensor | None] = [None] * opened.shape.num_layers
+        self.last_token: dict[int, Plan | torch.Tensor] = {}
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._threads = threads
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
