@@ -1,15 +1,14 @@
 """`moectl report`: every number on the page comes from a query that it shows; the page makes no network requests."""
 
+import asyncio
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import duckdb
 import numpy as np
@@ -21,6 +20,7 @@ from artifacts.store.store import Store
 from moectl.cli import main
 from tests import TRACE
 from tests.conftest import Checkpoint
+from tests.helpers.browser import LOOKS, browsing, needs_browser
 from tests.moectl.bench.test_other_tools import VLLM, written
 from tests.moectl.commands.test_build_buddies import write_profile
 
@@ -29,7 +29,6 @@ SECTIONS = {
     *("summary", "front", "bench", "tuned", "layers", "prefetch", "controls"),
     *("use", "together", "standins", "loss", "splits", "receipt"),
 }
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))), None)
 
 
 @dataclass
@@ -254,28 +253,26 @@ def test_what_cannot_be_written_is_said_first(tmp_path: Path, capfd: pytest.Capt
     assert not list(tmp_path.iterdir())
 
 
-def seen_by_a_browser(page: Path, scratch: Path) -> tuple[list[str], set[str]]:
-    """Console output of the page, and the hosts of its requests."""
-    log = scratch / f"{page.stem}.net.json"
-    quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
-    own = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}")
-    logs = ("--enable-logging=stderr", f"--log-net-log={log}", "--dump-dom", page.as_uri())
-    done = subprocess.run([BROWSER, *own, *quiet, *logs], capture_output=True, text=True, timeout=60, check=True)
-    events = json.loads(log.read_text())["events"]
-    urls = (event["params"]["url"] for event in events if "url" in event.get("params", {}))
-    hosts = {urlsplit(url).hostname or "" for url in urls}
-    # Requests that the browser makes by itself, also for an empty page.
-    asked = {host for host in hosts if not (host.endswith((".google.com", ".googleapis.com")) or not host)}
-    return [line for line in done.stderr.splitlines() if ":CONSOLE" in line], asked
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
+@needs_browser
 def test_a_browser_has_nothing_to_say_and_asks_for_nothing(page: Path, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.html"
+    """And the page fits, light and dark, on a screen and on a phone."""
+    asyncio.run(_look(page, tmp_path))
+
+
+async def _look(page: Path, scratch: Path) -> None:
+    bad = scratch / "bad.html"
     bad.write_text('<!doctype html><img src="http://moectl.invalid/a.png"><script>console.error("boom")</script>')
-    said, asked = seen_by_a_browser(bad, tmp_path)
-    assert "boom" in said[0] and asked == {"moectl.invalid"}
-    assert seen_by_a_browser(page, tmp_path) == ([], set())
+    async with browsing(scratch) as tab:
+        await tab.open(bad.as_uri(), width=1280, height=900)
+        await tab.until("document.readyState === 'complete'")
+        assert any("boom" in said for said in tab.said) and tab.asked == [bad.as_uri(), "http://moectl.invalid/a.png"]
+        tab.said.clear(), tab.asked.clear()
+        await tab.call("Page.navigate", url=page.as_uri())
+        await tab.until("document.readyState === 'complete' && document.querySelector('h1')")
+        for width, scheme in LOOKS:
+            await tab.look(width, scheme)
+            await tab.picture(scratch / f"{width}-{scheme}.png")
+        assert not tab.said and {url for url in tab.asked if url != "data:,"} == {page.as_uri()}
 
 
 def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
