@@ -1,0 +1,42 @@
+"""What a time rests on (a machine at hand, emulated proportions, virtual time), and what may be said of it."""
+
+from dataclasses import dataclass
+
+from artifacts.hardware.machines import HERE, MACHINES
+
+TOY_NBYTES = 256 << 20  # all routed experts together; below, launches and host work would decide, which no sheet has
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """`says` stands beside every table of such times. Without `is_absolute` only their ratios mean anything."""
+
+    says: str
+    is_absolute: bool
+
+
+def simulated(machine: str, experts_nbytes: int) -> Grounds:
+    """Times of a replay on a named machine, of a model whose routed experts take so many bytes.
+
+    On data sheets a toy takes no time at all: everything fits many times over, and what a sheet leaves out is most of
+    the time. Costs that were measured `here` hold for a model of any size.
+    """
+    if machine == HERE:
+        return Grounds("simulated on virtual time, at costs measured on this machine", is_absolute=True)
+    says = f"simulated on virtual time, bandwidths of {machine}"
+    is_toy = experts_nbytes < TOY_NBYTES
+    return Grounds(says + ", a toy model: ratios only" * is_toy, is_absolute=not is_toy)
+
+
+def measured(link: str, *, device: str = "cpu") -> Grounds:
+    """Times of live runs over a link: the machine's own, an emulated rate, or the proportions of a named machine."""
+    what = device.partition(":")[0].upper().replace("CUDA", "GPU")
+    if link in MACHINES:
+        return Grounds(f"{what}, in the proportions of {link}", is_absolute=False)
+    return Grounds(f"measured on this {what}" + f" over an emulated link of {link}" * link[:1].isdigit(), True)
+
+
+def compared(ratio: float) -> str:
+    """A ratio of times in words: 3.45 -> `3.5 times slower`, 0.5 -> `2.0 times faster`."""
+    more, word = (ratio, "slower") if ratio >= 1 else (1 / ratio, "faster")
+    return f"{more:.1f} times {word}" if more >= 1.05 else "as fast"
