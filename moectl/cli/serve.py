@@ -22,7 +22,6 @@ from moectl.cli.options import (
     Window,
 )
 from moectl.shared.defaults import DEFAULT_STORE
-from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,8 @@ def serve(
     store: StorePath = DEFAULT_STORE,
 ) -> None:
     """Serve a model to OpenAI's clients, and a page that shows what its cache and link do (extra: serve)."""
-    with importing():
-        from moectl.commands import serve as command
-        from moectl.commands.serve import ServerLimits
+    from moectl.commands import serve as command
+    from moectl.commands.serve import ServerLimits
 
     settings = fill(command.Settings, chosen, options, preset=chosen.find(store), policies=policies.given())
     limits = ServerLimits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)

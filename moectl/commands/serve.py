@@ -1,35 +1,35 @@
 """`moectl serve`: an OpenAI-compatible endpoint over a session, and a page that shows what it does."""
 
+import asyncio
 import errno
 import logging
 import signal
 import socket
 import sys
 import threading
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from artifacts.errors import BadInput, BadUsage, OutOfResources
 from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
-from moectl.shared.opening import existing, open_quietly
-from moectl.shared.text import tokenizer_of
-from runtime.model.open import MoeModel
-from runtime.policies import build
-from runtime.policies.presets import Preset, preset, presets
-from runtime.session.presets import tuned_presets
-from runtime.session.session import Session, Settings
+from moectl.shared.importing import importing
+from runtime.session.settings import Settings
 
 try:
     import uvicorn
 
-    from moectl.serving.app import Serving, application
-    from moectl.serving.guard import LOOPBACK, ServerLimits, host_name
+    from moectl.serving.front import Front
+    from moectl.serving.guard import LOOPBACK, Guard, ServerLimits, host_name
     from moectl.serving.half_closed import HalfClosedProtocol
-    from moectl.serving.scheduler import Scheduler
 except ModuleNotFoundError as missing:
     raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
+
+if TYPE_CHECKING:
+    from moectl.serving.app import Serving
 
 
 def serve_command(
@@ -43,97 +43,109 @@ def serve_command(
     store: Path,
     base: int,
 ) -> None:
-    """Do all of `moectl serve`: listen, open the model, and serve until a signal ends it."""
+    """Do all of `moectl serve`: listen, show the page, open the model meanwhile, and serve until a signal ends it."""
     check_base(base)
     hosts = _names(host)
     if not hosts and not api_key:
         raise BadUsage(f"--host {host} lets anybody in: give --api-key, or leave it out to serve this machine alone")
+    logging.basicConfig(format="moectl: %(message)s")
     name = name or str(demo_model())
+    model = _called(name)
     with _listening(host, port) as listening:
-        opened = open_quietly(name, device=settings.device, dense=settings.dense)
-        tokenizer_of(opened)
-        scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
-        scheduler.start()
-        choices = offered(opened, settings, store)
-        serving = Serving(scheduler, _called(name), choices, api_key=api_key, hosts=hosts)
         at = f"http://{_shown(host)}:{listening.getsockname()[1]}"
-        print(f"{_what(serving)}: {at}/v1 for clients, {at}/ for a look", file=sys.stderr, flush=True)
-        _run(serving, listening)
+        server = Server(model, limits, api_key=api_key, hosts=hosts)
+        with server.answering(listening):
+            _say(f"{model} is loading; its page is there: {at}/")
+            with importing():
+                from moectl.serving.opening import open_serving
+            serving = open_serving(name, settings, limits, model=model, store=store, base=base)
+            server.begin(serving)
+            _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")
+            server.wait()
 
 
-def scheduler_of(
-    opened: MoeModel, name: str, settings: Settings, limits: ServerLimits, *, store: Path, base: int
-) -> Scheduler:
-    """Return a scheduler for the model and the presets of a store; the caller starts it."""
-    choices = _presets(opened, settings, store)
-
-    def open_session(chosen: str) -> Session:
-        chosen_settings = replace(settings, preset=choices[chosen])
-        return Session.over(opened, chosen_settings, store=existing(store), base=base, name=name)
-
-    return Scheduler(open_session, preset(settings.preset).name, limits)
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
-def offered(opened: MoeModel, settings: Settings, store: Path) -> dict[str, str]:
-    """Return a line about each preset that clients may switch to."""
-    return {name: _line(chosen) for name, chosen in _presets(opened, settings, store).items()}
-
-
-def _presets(opened: MoeModel, settings: Settings, store: Path) -> dict[str, Preset]:
-    """Return the presets that can run live, the requested one among them."""
-    tuned = [candidate for candidate in tuned_presets(store) if candidate.model_id == opened.fingerprint[:16]]
-    candidates = (*presets().values(), *tuned, preset(settings.preset))
-    named = {candidate.name: candidate for candidate in candidates if not candidate.waits_for}
-    return {name: chosen for name, chosen in named.items() if "next_use" not in build(chosen.texts()).requires}
-
-
-def _line(chosen: Preset) -> str:
-    needs = ", ".join(sorted(build(chosen.texts()).requires))
-    return f"{chosen.summary}; needs {needs}" if needs else chosen.summary
-
-
-def _what(serving: Serving) -> str:
+def _what(serving: "Serving") -> str:
     receipt = serving.scheduler.receipt
     in_fast_tier = f"{receipt['slots']} of {receipt['experts']} experts in the fast tier"
     return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}, {in_fast_tier}"
 
 
 class Server(uvicorn.Server):
-    """After a signal it takes no new requests and waits for running ones; the scheduler breaks them off in time."""
+    """Answers from its start, and from `begin` on with a model. After a signal it takes no new requests and waits for
+    running ones; the scheduler breaks them off in time."""
 
-    def __init__(self, serving: Serving) -> None:
-        app = application(serving)
+    def __init__(self, model: str, limits: ServerLimits, *, api_key: str | None, hosts: tuple[str, ...]) -> None:
+        self.front = Front(model)
+        guard = Guard(self.front, api_key=api_key, hosts=hosts, body_nbytes=limits.body_nbytes)
         # The scheduler tells clients what it breaks off; uvicorn would only close their connections.
-        seconds = round(serving.scheduler.limits.closing_s) + _TO_SAY_SO_S
+        seconds = round(limits.closing_s) + _TO_SAY_SO_S
         config = uvicorn.Config(
-            app, http=HalfClosedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=seconds
+            guard,
+            http=HalfClosedProtocol,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=seconds,
         )
         super().__init__(config)
-        self._in_time = threading.Timer(serving.scheduler.limits.closing_s, serving.scheduler.close)
-        self._in_time.daemon = True
+        self._closing_s = limits.closing_s
+        self._close = lambda: None
+        self._in_time: threading.Timer | None = None
+        self._thread: threading.Thread
+
+    @contextmanager
+    def answering(self, listening: socket.socket) -> Iterator[None]:
+        """Answer on a thread of its own, so that the caller can open a model meanwhile."""
+        self._thread = threading.Thread(target=self.run, args=([listening],), name="moectl-http", daemon=True)
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self.should_exit = True
+            self._thread.join()
+
+    def begin(self, serving: "Serving") -> None:
+        """Answer with a model from here on, whose scheduler was started; the end of the server closes it."""
+        from moectl.serving.app import application
+
+        self._close = serving.scheduler.close
+        self.front.begin(application(serving), lambda: serving.scheduler.is_alive)
+
+    def wait(self) -> None:
+        """Serve until SIGTERM, Ctrl-C or the end of the terminal, then until running requests end or their time is up.
+        Raises KeyboardInterrupt after Ctrl-C."""
+        told: list[int] = []
+
+        def end(sig: int, frame: FrameType | None) -> None:
+            told.append(sig)
+            self.handle_exit(sig, frame)
+
+        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(sig) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(sig, end)
+        self._thread.join()
+        if signal.SIGINT in told:
+            raise KeyboardInterrupt
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
+            self._in_time = threading.Timer(self._closing_s, self._close)
+            self._in_time.daemon = True
             self._in_time.start()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        self._in_time.cancel()
+        if self._in_time is not None:
+            self._in_time.cancel()
+        await asyncio.to_thread(self._close)
 
 
 _TO_SAY_SO_S = 5
-
-
-def _run(serving: Serving, listening: socket.socket) -> None:
-    """Serve until SIGTERM, Ctrl-C or the end of the terminal, then until running requests end or their time is up."""
-    logging.basicConfig(format="moectl: %(message)s")
-    # After its shutdown uvicorn raises the signal again, which would end this process with an error.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    server = Server(serving)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, server.handle_exit)
-    server.run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -12,35 +12,35 @@ _TITLE = "Buddies against controls"
 _BENCH = "<code>moectl bench --presets buddymoe,buddymoe-random,buddymoe-best,buddymoe-zero</code>"
 _COLUMNS = (
     Column("preset", "preset"),
-    Column("replaced", "share", percent, "of all ranks, left out ones among them"),
+    Column("replaced", "share", percent, "share of experts replaced or left out"),
     Column("KL", "kl", ratio, "nats a token, against the full model"),
     Column("perplexity ratio", "perplexity_ratio", ratio, "against the full model"),
-    Column("KL a rank", "price", ratio, "nats of KL for one rank replaced of a token"),
-    Column("more than buddies", "difference", ratio, "in KL a rank, paired by text"),
+    Column("KL, one replaced", "price", ratio, "nats of KL for one expert replaced of one token"),
+    Column("more than buddies", "difference", ratio, "in KL for one replaced, paired by text"),
     Column("+-", "error", ratio, "standard error of that over the texts"),
     Column("texts", "texts", whole),
     Column("run", "run_id", whole, "of the store"),
 )
 
 
-def controls(source: ReportSource, job: StoredBench | None) -> Section:
-    """The section on stand-ins, from the leading bench."""
-    asked = queries.STAND_IN_PRICES.format(job=job.digest) if job else ""
-    groups = [group for _, group in grouped(source.rows(asked) if job else [], "budget", "link") if len(group) > 1]
+def controls(source: ReportSource, job: StoredBench) -> Section:
+    """The section on stand-ins, from a live bench."""
+    asked = queries.STAND_IN_PRICES.format(job=job.digest)
+    groups = [group for _, group in grouped(source.rows(asked), "budget", "link") if len(group) > 1]
     if not groups:
         return Section("controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does.")
     verdicts = "".join(f"<p>{_verdict(group)}</p>" for group in groups)
     parts = "".join(
-        f"<h3>{escape(place(group[0]))}</h3>{table(group, _COLUMNS, label=f'Stand-ins at {place(group[0])}')}"
+        f"<h4>{escape(place(group[0]))}</h4>{table(group, _COLUMNS, label=f'Stand-ins at {place(group[0])}')}"
         for group in groups
     )
     return Section("controls", _TITLE, f"{_RULE}{verdicts}{parts}", (asked,))
 
 
 _RULE = (
-    '<p class="quiet">A control lets a resident expert drawn at random, or the one that the router rates highest, or '
-    "nobody stand in for the ranks that a buddy would serve. Who stands in stays resident, so that shares are close, "
-    "but not the same: costs are of one rank replaced of a token.</p>"
+    '<p class="quiet">Where an expert is absent, a buddy computes in its place. The controls put something else there: '
+    "a resident expert drawn at random, the resident expert that the router rates highest, or nothing. Each preset "
+    "replaces a slightly different share of experts, so the costs below are for one expert replaced of one token.</p>"
 )
 
 
@@ -50,9 +50,10 @@ def _verdict(rows: Sequence[Record]) -> str:
     rival = next(row for row in rows if row["preset"] != BUDDIES) if best["preset"] == BUDDIES else best
     buddies = next(row for row in rows if row["preset"] == BUDDIES)
     is_told_apart = rival["error"] is not None and abs(rival["difference"]) > 2 * rival["error"]
-    wins = "wins" if is_told_apart else "is ahead, though within two standard errors"
+    wins = "costs least" if is_told_apart else "costs least, within two standard errors of the next"
     return (
-        f"{escape(place(best))}: {code(best['preset'])} {wins}. A rank costs {data(rival['price'], short)} nats with "
-        f"{code(rival['preset'])} and {data(buddies['price'], short)} with buddies, a difference of "
+        f"{escape(place(best))}: {code(best['preset'])} {wins}. An expert replaced costs "
+        f"{data(rival['price'], short)} nats with {code(rival['preset'])} and {data(buddies['price'], short)} with "
+        "buddies, a difference of "
         f"{data(rival['difference'], short)}" + (f" +- {data(rival['error'], short)}." if rival["error"] else ".")
     )

@@ -2,7 +2,7 @@
 
 from moectl.report import queries
 from moectl.report.charts import figure, legend, named_heatmap
-from moectl.report.markup import Column, Section, data, nbytes, percent, short, table, whole
+from moectl.report.markup import Column, Section, data, nbytes, percent, table, whole
 from moectl.report.reading import ReportSource, StoredBench, grouped, place
 from moectl.show.charts import Bar, bars
 
@@ -13,7 +13,6 @@ _PREFETCH = (
     Column("wasted", "wasted_bytes", nbytes),
     Column("used", "useful", percent),
     Column("late", "late", whole, "requests whose expert was still on its way"),
-    Column("stall ms", "exposed_ms", short),
 )
 
 

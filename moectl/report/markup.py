@@ -67,12 +67,20 @@ def code(text: object) -> str:
     return f"<code>{escape(str(text))}</code>"
 
 
-def table(rows: Sequence[Record], columns: Sequence[Column], *, label: str) -> str:
-    """A table that scrolls sideways if it is too wide; its first column stays in view."""
-    headings = "".join(map(_heading, columns))
-    lines = "".join(f"<tr>{''.join(_cell(row[column.name], column) for column in columns)}</tr>" for row in rows)
-    head = f"<thead><tr>{headings}</tr></thead>"
-    inside = f'<table><caption class="hidden">{escape(label)}</caption>{head}<tbody>{lines}</tbody></table>'
+def table(
+    rows: Sequence[Record] | Mapping[str, Sequence[Record]],
+    columns: Sequence[Column],
+    *,
+    label: str,
+    has_cards: bool = False,
+) -> str:
+    """A table of rows, or of groups of rows by heading. Where it is too wide it scrolls sideways and its first column
+    stays in view; with `has_cards` a narrow screen shows each row as a card."""
+    groups = rows if isinstance(rows, Mapping) else {"": rows}
+    bodies = "".join(_body(heading, own, columns) for heading, own in groups.items() if own)
+    head = f"<thead><tr>{''.join(map(_heading, columns))}</tr></thead>"
+    kind = ' class="as-cards"' if has_cards else ""
+    inside = f'<table{kind}><caption class="hidden">{escape(label)}</caption>{head}{bodies}</table>'
     return f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{inside}</div>'
 
 
@@ -85,8 +93,16 @@ def query_details(queries: Sequence[str]) -> str:
 def section(part: Section) -> str:
     body = part.body or f'<p class="missing">{part.missing}</p>'
     queries = query_details(part.queries) if part.body else ""
-    heading = f'<h2 id="{part.key}-title">{escape(part.title)}</h2>'
+    heading = f'<h3 id="{part.key}-title">{escape(part.title)}</h3>'
     return f'<section id="{part.key}" aria-labelledby="{part.key}-title">{heading}{body}{queries}</section>'
+
+
+def _body(heading: str, rows: Sequence[Record], columns: Sequence[Column]) -> str:
+    over = (
+        f'<tr class="over"><th scope="rowgroup" colspan="{len(columns)}">{escape(heading)}</th></tr>' if heading else ""
+    )
+    lines = "".join(f"<tr>{''.join(_cell(row[column.name], column) for column in columns)}</tr>" for row in rows)
+    return f"<tbody>{over}{lines}</tbody>"
 
 
 def _heading(column: Column) -> str:
@@ -96,8 +112,9 @@ def _heading(column: Column) -> str:
 
 
 def _cell(value: object, column: Column) -> str:
+    label = f' data-label="{escape(column.heading)}"'
     if value is None:
-        return '<td class="n">–</td>'
+        return f'<td class="n"{label}>–</td>'
     if column.shown is None:
-        return f"<td>{escape(str(value))}</td>"
-    return f'<td class="n">{data(value, column.shown)}</td>'
+        return f"<td{label}>{escape(str(value))}</td>"
+    return f'<td class="n"{label}>{data(value, column.shown)}</td>'

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moectl.report import queries
 from moectl.report.charts import figure, legend
-from moectl.report.markup import Column, Section, data, nbytes, short, table, times, whole
+from moectl.report.markup import Column, Section, data, nbytes, percent, short, table, times, whole
 from moectl.report.reading import Record, ReportSource, grouped
 from moectl.show.charts import Bar, bars, heatmap
 
@@ -33,7 +33,7 @@ _SPLITS = (
     Column("budget", "budget", short, "in experts"),
     Column("cached experts", "cache_size", whole),
     Column("theta", "theta", short, "share of a cached expert that is in the fast tier"),
-    Column("exposed ms", "exposed_ms", short, "expected, a token"),
+    Column("share of the stall", "stall_share", percent, "expected wait of this layer, of that of all layers"),
 )
 
 

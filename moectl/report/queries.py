@@ -12,18 +12,29 @@ WITH rows AS (
   LEFT JOIN (SELECT run_id, sum(few_bits + replaced) AS altered FROM bench_layers GROUP BY run_id) a USING (run_id)
   WHERE json_extract_string(r.parameters, '$.job') = '{job}'
   QUALIFY row_number() OVER (PARTITION BY preset, budget, link ORDER BY run_id DESC) = 1
+), beside AS (
+  SELECT *,
+    coalesce(
+      min(tpot_ms) FILTER (preset = 'full') OVER (PARTITION BY link), min(tpot_ms) FILTER (preset = 'full') OVER ()
+    ) AS full_tpot_ms,
+    coalesce(
+      min(ttft_ms) FILTER (preset = 'full') OVER (PARTITION BY link), min(ttft_ms) FILTER (preset = 'full') OVER ()
+    ) AS full_ttft_ms
+  FROM rows
 ), judged AS (
   SELECT *, CASE WHEN perplexity_ratio IS NOT NULL THEN greatest(perplexity_ratio - 1, 0) END AS loss,
     CASE WHEN kl IS NULL THEN altered = 0 ELSE kl < 1e-6 AND top1_agreement = 1 END AS is_lossless,
     mode IN ('live', 'simulated') AND preset NOT IN ('full', 'oracle') AS is_ours,
     max(peak_fast_bytes) OVER (PARTITION BY budget) AS size,
-    tpot_ms / coalesce(
-      min(tpot_ms) FILTER (preset = 'full') OVER (PARTITION BY link), min(tpot_ms) FILTER (preset = 'full') OVER ()
-    ) AS times_full
-  FROM rows
+    tpot_ms / full_tpot_ms AS times_full, tpot_lower / full_tpot_ms AS times_lower,
+    tpot_upper / full_tpot_ms AS times_upper, ttft_ms / full_ttft_ms AS times_full_ttft
+  FROM beside
 )"""
 
-MODELS = "SELECT name, family, num_layers, num_experts, top_k, expert_bytes FROM models WHERE model_id = '{model}'"
+MODELS = """
+SELECT name, family, num_layers, num_experts, top_k, expert_bytes,
+  num_layers * num_experts * expert_bytes AS experts_bytes
+FROM models WHERE model_id = '{model}'"""
 
 SUMMARY = (
     _ROWS
@@ -35,10 +46,10 @@ SELECT budget, link, any_value(size) AS size,
   arg_min(preset, tpot_ms) FILTER (loss <= 0.01) AS good_preset,
   min(tpot_ms) FILTER (loss <= 0.01) AS good_ms,
   arg_min(times_full, tpot_ms) FILTER (loss <= 0.01) AS good_times,
-  arg_min(perplexity_ratio, tpot_ms) FILTER (loss <= 0.01) AS good_ratio,
+  arg_min(loss, tpot_ms) FILTER (loss <= 0.01) AS good_loss,
   arg_min(preset, tpot_ms) AS fast_preset, min(tpot_ms) AS fast_ms, arg_min(times_full, tpot_ms) AS fast_times,
-  arg_min(perplexity_ratio, tpot_ms) AS fast_ratio,
-  min(tpot_ms) FILTER (preset = 'on-demand') AS plain_ms
+  arg_min(loss, tpot_ms) AS fast_loss,
+  min(times_full) FILTER (preset = 'on-demand') AS plain_times
 FROM judged WHERE is_ours AND tpot_ms IS NOT NULL
 GROUP BY budget, link ORDER BY size, link"""
 )
@@ -49,30 +60,21 @@ SELECT data, tokens, json_extract_string(parameters, '$.machine.name') AS machin
   json_extract(parameters, '$.rounds')::INT AS rounds, json_extract(parameters, '$.length')::INT AS length,
   json_extract_string(parameters, '$.machine.processor') AS processor,
   json_extract_string(parameters, '$.machine.gpu') AS gpu,
+  json_extract(parameters, '$.machine.cores')::INT AS cores,
+  json_extract_string(parameters, '$.model.name') AS model,
+  json_extract(parameters, '$.model.shape.num_layers')::BIGINT
+    * json_extract(parameters, '$.model.shape.num_experts')::BIGINT
+    * json_extract(parameters, '$.model.shape.expert_nbytes')::BIGINT AS experts_bytes,
+  coalesce(json_extract_string(parameters, '$.device'), 'cpu') AS device,
   json_extract(parameters, '$.threads')::INT AS threads, seed,
   coalesce(json_extract(parameters, '$.base')::INT, 16) AS base,
   json_extract(parameters, '$.dense')::INT AS dense
 FROM runs WHERE json_extract_string(parameters, '$.job') = '{job}' ORDER BY run_id LIMIT 1"""
 
-BOUNDS = (
+MARKS = (
     _ROWS
     + """
-SELECT preset, budget, link, tpot_ms FROM judged
-WHERE preset IN ('full', 'oracle') ORDER BY preset, size"""
-)
-
-# A row is on the front if no other at the same budget and link is as fast, as good and as small (within a hundredth)
-# and better in one of them.
-PARETO = (
-    _ROWS
-    + """
-SELECT budget, link, preset, tpot_ms, loss, perplexity_ratio, peak_fast_bytes, is_lossless, is_ours,
-  is_ours AND NOT EXISTS (
-    FROM judged o WHERE o.place = judged.place AND o.is_ours
-      AND o.tpot_ms <= judged.tpot_ms AND o.peak_fast_bytes <= judged.peak_fast_bytes * 1.01
-      AND coalesce(o.loss <= judged.loss, o.is_lossless >= judged.is_lossless)
-      AND (o.tpot_ms < judged.tpot_ms OR o.loss < judged.loss OR o.peak_fast_bytes < judged.peak_fast_bytes * 0.99)
-  ) AS is_front
+SELECT budget, link, preset, tpot_ms, times_full, loss, peak_fast_bytes, is_lossless, is_ours
 FROM judged WHERE tpot_ms IS NOT NULL AND peak_fast_bytes IS NOT NULL
 ORDER BY size, link, tpot_ms, preset"""
 )
@@ -80,9 +82,9 @@ ORDER BY size, link, tpot_ms, preset"""
 TABLE = (
     _ROWS
     + """
-SELECT budget, link, preset, mode, ttft_ms, tpot_ms, tpot_lower, tpot_upper, times_full, tokens_per_s, hit_rate,
-  demand_bytes + prefetch_bytes AS moved_bytes, wasted_bytes, exposed_ms, peak_fast_bytes,
-  perplexity_ratio, kl, top1_agreement, run_id
+SELECT budget, link, preset, mode, ttft_ms, tpot_ms, tpot_lower, tpot_upper, times_full, times_lower, times_upper,
+  times_full_ttft, tokens_per_s, hit_rate, demand_bytes + prefetch_bytes AS moved_bytes, wasted_bytes, exposed_ms,
+  peak_fast_bytes, perplexity_ratio, kl, top1_agreement, is_lossless, is_ours, run_id
 FROM judged ORDER BY size, link, tpot_ms, preset"""
 )
 
@@ -169,7 +171,7 @@ FROM quant_loss JOIN replicas USING (run_id, layer, expert, bits)
 WHERE run_id = {run} GROUP BY bits ORDER BY bits DESC"""
 
 SPLITS = """
-SELECT layer, budget, cache_size, theta, exposed_s * 1e3 AS exposed_ms
+SELECT layer, budget, cache_size, theta, exposed_s / nullif(sum(exposed_s) OVER (), 0) AS stall_share
 FROM splits WHERE run_id = {run} ORDER BY layer"""
 
 TUNED = """
@@ -189,6 +191,8 @@ JOBS = """
 SELECT json_extract_string(parameters, '$.job') AS job, json_extract_string(parameters, '$.mode') AS mode,
   arg_max(model_id, run_id) AS model, max(run_id) AS newest
 FROM runs WHERE command = 'bench' AND status = 'complete' GROUP BY ALL ORDER BY newest DESC"""
+
+NEWEST_DAY = "SELECT strftime(max(started_at), '%-d %B %Y') AS day FROM runs"
 
 NEWEST = """
 SELECT max(run_id) AS run FROM runs

@@ -6,8 +6,10 @@ from itertools import groupby
 
 from artifacts.store.store import Store
 from moectl.report import queries
+from moectl.show import grounds
 
 Record = dict[str, object]
+LIVE, SIMULATED = "live", "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,10 @@ class StoredBench:
 
     digest: str
     mode: str
+
+    @property
+    def is_live(self) -> bool:
+        return self.mode == LIVE
 
 
 class ReportSource:
@@ -30,6 +36,27 @@ class ReportSource:
         same = [bench for bench in benches if bench["model"] == self.model_id]
         modes = dict.fromkeys(bench["mode"] for bench in same)
         self.jobs = [next(StoredBench(bench["job"], mode) for bench in same if bench["mode"] == mode) for mode in modes]
+
+        self.models = self.rows(queries.MODELS.format(model=self.model_id))  # one, or none in an empty store
+
+    def conditions(self, job: StoredBench) -> Record:
+        """Data, machine and effort of a bench."""
+        return self.rows(queries.CONDITIONS.format(job=job.digest))[0]
+
+    def links(self, job: StoredBench) -> list[str]:
+        """The links of a bench's rows."""
+        return list(dict.fromkeys(row["link"] for row in self.rows(queries.TABLE.format(job=job.digest))))
+
+    def grounds(self, job: StoredBench, link: str) -> grounds.Grounds:
+        """What the times of a bench over this link rest on."""
+        conditions = self.conditions(job)
+        if job.is_live:
+            return grounds.measured(link, device=conditions["device"])
+        return grounds.simulated(conditions["machine"], conditions["experts_bytes"])
+
+    def heading(self, job: StoredBench, row: Record) -> str:
+        """Budget and link of a row; without a link that its grounds name."""
+        return place(row) if self.grounds(job, row["link"]).is_absolute else of_experts(row["budget"])
 
     def rows(self, query: str) -> list[Record]:
         return self._store.query(query).to_pylist()

@@ -1,28 +1,27 @@
-"""The HTTP application: OpenAI's routes, the page, and the routes that feed the page."""
+"""The HTTP application over a model: OpenAI's routes, and the routes that feed the page."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import TypeVar
 
 import torch
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from artifacts.errors import Problem
 from moectl.serving import metrics
-from moectl.serving.answers import AnswerFormat, Refusal, error, event
+from moectl.serving.answers import AnswerFormat, event
 from moectl.serving.bodies import ChatBody, CompletionBody, PresetBody, RequestBody
 from moectl.serving.encoding import code_of
-from moectl.serving.guard import Guard
 from moectl.serving.half_closed import is_stream
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
+from moectl.serving.refusal import Refusal, error
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from runtime.session.generate import TooLong, num_positions
 from runtime.session.prompts import Prompt
@@ -38,23 +37,15 @@ class Serving:
     scheduler: Scheduler
     model: str
     presets: Mapping[str, str]
-    api_key: str | None = None
-    hosts: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def application(serving: Serving) -> Guard:
-    """The ASGI application for uvicorn. The scheduler must have been started; the application closes it at the end."""
+def application(serving: Serving) -> FastAPI:
+    """The application behind the server's front. The scheduler must have been started; the server closes it."""
     scheduler = serving.scheduler
-
-    @asynccontextmanager
-    async def until_closed(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(scheduler.close)
-
-    app = FastAPI(title="moectl", lifespan=until_closed, docs_url=None, redoc_url=None)
+    app = FastAPI(title="moectl", docs_url=None, redoc_url=None)
     _add_errors(app)
-    _add_pages(app, serving)
+    _add_watching(app, serving)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
@@ -77,21 +68,11 @@ def application(serving: Serving) -> Guard:
         prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler.session)
         return await _answer(serving, asked, request, prompt, asked.num_new)
 
-    return Guard(app, api_key=serving.api_key, hosts=serving.hosts, body_nbytes=scheduler.limits.body_nbytes)
+    return app
 
 
-def _add_pages(app: FastAPI, serving: Serving) -> None:
+def _add_watching(app: FastAPI, serving: Serving) -> None:
     scheduler = serving.scheduler
-    page = files("moectl.serving").joinpath("page.html").read_text(encoding="utf-8")
-
-    @app.get("/")
-    async def index() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
-
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        is_well = scheduler.is_alive
-        return JSONResponse({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
 
     @app.get("/live")
     async def live() -> dict[str, object]:
@@ -112,10 +93,6 @@ def _add_pages(app: FastAPI, serving: Serving) -> None:
         except Closing:
             raise _stopping() from None
         return {"preset": scheduler.preset}
-
-
-# The page may run its own script and call this server only.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
 def _add_errors(app: FastAPI) -> None:

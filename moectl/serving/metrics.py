@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
+import torch
+
 from moectl.serving.scheduler import Scheduler
+from runtime.control.controller import Controller
+from runtime.control.plan import Plan
 
 _SUMS = {
     "prompt_tokens": "Tokens of prompts whose answer has begun.",
@@ -26,8 +30,25 @@ def live(scheduler: Scheduler) -> dict[str, object]:
         "waiting": scheduler.num_waiting,
         "slots": cache.num_slots,
         "residency": residency,
+        "last_token": _last_token(scheduler),
         "receipt": scheduler.receipt,
     }
+
+
+def _last_token(scheduler: Scheduler) -> list[dict[str, list[int]]]:
+    """By layer, the experts of the last token: those that were in the fast tier, and those that were not."""
+    controller = scheduler.session.controller
+    return [_used(one, controller) for one in scheduler.tally.last_token]
+
+
+def _used(one: Plan | torch.Tensor, controller: Controller) -> dict[str, list[int]]:
+    if not isinstance(one, Plan):
+        experts, none = one[0].tolist(), []
+        return {"hit": none, "missed": experts} if controller.holds_low else {"hit": experts, "missed": none}
+    elsewhere = (*one.near, *one.low, *(place for wave in one.waves for place in wave.loads))
+    used = set(one.selected[0].tolist()) - {-1}
+    missed = used & {place.key % controller.shape.num_experts for place in elsewhere}
+    return {"hit": sorted(used - missed), "missed": sorted(missed)}
 
 
 def prometheus(scheduler: Scheduler, model: str) -> str:

@@ -5,8 +5,10 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from runtime.control.counters import Counter, by_layer, totals
+from runtime.control.plan import Plan
 from runtime.session.interleave import PassResult
 
 OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went away
@@ -25,6 +27,7 @@ class Tally:
     busy_s: float = 0.0
     exposed_s: float = 0.0
     num_first: int = 0
+    last_token: tuple[Plan | torch.Tensor, ...] = ()  # by layer, as a pass gives it
     first_s: float = 0.0  # from a request's arrival to its first token
     began_s: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -40,6 +43,7 @@ class Tally:
             self.num_tokens += turn.token is not None
             self.busy_s += turn.seconds
             self.exposed_s += turn.exposed_s
+            self.last_token = turn.last_token
 
     def first(self, num_prompt_tokens: int, seconds: float) -> None:
         """Count the first token of a request."""

@@ -29,6 +29,8 @@ class StepExecutor:
 
     `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts experts that the
     controller took for resident, that had not landed, and that were therefore computed on the replica beside the slots.
+    `last_token` has by layer what the last pass over a single token did: its plan, or the router's choice [1, K] where
+    nothing was left to plan.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class StepExecutor:
         self.link, self.near = tiers.link, tiers.near
         self.pending: dict[int, Transfer] = {}
         self.num_not_landed = 0
+        self.last_token: dict[int, Plan | torch.Tensor] = {}
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._threads = threads
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
@@ -102,7 +105,9 @@ class StepExecutor:
 
     def run(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""
-        if len(hidden) == 1 and self.watcher.on_step is None:
+        is_token = len(hidden) == 1
+        if is_token and self.watcher.on_step is None:
+            self.last_token[layer.index] = ids
             if self._whole_output is not None:
                 out = self._forward_whole(layer.index, hidden, ids, weights)
                 if out is not None:
@@ -113,6 +118,8 @@ class StepExecutor:
                     return self._token_output.forward(layer.experts, hidden, experts, places, weights)
         step = self.watcher.step(layer.index, ids, weights)
         plan = self.controller.step(step)
+        if is_token:
+            self.last_token[layer.index] = plan
         output = self._begin_output(layer, hidden, plan, step, weights)
         self._compute(plan, len(hidden), output)
         return output.finish()

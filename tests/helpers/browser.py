@@ -9,8 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))), None)
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no chromium or chrome is installed: apt-get install chromium, or put either on the PATH"
+)
+LOOKS = [(width, scheme) for width in (1280, 400) for scheme in ("light", "dark")]
 _QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
 
 
@@ -29,6 +34,11 @@ class Tab:
         await self.size(width, height)
         await self.call("Page.navigate", url=url)
 
+    async def type(self, where: str, text: str) -> None:
+        """Type a text into the element with this id."""
+        await self.value(f"document.getElementById('{where}').focus()")
+        await self.call("Input.insertText", text=text)
+
     async def size(self, width: int, height: int) -> None:
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
@@ -44,15 +54,23 @@ class Tab:
         found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return found["result"].get("value")
 
-    async def press(self, key: str) -> None:
+    async def look(self, width: int, scheme: str) -> None:
+        """Show the page at this width, `light` or `dark`; asserts that it does not scroll sideways."""
+        await self.size(width, 900)
+        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        assert await self.value("document.documentElement.scrollWidth") <= width, f"too wide for {width} pixels"
+
+    async def press(self, key: str, *, shift: bool = False) -> None:
         """Press a key."""
         codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
         told = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": codes[key]}
+        told |= {"modifiers": 8} if shift else {}
         text = {"Enter": "\r", " ": " "}.get(key)
         await self.call("Input.dispatchKeyEvent", type="keyDown", **told, **({"text": text} if text else {}))
         await self.call("Input.dispatchKeyEvent", type="keyUp", **told)
 
     async def picture(self, path: Path) -> None:
+        await self.call("Emulation.setScrollbarsHidden", hidden=True)
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 

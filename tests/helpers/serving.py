@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +10,10 @@ from pathlib import Path
 
 from openai import OpenAI, Stream
 
-from moectl.commands import serve
+from moectl.commands.serve import Server
 from moectl.serving.app import Serving
-from moectl.serving.guard import ServerLimits
+from moectl.serving.guard import LOOPBACK, ServerLimits
+from moectl.serving.opening import offered, scheduler_of
 from moectl.serving.scheduler import Scheduler
 from runtime.model.open import MoeModel
 from runtime.session.session import Settings
@@ -26,7 +26,7 @@ EXACT = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True, "
 class Running:
     url: str
     scheduler: Scheduler
-    server: serve.Server
+    server: Server
 
     def client(self, key: str = "secret") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
@@ -39,23 +39,17 @@ class Running:
 @contextmanager
 def serving(opened: MoeModel, settings: Settings, limits: ServerLimits, store: Path) -> Iterator[Running]:
     """Serve `opened` as model `tiny` with the API key `secret`."""
-    scheduler = serve.scheduler_of(opened, "tiny", settings, limits, store=store, base=16)
+    scheduler = scheduler_of(opened, "tiny", settings, limits, store=store, base=16)
     scheduler.start()
-    presets = serve.offered(opened, settings, store)
-    server = serve.Server(Serving(scheduler, "tiny", presets, api_key="secret", hosts=serve.LOOPBACK))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
+    server = Server("tiny", limits, api_key="secret", hosts=LOOPBACK)
+    server.begin(Serving(scheduler, "tiny", offered(opened, settings, store)))
+    with socket.create_server(("127.0.0.1", 0)) as listening, server.answering(listening):
         running = Running(f"http://127.0.0.1:{listening.getsockname()[1]}", scheduler, server)
         try:
             yield running
         finally:
             running.stop()
-            thread.join()
-            assert not scheduler.is_alive
+    assert not scheduler.is_alive
 
 
 def rest(stream: Stream) -> tuple[str, dict]:

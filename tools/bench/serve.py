@@ -122,7 +122,9 @@ def _served(asked: list[Asked], preset: str, options: argparse.Namespace) -> tup
     own = ("--preset", preset, "--budget", options.budget, "--rows", str(options.rows), "--threads", "1", "--port", "0")
     command = [sys.executable, "-m", "moectl", "serve", *own]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        url = re.search(r"http://[0-9.:]+", process.stderr.readline())[0]
+        loading, ready = process.stderr.readline(), process.stderr.readline()
+        assert ready, loading
+        url = re.search(r"http://[0-9.:]+", ready)[0]
         begin_s = time.perf_counter()
         told = asyncio.run(_clients(asked, url, options.clients))
         seconds = time.perf_counter() - begin_s

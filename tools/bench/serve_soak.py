@@ -172,7 +172,9 @@ def _server(model: Path) -> Iterator[tuple[subprocess.Popen, int]]:
     command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            yield process, int(re.search(r"http://[0-9.]+:(\d+)", process.stderr.readline())[1])
+            loading, ready = process.stderr.readline(), process.stderr.readline()
+            assert ready, loading
+            yield process, int(re.search(r"http://[0-9.]+:(\d+)", ready)[1])
         finally:
             process.send_signal(signal.SIGTERM)
             print(process.stderr.read(), end="", file=sys.stderr)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import openai
 import pytest
 from openai import OpenAI
@@ -20,7 +21,8 @@ from tests.helpers.serving import EXACT, SETTINGS, rest, serving
 
 
 def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """After SIGTERM running requests are answered to their end, later ones are not, and the exit code is 0."""
+    """The page is there while the model loads. After SIGTERM running requests are answered to their end, later ones
+    are not, and the exit code is 0."""
     command = ["-m", "moectl", "serve", str(checkpoint("olmoe")), "--port", "0", "--threads", "1"]
     process = subprocess.Popen(
         [sys.executable, *command, "--store", str(tmp_path / "none.duckdb")],
@@ -29,9 +31,13 @@ def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
         text=True,
     )
     try:
-        line = process.stderr.readline()
-        url = re.search(r"http://[0-9.:]+", line)[0]
+        url = re.search(r"is loading; its page is there: (http://[0-9.:]+)/\n", process.stderr.readline())[1]
         client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+        assert httpx2.get(f"{url}/health").json() == {"status": "loading"} and "<html" in httpx2.get(url).text
+        with pytest.raises(openai.InternalServerError, match="is loading: try again") as refused:
+            client.models.list()
+        assert refused.value.code == "loading"
+        assert f" of 16 experts in the fast tier: {url}/v1 for clients" in process.stderr.readline()
         [model] = client.models.list()
         asked = EXACT | {"model": model.id, "prompt": "sheep", "max_tokens": 200, "stream": True}
         stream = client.completions.create(**asked)

@@ -1,15 +1,14 @@
 """`moectl report`: every number on the page comes from a query that it shows; the page makes no network requests."""
 
+import asyncio
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import duckdb
 import numpy as np
@@ -21,15 +20,15 @@ from artifacts.store.store import Store
 from moectl.cli import main
 from tests import TRACE
 from tests.conftest import Checkpoint
+from tests.helpers.browser import LOOKS, browsing, needs_browser
 from tests.moectl.bench.test_other_tools import VLLM, written
 from tests.moectl.commands.test_build_buddies import write_profile
 
 VOID = {"meta", "link"}
-SECTIONS = {
-    *("summary", "front", "bench", "tuned", "layers", "prefetch", "controls"),
-    *("use", "together", "standins", "loss", "splits", "receipt"),
-}
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))), None)
+LIVE = {"live-summary", "live-front", "live-bench", "layers", "prefetch", "controls"}
+SIMULATED = {"simulated-summary", "simulated-front", "simulated-bench"}
+OTHERS = {"environment", "tuned", "use", "together", "standins", "loss", "splits", "receipt"}
+SECTIONS = LIVE | SIMULATED | OTHERS | {"imported"}
 
 
 @dataclass
@@ -51,8 +50,7 @@ class Reader(HTMLParser):
         self.links: list[str] = []
         self.unnamed: list[str] = []
         self.bare: list[str] = []
-        self._inside: str | None = "head"
-        self.parts["head"] = Part()
+        self._inside: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
@@ -63,7 +61,9 @@ class Reader(HTMLParser):
             self.parts[self._inside] = Part()
         if tag == "pre":
             self.parts[self._inside].queries.append("")
-        self.parts[self._inside].values += [given["value"]] if tag == "data" else given.get("data-values", "").split()
+        values = [given["value"]] if tag == "data" else given.get("data-values", "").split()
+        if values:
+            self.parts[self._inside].values += values
         if tag == "svg" and not (given.get("role") == "img" and given.get("aria-label")):
             self.unnamed.append(self._inside)
         self.is_empty_number = tag == "td" and given.get("class") == "n"
@@ -84,7 +84,7 @@ class Reader(HTMLParser):
             self.parts[self._inside].queries[-1] += text
         elif self.open and self.open[-1] == "td" and self.is_empty_number and text != "–":
             self.bare.append(text)
-        elif self.open and self.open[-1] == "code" and not self.parts[self._inside].queries:
+        elif self._inside and self.open and self.open[-1] == "code" and not self.parts[self._inside].queries:
             self.parts[self._inside].missing += text
 
 
@@ -146,7 +146,7 @@ def numbers(store: Path, queries: list[str]) -> Iterator[str]:
 
 def test_every_number_is_found_by_a_query_of_its_section(page: Path, store: Path) -> None:
     reader = taken_apart(page)
-    assert reader.parts.keys() == SECTIONS | {"head"} and not reader.bare
+    assert reader.parts.keys() == SECTIONS and not reader.bare
     for name, part in reader.parts.items():
         assert part.queries and part.values, name
         found = set(numbers(store, part.queries))
@@ -168,6 +168,7 @@ def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
     """The difference in KL a rank and its error equal those computed here from the KL by text of each run."""
     text = page.read_text(encoding="utf-8")
     section = text[text.index('<section id="controls"') :]
+    section = section[section.index("<p>") :]
     with Store.open(store, read_only=True) as held:
         prices = {}
         for run in held.runs():
@@ -181,7 +182,7 @@ def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
     others = {preset: price for preset, price in prices.items() if preset != "buddymoe"}
     rival = min(others, key=lambda preset: others[preset].mean())
     difference = prices[rival] - prices["buddymoe"]
-    values = [float(value) for value in re.findall(r'<data value="([^"]+)"', section[: section.index("</p>", 900)])]
+    values = [float(value) for value in re.findall(r'<data value="([^"]+)"', section[: section.index("</p>")])]
     assert f"<code>{best}</code> " in section and f"<code>{rival}</code>" in section
     told = [prices[rival].mean(), prices["buddymoe"].mean(), difference.mean(), difference.std(ddof=1) / 2**0.5]
     assert values[:4] == pytest.approx(told, rel=1e-6)
@@ -205,9 +206,32 @@ def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[st
     by_run = simulated.with_name("run.html")
     assert main(["report", str(by_run), "--store", str(store), "--run", str(run)]) == 0
     assert by_run.read_text() == simulated.read_text()
-    summaries = [taken_apart(path).parts["summary"] for path in (live, simulated)]
-    assert repr(exact_ms) in summaries[0].values and repr(exact_ms) not in summaries[1].values
-    assert "Simulated:" in simulated.read_text() and "Measured live:" in live.read_text()
+    assert repr(exact_ms) in taken_apart(live).parts["live-summary"].values
+    for page, titles in ((live, ["Measured live", "Simulated"]), (simulated, ["Simulated", "Measured live"])):
+        assert re.findall('class="chapter">([^<]+)', page.read_text())[:2] == titles
+
+
+def test_a_toy_has_ratios_alone_on_a_data_sheet_and_milliseconds_on_this_machine(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    simulated = _seen(text[text.index('<section id="simulated-summary"') : text.index('<section id="imported"')])
+    live = text[text.index('<section id="live-summary"') : text.index('<section id="layers"')]
+    assert "ratios only" in simulated and "full = 1" in simulated and not re.search(r"\bms\b|tokens/s", simulated)
+    assert "emulated link of 5MB/s" in live and "ms a token" in live and "Altered output" in live
+    assert re.search("<h1>[^<]* on [^<]+</h1>", text) and re.search("<title>[^<]*20[0-9]{2}: moectl report", text)
+
+
+def test_every_preset_is_named_in_the_picture(page: Path) -> None:
+    """Once for a screen, once for a phone."""
+    text = page.read_text(encoding="utf-8")
+    front = text[text.index('<section id="live-front"') : text.index('<section id="live-bench"')]
+    presets = ("importance", "specmd", "buddymoe", "buddymoe-zero", "on-demand", "near", "uniform-bits", "full")
+    assert all(front.count(f">{preset}</text>") == 2 for preset in presets if preset != "full")
+    assert "Lower left is better" in front and front.count("perplexity lost</text>") == 2
+
+
+def _seen(text: str) -> str:
+    """A part of a page without its queries and tags."""
+    return re.sub("<[^>]+>", " ", re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL))
 
 
 def test_what_is_not_there_names_its_command(tmp_path: Path, checkpoint: Checkpoint) -> None:
@@ -218,6 +242,7 @@ def test_what_is_not_there_names_its_command(tmp_path: Path, checkpoint: Checkpo
     reader = taken_apart(out)
     lacking = {name: part.missing for name, part in reader.parts.items() if not part.queries}
     assert lacking["use"] == "moectl profile" and lacking["loss"] == "moectl quantize"
+    assert lacking["live-summary"] == "moectl bench --presets all"
     assert lacking.keys() >= {"together", "standins", "splits"} and reader.parts["layers"].values
 
 
@@ -226,8 +251,8 @@ def test_a_store_without_a_bench(tmp_path: Path) -> None:
     write_profile(store)
     assert main(["report", str(out), "--store", str(store)]) == 0
     reader = taken_apart(out)
-    assert reader.parts.keys() == SECTIONS | {"head"} and reader.parts["use"].values
-    assert reader.parts["layers"].missing == reader.parts["summary"].missing == "moectl bench toy --presets all"
+    assert reader.parts.keys() == OTHERS | {"live-summary", "simulated-summary"} and reader.parts["use"].values
+    assert reader.parts["live-summary"].missing == "moectl bench toy --presets all"
 
 
 def test_an_older_store_is_brought_up_to_date(store: Path, tmp_path: Path) -> None:
@@ -238,7 +263,7 @@ def test_an_older_store_is_brought_up_to_date(store: Path, tmp_path: Path) -> No
         connection.execute("UPDATE schema_version SET version = 2")
     assert main(["report", str(tmp_path / "out.html"), "--store", str(old)]) == 0
     reader = taken_apart(tmp_path / "out.html")
-    assert reader.parts["bench"].values and not reader.parts["layers"].values
+    assert reader.parts["live-bench"].values and not reader.parts["layers"].values
     assert old.with_name("old.duckdb.v2").exists()
 
 
@@ -254,28 +279,26 @@ def test_what_cannot_be_written_is_said_first(tmp_path: Path, capfd: pytest.Capt
     assert not list(tmp_path.iterdir())
 
 
-def seen_by_a_browser(page: Path, scratch: Path) -> tuple[list[str], set[str]]:
-    """Console output of the page, and the hosts of its requests."""
-    log = scratch / f"{page.stem}.net.json"
-    quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
-    own = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}")
-    logs = ("--enable-logging=stderr", f"--log-net-log={log}", "--dump-dom", page.as_uri())
-    done = subprocess.run([BROWSER, *own, *quiet, *logs], capture_output=True, text=True, timeout=60, check=True)
-    events = json.loads(log.read_text())["events"]
-    urls = (event["params"]["url"] for event in events if "url" in event.get("params", {}))
-    hosts = {urlsplit(url).hostname or "" for url in urls}
-    # Requests that the browser makes by itself, also for an empty page.
-    asked = {host for host in hosts if not (host.endswith((".google.com", ".googleapis.com")) or not host)}
-    return [line for line in done.stderr.splitlines() if ":CONSOLE" in line], asked
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
+@needs_browser
 def test_a_browser_has_nothing_to_say_and_asks_for_nothing(page: Path, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.html"
+    """And the page fits, light and dark, on a screen and on a phone."""
+    asyncio.run(_look(page, tmp_path))
+
+
+async def _look(page: Path, scratch: Path) -> None:
+    bad = scratch / "bad.html"
     bad.write_text('<!doctype html><img src="http://moectl.invalid/a.png"><script>console.error("boom")</script>')
-    said, asked = seen_by_a_browser(bad, tmp_path)
-    assert "boom" in said[0] and asked == {"moectl.invalid"}
-    assert seen_by_a_browser(page, tmp_path) == ([], set())
+    async with browsing(scratch) as tab:
+        await tab.open(bad.as_uri(), width=1280, height=900)
+        await tab.until("document.readyState === 'complete'")
+        assert any("boom" in said for said in tab.said) and tab.asked == [bad.as_uri(), "http://moectl.invalid/a.png"]
+        tab.said.clear(), tab.asked.clear()
+        await tab.call("Page.navigate", url=page.as_uri())
+        await tab.until("document.readyState === 'complete' && document.querySelector('h1')")
+        for width, scheme in LOOKS:
+            await tab.look(width, scheme)
+            await tab.picture(scratch / f"{width}-{scheme}.png")
+        assert not tab.said and {url for url in tab.asked if url != "data:,"} == {page.as_uri()}
 
 
 def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:

@@ -1,0 +1,40 @@
+"""What a server answers from its first moment: the page and /health. Imports no torch."""
+
+from collections.abc import Callable
+from importlib.resources import files
+
+from starlette.responses import HTMLResponse, JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moectl.serving.refusal import error
+
+# The page may run its own script and call this server only.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+
+class Front:
+    """An ASGI application that answers everything else with status 503 and the code `loading` until `begin`.
+
+    `model` is the name that clients use.
+    """
+
+    def __init__(self, model: str) -> None:
+        page = files("moectl.serving").joinpath("page.html").read_text(encoding="utf-8")
+        self._page = HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
+        said = error(503, f"{model} is loading: try again in a moment", code="loading")
+        self._app: ASGIApp = JSONResponse(said, 503, headers={"Retry-After": "1"})
+        self._is_alive: Callable[[], bool] | None = None
+
+    def begin(self, app: ASGIApp, is_alive: Callable[[], bool]) -> None:
+        """Pass requests on to `app` from here on; `is_alive` says whether it takes any."""
+        self._app, self._is_alive = app, is_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        ours = {"/": self._page, "/health": self._health()} if is_read else {}
+        await ours.get(scope["path"], self._app)(scope, receive, send)
+
+    def _health(self) -> JSONResponse:
+        if self._is_alive is None:
+            return JSONResponse({"status": "loading"}, 503)
+        return JSONResponse({"status": "ok"}) if self._is_alive() else JSONResponse({"status": "stopping"}, 503)

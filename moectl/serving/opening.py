@@ -1,0 +1,55 @@
+"""Opens what a server serves: a model, the scheduler of its requests, and the presets that clients may switch to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from moectl.serving.app import Serving
+from moectl.serving.guard import ServerLimits
+from moectl.serving.scheduler import Scheduler
+from moectl.shared.opening import existing, open_quietly
+from moectl.shared.text import tokenizer_of
+from runtime.model.open import MoeModel
+from runtime.policies import build
+from runtime.policies.presets import Preset, preset, presets
+from runtime.session.presets import tuned_presets
+from runtime.session.session import Session, Settings
+
+
+def open_serving(name: str, settings: Settings, limits: ServerLimits, *, model: str, store: Path, base: int) -> Serving:
+    """Open the checkpoint `name`, which clients call `model`, and start its scheduler."""
+    opened = open_quietly(name, device=settings.device, dense=settings.dense)
+    tokenizer_of(opened)
+    scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
+    scheduler.start()
+    return Serving(scheduler, model, offered(opened, settings, store))
+
+
+def scheduler_of(
+    opened: MoeModel, name: str, settings: Settings, limits: ServerLimits, *, store: Path, base: int
+) -> Scheduler:
+    """Return a scheduler for the model and the presets of a store; the caller starts it."""
+    choices = _presets(opened, settings, store)
+
+    def open_session(chosen: str) -> Session:
+        chosen_settings = replace(settings, preset=choices[chosen])
+        return Session.over(opened, chosen_settings, store=existing(store), base=base, name=name)
+
+    return Scheduler(open_session, preset(settings.preset).name, limits)
+
+
+def offered(opened: MoeModel, settings: Settings, store: Path) -> dict[str, str]:
+    """Return a line about each preset that clients may switch to."""
+    return {name: _line(chosen) for name, chosen in _presets(opened, settings, store).items()}
+
+
+def _presets(opened: MoeModel, settings: Settings, store: Path) -> dict[str, Preset]:
+    """Return the presets that can run live, the requested one among them."""
+    tuned = [candidate for candidate in tuned_presets(store) if candidate.model_id == opened.fingerprint[:16]]
+    candidates = (*presets().values(), *tuned, preset(settings.preset))
+    named = {candidate.name: candidate for candidate in candidates if not candidate.waits_for}
+    return {name: chosen for name, chosen in named.items() if "next_use" not in build(chosen.texts()).requires}
+
+
+def _line(chosen: Preset) -> str:
+    needs = ", ".join(sorted(build(chosen.texts()).requires))
+    return f"{chosen.summary}; needs {needs}" if needs else chosen.summary

@@ -1,0 +1,33 @@
+"""What a server answers before there is a model."""
+
+import asyncio
+
+import httpx2
+import pytest
+
+from moectl.serving.front import Front
+
+
+async def answers(front: Front) -> dict[str, tuple[int, str]]:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=front), base_url="http://localhost") as client:
+        asked = [("GET", "/"), ("GET", "/health"), ("POST", "/health"), ("GET", "/live"), ("POST", "/v1/completions")]
+        got = [await client.request(method, path) for method, path in asked]
+        assert "default-src 'none'" in got[0].headers["content-security-policy"]
+        return {f"{method} {path}": (one.status_code, one.text) for (method, path), one in zip(asked, got, strict=True)}
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_the_page_and_health_from_the_first_moment(is_alive: bool) -> None:
+    async def app(scope: dict, receive: object, send: object) -> None:
+        await send({"type": "http.response.start", "status": 299, "headers": []})
+        await send({"type": "http.response.body", "body": b"ours"})
+
+    front = Front("tiny")
+    page, *rest = asyncio.run(answers(front)).values()
+    assert page[0] == 200 and "<title>moectl serve</title>" in page[1]
+    assert rest[0] == (503, '{"status":"loading"}')
+    assert all(status == 503 and '"code":"loading"' in text for status, text in rest[1:])
+    front.begin(app, lambda: is_alive)
+    after = asyncio.run(answers(front))
+    health = (200, '{"status":"ok"}') if is_alive else (503, '{"status":"stopping"}')
+    assert list(after.values()) == [page, health, *3 * [(299, "ours")]]
