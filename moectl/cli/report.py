@@ -16,7 +16,10 @@ def report(
     run: Annotated[int | None, typer.Option("--run", min=1, help="A run: of its model, led by its bench.")] = None,
     json: Json = False,
 ) -> None:
-    """Write what a store knows of a model as one HTML page: words, charts, tables, and the query of each."""
+    """Write what a store knows of a model as one HTML page.
+
+    Words, charts, tables, and the query of each.
+    """
     from moectl.commands import report as command
 
     command.show(command.report(out, store=store, run=run), as_json=json)

@@ -14,6 +14,7 @@ from artifacts.errors import BadInput, BadUsage, OutOfResources
 from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
 from moectl.shared.opening import existing, open_quietly
+from moectl.shared.preset_choice import with_choice
 from moectl.shared.text import tokenizer_of
 from runtime.model.open import MoeModel
 from runtime.policies import build
@@ -42,8 +43,10 @@ def serve_command(
     api_key: str | None,
     store: Path,
     base: int,
+    chooses: bool = False,
 ) -> None:
-    """Do all of `moectl serve`: listen, open the model, and serve until a signal ends it."""
+    """Do all of `moectl serve`: listen, open the model, and serve until a signal ends it. With `chooses` the preset is
+    the best that loses nothing, in place of that of `settings`."""
     check_base(base)
     hosts = _names(host)
     if not hosts and not api_key:
@@ -52,12 +55,13 @@ def serve_command(
     with _listening(host, port) as listening:
         opened = open_quietly(name, device=settings.device, dense=settings.dense)
         tokenizer_of(opened)
+        settings, why = with_choice(opened, settings, existing(store)) if chooses else (settings, "")
         scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
         scheduler.start()
         choices = offered(opened, settings, store)
         serving = Serving(scheduler, _called(name), choices, api_key=api_key, hosts=hosts)
         at = f"http://{_shown(host)}:{listening.getsockname()[1]}"
-        print(f"{_what(serving)}: {at}/v1 for clients, {at}/ for a look", file=sys.stderr, flush=True)
+        print(f"{_what(serving, why)}: {at}/v1 for clients, {at}/ for a look", file=sys.stderr, flush=True)
         _run(serving, listening)
 
 
@@ -92,10 +96,10 @@ def _line(chosen: Preset) -> str:
     return f"{chosen.summary}; needs {needs}" if needs else chosen.summary
 
 
-def _what(serving: Serving) -> str:
-    receipt = serving.scheduler.receipt
+def _what(serving: Serving, why: str) -> str:
+    receipt, reason = serving.scheduler.receipt, f" ({why})" if why else ""
     in_fast_tier = f"{receipt['slots']} of {receipt['experts']} experts in the fast tier"
-    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}, {in_fast_tier}"
+    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}{reason}, {in_fast_tier}"
 
 
 class Server(uvicorn.Server):
@@ -115,6 +119,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
             self._in_time.start()
+            if sig == signal.SIGINT:
+                seconds = f"{self._in_time.interval:.0f} s"
+                print(f"answers under way have {seconds} to end; Ctrl-C again breaks them off", file=sys.stderr)
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

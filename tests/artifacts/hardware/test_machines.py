@@ -23,8 +23,6 @@ def test_the_machine_of_table_2():
     assert device.near_by_bits and device.near_gb == 512.0
 
 
-def test_an_unknown_machine_is_answered_with_a_guess_and_the_known():
-    with pytest.raises(
-        BadUsage, match="unknown machine 'a100'; did you mean a100-pcie4.*Known: a100-pcie4, h100-pcie5"
-    ):
+def test_an_unknown_machine_is_answered_with_a_guess():
+    with pytest.raises(BadUsage, match=r"unknown machine 'a100'; did you mean a100-pcie4\?$"):
         machine("a100")
