@@ -5,8 +5,13 @@ from collections.abc import Iterable
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One line: no such `kind`, the nearest known name if there is one, and all known names."""
+    """One line: no such `kind`, and the nearest known name, or all known names where none is near."""
     known = list(known)
-    guesses = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    guess = f"; did you mean {guesses[0]}?" if guesses else "."
-    return f"unknown {kind} {name!r}{guess} Known: {', '.join(known) or 'none'}"
+    if guess := nearest(name, known):
+        return f"unknown {kind} {name!r}; did you mean {guess}?"
+    return f"unknown {kind} {name!r}. Known: {', '.join(known) or 'none'}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that may have been meant; None where none is near."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)

@@ -9,6 +9,7 @@ from moectl.shared.neighbours import refuse_foreign
 
 refuse_foreign()  # before the imports below, which would fail somewhere inside another distribution's `artifacts`
 
+from artifacts.errors import BadUsage  # noqa: E402
 from moectl.cli import (  # noqa: E402
     bench,
     build_buddies,
@@ -39,37 +40,46 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="moectl",
-    help="Run a Mixture-of-Experts model that is larger than the memory of the GPU.",
+    help="Run Mixture-of-Experts models bigger than memory; measure every shortcut.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
-# In the order of `moectl --help`.
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "profile": profile.profile,
-    "merge": profile.merge,
-    "build-buddies": build_buddies.build_buddies,
-    "build-maps": build_maps.build_maps,
-    "build-predictor": build_predictor.build_predictor,
-    "quantize": quantize.quantize,
-    "split": split.split,
-    "fit-trace": fit_trace.fit_trace,
-    "import-trace": import_trace.import_trace,
-    "pack": pack.pack,
-    "simulate": simulate.simulate,
-    "bench": bench.bench,
-    "tune": tune.tune,
-    "plan": plan.plan,
-    "run": run.run,
-    "demo": demo.demo,
-    "doctor": doctor.doctor,
-    "serve": serve.serve,
-    "inspect": inspect.inspect,
-    "report": report.report,
-    "export": export.export,
+# The chapters and their commands, in the order of `moectl --help`.
+_CHAPTERS: dict[str, dict[str, Callable[..., None]]] = {
+    "Start": {
+        "demo": demo.demo,
+        "run": run.run,
+        "serve": serve.serve,
+        "plan": plan.plan,
+        "doctor": doctor.doctor,
+    },
+    "Measure": {
+        "bench": bench.bench,
+        "tune": tune.tune,
+        "simulate": simulate.simulate,
+        "report": report.report,
+        "fit-trace": fit_trace.fit_trace,
+    },
+    "Build": {
+        "profile": profile.profile,
+        "build-buddies": build_buddies.build_buddies,
+        "quantize": quantize.quantize,
+        "split": split.split,
+        "build-maps": build_maps.build_maps,
+        "build-predictor": build_predictor.build_predictor,
+    },
+    "Store": {
+        "inspect": inspect.inspect,
+        "export": export.export,
+        "merge": profile.merge,
+        "import-trace": import_trace.import_trace,
+        "pack": pack.pack,
+    },
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(flattened(_command))
+for _chapter, _commands in _CHAPTERS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_chapter)(flattened(_command))
 
 
 def _show_version(is_asked: bool) -> None:
@@ -92,4 +102,18 @@ def _moectl(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (by default that of the command line) and return its exit code."""
     prepare_streams()
-    return exit_code_of(lambda: app(args=arguments, prog_name="moectl"))
+    return exit_code_of(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    """Run one command; a command line that it cannot take is a problem of one line, as any other."""
+    try:
+        code = app(args=arguments, prog_name="moectl", standalone_mode=False)
+    except typer.TyperException as error:
+        # Without arguments Typer has printed the help by now, and the error says nothing.
+        message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+        if not message:
+            raise SystemExit(error.exit_code) from None
+        raise BadUsage(f"{message} (see `{context.command_path if context else 'moectl'} --help`)") from None
+    if code:
+        raise SystemExit(code)

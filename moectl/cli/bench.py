@@ -100,7 +100,10 @@ def bench(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Measure presets beside each other, speed next to quality. Stopped half-way, the same command goes on."""
+    """Compare presets: speed next to quality.
+
+    Stopped half-way, the same command goes on.
+    """
     with importing():
         from moectl.commands import bench as command
         from moectl.commands.bench import BenchRequest

@@ -25,7 +25,10 @@ def build_buddies(
     ] = 0.0,
     json: Json = False,
 ) -> None:
-    """Build buddy lists from a profile: for each expert, the peers that may stand in for it."""
+    """List, for each expert, which others may stand in for it.
+
+    The lists are built from a profile.
+    """
     from moectl.commands import build_buddies as command
 
     built = command.build_buddies(store, run=run, alpha=alpha, k_max=k_max, metric=metric, epsilon=epsilon)

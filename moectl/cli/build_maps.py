@@ -35,7 +35,10 @@ def build_maps(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Keep maps of what routers say, iteration by iteration, to prefetch by when something like it comes (fMoE)."""
+    """Keep maps of past iterations, to prefetch by (fMoE).
+
+    A map is what the routers said in one iteration; one that is like it is prefetched by it.
+    """
     with importing():
         from moectl.commands import build_maps as command
         from profilers.routing.maps import ExpertMapPlan

@@ -32,7 +32,10 @@ def build_predictor(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Learn from routers' inputs which experts the layers ahead will want, to prefetch by; tested on held-out text."""
+    """Learn which experts layers ahead want, to prefetch by.
+
+    From routers' inputs; tested on held-out text.
+    """
     with importing():
         from moectl.commands import build_predictor as command
         from profilers.routing.predictors import PredictorPlan

@@ -23,7 +23,7 @@ def demo(
     picture: Annotated[Path | None, typer.Option(help="Draw time against quality to this SVG file.")] = None,
     json: Json = False,
 ) -> None:
-    """The whole road on the bundled model, no network: profile, buddies, replicas, presets, one table."""
+    """Try presets on the bundled model, offline, in a minute."""
     with importing():
         from moectl.commands import demo as command
     from moectl.show.demonstration import drawing

@@ -18,7 +18,10 @@ def doctor(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Say what this machine has for a model and what stands in the way; --measure says what it takes, too."""
+    """Say what this machine can run, and what is in the way.
+
+    --measure says what it takes, too.
+    """
     from moectl.shared import installed
 
     installed.check()  # before the command imports packages that may be missing

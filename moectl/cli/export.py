@@ -31,7 +31,7 @@ def export(
     run: RunId = None,
     json: Json = False,
 ) -> None:
-    """Write what a store holds, or the model itself, for other programs."""
+    """Write a store, or the model, for other programs."""
     with importing():
         from moectl.commands import export as command
         from moectl.commands import export_gguf

@@ -22,7 +22,10 @@ def fit_trace(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Find the dials of a synthetic trace that is like a real one, or has given hit rates."""
+    """Fit a synthetic trace to a real one, or to hit rates.
+
+    It finds the dials that `moectl simulate --synthetic` takes.
+    """
     from moectl.commands import fit_trace as command
     from moectl.shared.trace_source import TraceSource
 

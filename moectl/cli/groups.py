@@ -6,6 +6,8 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import TypeVar, get_type_hints
 
+from moectl.cli.panels import in_order, shown
+
 Built = TypeVar("Built")
 
 
@@ -13,7 +15,8 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the fields of each option group in the group's place, as Typer reads them.
 
     A parameter whose type is a dataclass is a group. The returned function takes the values of the fields and builds
-    the groups from them. A name that two groups share is refused with ValueError.
+    the groups from them. Options get their panels and values' names. A name that two groups share is refused with
+    ValueError.
     """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -24,20 +27,23 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         command(**values)
 
-    run.__signature__ = Signature(list(_parameters(command, groups)))
+    run.__signature__ = Signature(in_order(_parameters(command, hints, groups)))
     run.__annotations__ = {name: parameter.annotation for name, parameter in run.__signature__.parameters.items()}
     return run
 
 
-def _parameters(command: Callable[..., None], groups: dict[str, type]) -> Iterator[Parameter]:
+def _parameters(command: Callable[..., None], hints: dict[str, object], groups: dict[str, type]) -> Iterator[Parameter]:
     for parameter in signature(command).parameters.values():
         if parameter.name not in groups:
-            yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
+            yield parameter.replace(
+                kind=Parameter.KEYWORD_ONLY, annotation=shown(parameter.name, hints[parameter.name])
+            )
             continue
         kind = groups[parameter.name]
-        hints = get_type_hints(kind, include_extras=True)
+        of_group = get_type_hints(kind, include_extras=True)
         for field in fields(kind):
-            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+            annotation = shown(field.name, of_group[field.name])
+            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
 
 
 def fill(kind: type[Built], *groups: object, **others: object) -> Built:

@@ -25,7 +25,10 @@ def import_trace(
     top_k: Annotated[int | None, typer.Option(min=1, help="router-logits: experts that a token selects.")] = None,
     json: Json = False,
 ) -> None:
-    """Make a trace for `moectl simulate` of what another program recorded of its routers."""
+    """Read another program's log of its routers.
+
+    It becomes a trace for `moectl simulate`.
+    """
     from artifacts.importers.routing_log import LogOptions
     from moectl.commands import import_trace as command
 

@@ -49,7 +49,10 @@ def inspect(
     options: InspectOptions,
     json: Json = False,
 ) -> None:
-    """Show what a store holds, or what moectl knows, as a table or as a heatmap; or price substitution or few bits."""
+    """Show what a store holds, or what moectl knows.
+
+    As a table or a heatmap. It also prices substitution, few bits and prefetching.
+    """
     if options.picture is not None:
         from moectl.commands.inspect import refuse_picture
         from moectl.show.pictures import check_picture

@@ -15,7 +15,6 @@ from moectl.cli.groups import fill
 from runtime.model.locate import check_name
 
 if TYPE_CHECKING:
-    from runtime.policies.presets import Preset as NamedPreset
     from runtime.session.settings import Settings
 
 
@@ -37,7 +36,8 @@ def _or_bundled(context: typer.Context, name: str | None) -> str | None:
 StorePath = Annotated[
     Path, typer.Option("--store", envvar="MOECTL_STORE", is_eager=True, help="The store: one DuckDB file.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print counters by layer and the receipt too.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the store; the newest that fits by default.")]
 
@@ -109,10 +109,14 @@ Executor = Annotated[
 Data = Annotated[
     str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
 ]
+AUTO = "auto"
+_AUTO = "A set of policies; auto: the best lossless one. `moectl inspect presets` lists all."
 Preset = Annotated[
     str,
     typer.Option(
-        help="A named set of policies; `moectl inspect presets` lists them.", autocompletion=completion.presets
+        metavar="NAME",
+        help="A set of policies; `moectl inspect presets` lists all.",
+        autocompletion=completion.presets,
     ),
 ]
 Scope = Annotated[
@@ -164,15 +168,24 @@ class EngineOptions:
 class PresetOptions:
     """A preset, and the fast tier that it gets."""
 
-    preset: Preset = "on-demand"
+    preset: Annotated[str, typer.Option(metavar="NAME", help=_AUTO, autocompletion=completion.presets)] = AUTO
     budget: Budget = "25%"
     scope: Scope = None
 
-    def find(self, store: Path) -> "NamedPreset | str":
-        """Return the preset that the store holds under this name, else the name."""
-        from runtime.session.presets import find_presets
+    @property
+    def is_auto(self) -> bool:
+        """Whether the preset is chosen when the model is open."""
+        return self.preset == AUTO
 
-        return find_presets([self.preset], store).get(self.preset, self.preset)
+    def settings(self, store: Path, *groups: object, **others: object) -> "Settings":
+        """Return the settings of a run, with the preset that the store holds under this name if there is one. Imports
+        no torch, so that a wrong name is refused at once."""
+        from runtime.session.presets import find_presets
+        from runtime.session.settings import Settings
+
+        named = "on-demand" if self.is_auto else self.preset  # until one is chosen
+        preset = find_presets([named], store).get(named, named)
+        return fill(Settings, self, *groups, preset=preset, **others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,10 @@ def pack(
     out: Annotated[Path, typer.Argument(help="The folder to write, which must not be there yet.")],
     json: Json = False,
 ) -> None:
-    """Rewrite a checkpoint so that each expert is one read. Stopped half-way, the same command goes on."""
+    """Rewrite a checkpoint so that each expert is one read.
+
+    Stopped half-way, the same command goes on.
+    """
     check_name(model)  # before imports that take seconds
     with importing():
         from moectl.commands import pack as command

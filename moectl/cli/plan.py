@@ -34,7 +34,7 @@ def plan(
     simulate: Annotated[bool, typer.Option("--simulate", help="Replay every preset too, in a minute or less.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what fits into a GPU and what to expect, from a model's config alone."""
+    """Say what fits into a GPU, from a model's config alone."""
     from moectl.commands import plan as command
 
     deployment = command.plan(model, vram=vram, machine=machine, context=context, dense=dense)

@@ -48,7 +48,10 @@ def profile(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Profile what a model's routers do over text, or the machine. Stopped half-way, the same command goes on."""
+    """Record what a model's routers do, or what a machine does.
+
+    Stopped half-way, the same command goes on.
+    """
     if options.hardware:
         _profile_hardware(model, options, engine, store=store, as_json=json)
         return
@@ -83,7 +86,10 @@ def merge(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Merge the shards of a profile into one; in any order the numbers are the same."""
+    """Merge the shards of a profile into one.
+
+    In any order the numbers are the same.
+    """
     with importing():
         from moectl.commands import profile as command
 

@@ -45,7 +45,10 @@ def quantize(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Make replicas of every expert at a few bits, and measure what each costs. Stopped, the same command goes on."""
+    """Make low-bit replicas of experts, and measure each.
+
+    Stopped half-way, the same command goes on.
+    """
     with importing():
         from moectl.commands import quantize as command
         from profilers.quantise.method import Method

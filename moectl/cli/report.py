@@ -16,7 +16,10 @@ def report(
     run: Annotated[int | None, typer.Option("--run", min=1, help="A run: of its model, led by its bench.")] = None,
     json: Json = False,
 ) -> None:
-    """Write what a store knows of a model as one HTML page, or as pictures into a folder."""
+    """Write what a store knows as one HTML page, or as pictures.
+
+    The page has words, charts, tables, and the query of each. A folder for OUT gets the pictures alone.
+    """
     from moectl.commands import report as command
 
     if not out.suffix or out.is_dir():

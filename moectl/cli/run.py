@@ -1,11 +1,13 @@
 """The command line of `moectl run`."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from artifacts.errors import BadUsage
 from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
@@ -25,6 +27,7 @@ from moectl.cli.options import (
     Seed,
     StorePath,
     Threads,
+    Verbose,
     Window,
 )
 from moectl.shared.defaults import DEFAULT_STORE
@@ -66,8 +69,8 @@ class SamplingOptions:
 def run(
     *,
     model: Model = None,
-    prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
-    is_chat: Annotated[bool, typer.Option("--chat", help="Answer turns from stdin until it ends.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="The text to go on from; without one it chats.")] = None,
+    is_chat: Annotated[bool, typer.Option("--chat", help="Chat, as without --prompt.")] = False,
     chosen: PresetOptions,
     policies: PolicyOptions,
     avg_bits: AvgBits = None,
@@ -80,18 +83,35 @@ def run(
     ] = False,
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Generate text with most experts outside the fast tier, and say what that took."""
-    with importing():
-        from moectl.commands import run as command
+    """Generate text, or chat, with a model bigger than memory.
 
+    Without --prompt it chats: turns from the terminal, or from stdin.
+    """
+    from moectl.show.waiting import loading
+
+    _check_turns(prompt, is_chat=is_chat, prompt_only=json or trace is not None)
     given = policies.given(avg_bits)
-    settings = fill(
-        command.Settings, chosen, options, preset=chosen.find(store), policies=given, verify=verify, learn=learn
-    )
-    temperature = 0.0 if drawn.greedy else drawn.temperature
-    sampling = fill(command.Sampling, drawn, temperature=temperature, seed=seed)
-    command.run_command(
-        model, prompt, settings, sampling, is_chat=is_chat, trace=trace, store=store, base=options.base, as_json=json
-    )
+    settings = chosen.settings(store, options, policies=given, verify=verify, learn=learn)
+    with loading(model, preset=chosen.preset, budget=chosen.budget, is_quiet=json) as waiting:
+        with importing():
+            from moectl.commands import run as command
+
+        temperature = 0.0 if drawn.greedy else drawn.temperature
+        sampling = fill(command.Sampling, drawn, temperature=temperature, seed=seed)
+        request = command.RunRequest(
+            prompt, settings, sampling, chosen.is_auto, options.base, trace=trace, verbose=verbose, as_json=json
+        )
+        command.run_command(model, request, waiting, store=store)
+
+
+def _check_turns(prompt: str | None, *, is_chat: bool, prompt_only: bool) -> None:
+    """Raise BadUsage for options that do not go with a chat, which is what there is without a prompt."""
+    if prompt is not None and is_chat:
+        raise BadUsage("give either --prompt TEXT or --chat")
+    if prompt is None and prompt_only:
+        raise BadUsage("--json and --trace go with --prompt TEXT, not with a chat")
+    if prompt is None and sys.stdin is None:
+        raise BadUsage("a chat reads turns from stdin, which is closed: give --prompt TEXT")

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
@@ -61,11 +60,14 @@ def serve(
     options: ServeOptions,
     store: StorePath = DEFAULT_STORE,
 ) -> None:
-    """Serve a model to OpenAI's clients, and a page that shows what its cache and link do (extra: serve)."""
+    """Serve a model to OpenAI's clients, with a page to watch it.
+
+    The page shows what cache and link do. Needs the extra: pip install 'moectl[serve]'.
+    """
     from moectl.commands import serve as command
     from moectl.commands.serve import ServerLimits
 
-    settings = fill(command.Settings, chosen, options, preset=chosen.find(store), policies=policies.given())
+    settings = chosen.settings(store, options, policies=policies.given())
     limits = ServerLimits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)
     command.serve_command(
         model,
@@ -76,4 +78,5 @@ def serve(
         api_key=server.api_key,
         store=store,
         base=options.base,
+        chooses=chosen.is_auto,
     )

@@ -90,7 +90,10 @@ def simulate(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Replay a trace through the policies on virtual time, beside loading on demand and the oracle."""
+    """Replay a trace through policies, in virtual time.
+
+    Loading on demand and the oracle, which knows the future, stand beside.
+    """
     if replay.reproduce is not None:
         _reproduce(source, replay, as_json=json)
         return

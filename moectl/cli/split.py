@@ -47,7 +47,10 @@ def split(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Share a budget between layers and split their experts, so that compute waits least (MoEpic)."""
+    """Share a budget between layers, and split experts.
+
+    So that compute waits least (MoEpic).
+    """
     with importing():
         from moectl.commands import split as command
     from moectl.shared.trace_source import TraceSource

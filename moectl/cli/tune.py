@@ -64,7 +64,10 @@ def tune(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Find the fastest policies for a model, a budget and a machine: lossless, and within a loss that is allowed."""
+    """Find the fastest policies for a model and a machine.
+
+    One answer loses nothing, the other no more than --max-loss; `moectl run --preset` takes both by name.
+    """
     with importing():
         from moectl.commands import tune as command
     from moectl.tune.request import TuneRequest, share

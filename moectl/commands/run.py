@@ -1,64 +1,76 @@
-"""`moectl run`: generate from a prompt, or chat, with a model whose experts are offloaded; print what that took."""
+"""`moectl run`: generate from a prompt, or chat, with a model whose experts are offloaded; say what that took."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 
 from artifacts.common.files import check_writable
-from artifacts.errors import BadInput, BadUsage
 from artifacts.store.runs import utc_now
 from moectl.bundled import demo_model
-from moectl.shared.opening import existing, model_info, quieten
-from moectl.show.counters import counters_sheet, devices_sheet
-from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from runtime.control.counters import AT_BITS
+from moectl.commands.chat import chat
+from moectl.shared.opening import existing, model_info, open_quietly
+from moectl.shared.preset_choice import with_choice
+from moectl.show.answers import everything, in_a_line, show_details, tell_fallbacks
+from moectl.show.flow import flow
+from moectl.show.render import show_json
+from moectl.show.waiting import Waiting
 from runtime.session.answers import Answer, Stream
 from runtime.session.generate import Sampling
 from runtime.session.learn_maps import write_learned_maps
 from runtime.session.session import Session, Settings
 
 
-def run_command(
-    name: str | None,
-    prompt: str | None,
-    settings: Settings,
-    sampling: Sampling,
-    *,
-    is_chat: bool,
-    trace: Path | None,
-    store: Path,
-    base: int,
-    as_json: bool,
-) -> None:
-    """Do all of `moectl run`: one prompt or a chat, then the counters and the receipt."""
-    if is_chat == (prompt is not None):
-        raise BadUsage("give either --prompt TEXT or --chat")
-    if is_chat and (as_json or trace):
-        raise BadUsage("--json and --trace go with --prompt, not with --chat")
-    if is_chat and sys.stdin is None:
-        raise BadUsage("--chat reads turns from stdin, which is closed")
-    if trace:
-        check_writable(trace)
-    name = name or str(demo_model())
-    if settings.learn:
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What to run and what to print. Without a prompt it chats; with `chooses` the preset is the best that loses
+    nothing, in place of that of `settings`."""
+
+    prompt: str | None
+    settings: Settings
+    sampling: Sampling
+    chooses: bool
+    base: int
+    trace: Path | None = None
+    verbose: bool = False
+    as_json: bool = False
+
+
+def run_command(name: str | None, request: RunRequest, waiting: Waiting, *, store: Path) -> None:
+    """Do all of `moectl run`: one prompt or a chat. `waiting` ends when the model is there."""
+    if request.trace:
+        check_writable(request.trace)
+    if request.settings.learn:
         from moectl.shared.stores import check_store
 
         check_store(store)
-    quieten()
+    name = name or str(demo_model())
     with (
-        Session.open(name, settings, store=existing(store), base=base) as session,
+        opened_session(name, request, waiting, store=store) as (session, load_s),
         keeping_maps(session, name, store=store),
     ):
-        if is_chat:
-            for answer in chat(session, sampling):
-                print(took(answer), file=sys.stderr)
-            show_sheet(counters_sheet(session.effort()))
-            _show_receipt(session.receipt())
+        if request.prompt is None:
+            chat(session, request.sampling, load_s=load_s, verbose=request.verbose)
         else:
-            show(run(session, prompt, sampling, echo=not as_json, trace=trace), as_json=as_json)
+            answer_prompt(session, request, load_s=load_s)
+
+
+@contextmanager
+def opened_session(name: str, request: RunRequest, waiting: Waiting, *, store: Path) -> Iterator[tuple[Session, float]]:
+    """Yield a session for the request, and the seconds that it took from the start of the command."""
+    settings = request.settings
+    opened = open_quietly(name, device=settings.device, dense=settings.dense)
+    why = ""
+    if request.chooses:
+        settings, why = with_choice(opened, settings, existing(store))
+    with Session.over(opened, settings, store=existing(store), base=request.base, name=name) as session:
+        load_s = waiting.end()
+        if why and not request.as_json:
+            print(f"Preset {session.receipt()['preset']}: {why}", file=sys.stderr)
+        yield session, load_s
 
 
 @contextmanager
@@ -90,97 +102,34 @@ def _keep_maps(session: Session, name: str, store: Path, started_at: datetime, s
     print(line + others, file=sys.stderr)
 
 
-def run(session: Session, prompt: str, sampling: Sampling, *, echo: bool, trace: Path | None = None) -> Answer:
-    """Generate after `prompt`; with `echo` print the text to stdout as it is generated."""
-    recorder = session.record() if trace else None
-    answer = _answered(session.stream(prompt, sampling), echo=echo)
+def answer_prompt(session: Session, request: RunRequest, *, load_s: float) -> None:
+    """Generate after the prompt and print the text as it comes, then one line on stderr; or all of it as JSON.
+
+    Interrupted, it says what there is so far, and raises KeyboardInterrupt.
+    """
+    recorder = session.record() if request.trace else None
+    stream = session.stream(request.prompt, request.sampling)
+    try:
+        answer = _answered(stream, request)
+    except KeyboardInterrupt:
+        print(f"\n{in_a_line(stream.answer(), load_s=load_s)}", file=sys.stderr)
+        if recorder:
+            print(f"{request.trace} was not written: a trace is kept of whole answers", file=sys.stderr)
+        raise
     if recorder:
         from artifacts.traces.parquet import write_parquet  # late, as the store: most runs write nothing
 
-        write_parquet(recorder.trace(), trace)
-    return answer
-
-
-def chat(session: Session, sampling: Sampling) -> Iterator[Answer]:
-    """Read turns from stdin until it ends and answer each on stdout; the whole conversation is the prompt."""
-    turns: list[dict[str, str]] = []
-    while (line := _ask()) is not None:
-        turns.append({"role": "user", "content": line})
-        answer = _answered(session.stream(turns, sampling), echo=True)
-        turns.append({"role": "assistant", "content": answer.text})
-        yield answer
-        session.fold()
-
-
-def show(answer: Answer, *, as_json: bool) -> None:
-    """Print the counters and the receipt, or everything as one JSON object."""
-    if as_json:
-        show_json(
-            {
-                "token_ids": answer.token_ids,
-                "text": answer.text,
-                "counters": answer.effort.counters | {"exposed_ms": answer.effort.exposed_ms},
-                "by_layer": answer.effort.by_layer,
-                "receipt": answer.receipt,
-                "ttft_ms": answer.ttft_ms,
-                "tpot_ms": answer.tpot_ms,
-            }
-        )
+        write_parquet(recorder.trace(), request.trace)
+    if request.as_json:
+        show_json(everything(answer))
         return
-    print()
-    show_sheet(counters_sheet(answer.effort, note=took(answer)))
-    _show_receipt(answer.receipt)
+    if request.verbose:
+        show_details(answer.effort, answer.receipt, answer=answer)
+    print(in_a_line(answer, load_s=load_s), file=sys.stderr)
+    tell_fallbacks(answer.receipt["fallbacks"])
 
 
-def took(answer: Answer) -> str:
-    """Describe the cost of an answer in one line."""
-    counts = answer.effort.counters
-    return (
-        f"{len(answer.token_ids)} tokens; first after {answer.ttft_ms:.1f} ms, then {answer.tpot_ms:.2f} ms each; "
-        f"{human_bytes(counts['demand_bytes'])} on demand, {human_bytes(counts['prefetch_bytes'])} prefetched "
-        f"({human_bytes(counts['wasted_bytes'])} of it wasted), {answer.effort.exposed_ms:.1f} ms of stall; "
-        f"{counts['replaced_ranks']} ranks replaced, {counts['dropped_ranks']} dropped{_few_bits(counts)}"
-    )
-
-
-def _few_bits(counts: dict[str, int]) -> str:
-    """Return how many experts were computed below full precision, empty if none were."""
-    at = [(bits, counts[name]) for bits, name in AT_BITS.items() if counts[name]]
-    return "".join(f"; {count} experts at {bits} {'bit' if bits == 1 else 'bits'}" for bits, count in at)
-
-
-def _show_receipt(receipt: dict[str, object]) -> None:
-    """Print the receipt; several devices have a table of their own."""
-    if devices := receipt["devices"]:
-        show_sheet(devices_sheet(devices))
-    others = {name: value for name, value in receipt.items() if name != "devices"}
-    show_sheet(Sheet("Receipt", ("what", "in force"), list(_flat(others))))
-
-
-def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif value not in (None, [], {}):
-            yield f"{prefix}{name}", "; ".join(value) if isinstance(value, list) else value
-
-
-def _answered(stream: Stream, *, echo: bool) -> Answer:
-    if echo:
-        for piece in stream:
-            print(piece, end="", flush=True)
-        print()
+def _answered(stream: Stream, request: RunRequest) -> Answer:
+    if not request.as_json:
+        flow(stream, prompt=request.prompt)
     return stream.answer()
-
-
-def _ask() -> str | None:
-    """Return the next line that is not blank, None at the end of stdin."""
-    if sys.stdin.isatty():
-        print("> ", end="", file=sys.stderr, flush=True)
-    try:
-        return next((line.strip() for line in sys.stdin if line.strip()), None)
-    except UnicodeDecodeError:
-        encoding = sys.stdin.encoding.upper()
-        raise BadInput(f"what came on stdin is not text in {encoding}: convert it, or set PYTHONIOENCODING") from None
-    except OSError as error:  # a folder, a terminal that is gone
-        raise BadInput(f"stdin cannot be read: {error.strerror}") from None

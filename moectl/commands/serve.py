@@ -42,8 +42,10 @@ def serve_command(
     api_key: str | None,
     store: Path,
     base: int,
+    chooses: bool = False,
 ) -> None:
-    """Do all of `moectl serve`: listen, show the page, open the model meanwhile, and serve until a signal ends it."""
+    """Do all of `moectl serve`: listen, show the page, open the model meanwhile, and serve until a signal ends it. With
+    `chooses` the preset is the best that loses nothing, in place of that of `settings`."""
     check_base(base)
     hosts = _names(host)
     if not hosts and not api_key:
@@ -58,7 +60,7 @@ def serve_command(
             _say(f"{model} is loading; its page is there: {at}/")
             with importing():
                 from moectl.serving.opening import open_serving
-            serving = open_serving(name, settings, limits, model=model, store=store, base=base)
+            serving = open_serving(name, settings, limits, model=model, store=store, base=base, chooses=chooses)
             server.begin(serving)
             _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")
             server.wait()
@@ -69,9 +71,9 @@ def _say(line: str) -> None:
 
 
 def _what(serving: "Serving") -> str:
-    receipt = serving.scheduler.receipt
+    receipt, reason = serving.scheduler.receipt, f" ({serving.why})" if serving.why else ""
     in_fast_tier = f"{receipt['slots']} of {receipt['experts']} experts in the fast tier"
-    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}, {in_fast_tier}"
+    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}{reason}, {in_fast_tier}"
 
 
 class Server(uvicorn.Server):
@@ -136,6 +138,9 @@ class Server(uvicorn.Server):
             self._in_time = threading.Timer(self._closing_s, self._close)
             self._in_time.daemon = True
             self._in_time.start()
+            if sig == signal.SIGINT:
+                seconds = f"{self._in_time.interval:.0f} s"
+                print(f"answers under way have {seconds} to end; Ctrl-C again breaks them off", file=sys.stderr)
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -32,11 +32,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Configuration of the application: `model` is the name that clients use, `presets` maps names to descriptions."""
+    """Configuration of the application: `model` is the name that clients use, `presets` maps names to descriptions;
+    `why` the first one was chosen, empty where the user named it."""
 
     scheduler: Scheduler
     model: str
     presets: Mapping[str, str]
+    why: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -7,6 +7,7 @@ from moectl.serving.app import Serving
 from moectl.serving.guard import ServerLimits
 from moectl.serving.scheduler import Scheduler
 from moectl.shared.opening import existing, open_quietly
+from moectl.shared.preset_choice import with_choice
 from moectl.shared.text import tokenizer_of
 from runtime.model.open import MoeModel
 from runtime.policies import build
@@ -15,13 +16,17 @@ from runtime.session.presets import tuned_presets
 from runtime.session.session import Session, Settings
 
 
-def open_serving(name: str, settings: Settings, limits: ServerLimits, *, model: str, store: Path, base: int) -> Serving:
-    """Open the checkpoint `name`, which clients call `model`, and start its scheduler."""
+def open_serving(
+    name: str, settings: Settings, limits: ServerLimits, *, model: str, store: Path, base: int, chooses: bool
+) -> Serving:
+    """Open the checkpoint `name`, which clients call `model`, and start its scheduler. With `chooses` the preset is the
+    best that loses nothing, in place of that of `settings`."""
     opened = open_quietly(name, device=settings.device, dense=settings.dense)
     tokenizer_of(opened)
+    settings, why = with_choice(opened, settings, existing(store)) if chooses else (settings, "")
     scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
     scheduler.start()
-    return Serving(scheduler, model, offered(opened, settings, store))
+    return Serving(scheduler, model, offered(opened, settings, store), why)
 
 
 def scheduler_of(

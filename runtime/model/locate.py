@@ -1,9 +1,9 @@
 """Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise the hub."""
 
 import re
-from difflib import get_close_matches
 from pathlib import Path
 
+from artifacts.common.suggestions import nearest
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, first_line
 
@@ -117,9 +117,9 @@ def _missing(name: str) -> str:
         folders = [folder.name for folder in path.parent.iterdir() if (folder / "config.json").is_file()]
     except (OSError, ValueError):
         folders = []
-    guesses = get_close_matches(path.name, folders, n=1)
-    guess = f" (did you mean {path.parent / guesses[0]}?)" if guesses else ""
-    return f"{name!r} is neither a folder here{guess} nor reachable as a hub id"
+    guess = nearest(path.name, folders)
+    told = f" (did you mean {path.parent / guess}?)" if guess else ""
+    return f"{name!r} is neither a folder here{told} nor reachable as a hub id"
 
 
 def _reason(error: Exception) -> str:

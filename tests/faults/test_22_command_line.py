@@ -17,6 +17,7 @@ from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, P
 from moectl.cli import app, main
 from moectl.shared.exit_codes import exit_code_of
 from tests import ROOT
+from tests.helpers.said import problems
 
 HEAVY = ("torch", "transformers", "duckdb", "numpy", "numba", "pyarrow", "datasets")
 COMMANDS = [command.name for command in app.registered_commands]
@@ -209,4 +210,4 @@ def test_json_is_one_object_and_nothing_else(command, folder, monkeypatch, capfd
 def test_exit_codes(code, arguments, folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
     assert main(arguments) == code
-    assert capfd.readouterr().err.count("\n") == bool(code)
+    assert problems(capfd.readouterr().err).count("\n") == bool(code)

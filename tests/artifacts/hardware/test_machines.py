@@ -35,8 +35,6 @@ def test_the_machine_of_a_gpu_as_its_driver_names_it():
     assert all(machine_with(name).name == listed for name, listed in machines._GPUS.items())
 
 
-def test_an_unknown_machine_is_answered_with_a_guess_and_the_known():
-    with pytest.raises(
-        BadUsage, match="unknown machine 'a10-pcie4'; did you mean a100-pcie4.*Known: a100-pcie4, h100-pcie5"
-    ):
-        machine("a10-pcie4")
+def test_an_unknown_machine_is_answered_with_a_guess():
+    with pytest.raises(BadUsage, match=r"unknown machine 'a100'; did you mean a100-pcie4\?$"):
+        machine("a100")

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.traces.parquet import read_parquet
 from moectl.cli import main
+from moectl.show.render import human_bytes
 from runtime.control.build import build_controller
 from runtime.control.counters import AT_BITS
 from runtime.model.open import open_model
@@ -24,6 +26,7 @@ from runtime.policies.presets import Scope
 from runtime.replay.replay import replay
 from tests import ROOT
 from tests.conftest import Checkpoint
+from tests.helpers.said import problems
 
 PROMPT = "It was a dark and stormy night;"
 
@@ -50,9 +53,9 @@ def test_a_run_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    imported = set(literal_eval(done.stderr))
+    imported = set(literal_eval(done.stderr.splitlines()[-1]))
     assert {"torch", "transformers", "runtime"} <= imported
-    assert not imported & {"profilers", "datasets", "pandas", "pyarrow", "duckdb", "numba", "llvmlite", "ray"}
+    assert not imported & {"datasets", "pandas", "pyarrow", "duckdb", "numba", "llvmlite", "ray"}
 
 
 @pytest.mark.parametrize("preset", ["on-demand", "near", "specmd", "full"])
@@ -79,15 +82,24 @@ def test_greedy_tokens_are_those_of_transformers(preset: str, model: Path, capfd
     assert said["receipt"]["slots"] == (16 if preset == "full" else 4)
 
 
-def test_a_stream_ends_with_counters_and_receipt(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_text_and_one_line_and_the_rest_on_request(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = (model, "--prompt", PROMPT, "--max-new-tokens", 8, "--greedy")
     text = run_json(capfd, *options)["text"]
     assert main(["run", *map(str, options)]) == 0
     said = capfd.readouterr()
+    assert said.out == f"{text}\n"
+    loading, choice, line = said.err.splitlines()
+    size = human_bytes(sum(path.stat().st_size for path in model.glob("*.safetensors")))
+    assert loading == f"Loading {model}: {size}, preset auto, budget 25%"
+    assert choice == "Preset on-demand: memory holds the model's files"
+    told = r"\d+\.\d tokens/s, first \d+ ms; hits \d+%; stall \d+ ms; on-demand 25%; load \d\.\d s"
+    assert re.fullmatch(told, line) and len(line) <= 80
+    assert main(["run", *map(str, options), "--preset", "near", "--verbose"]) == 0
+    said = capfd.readouterr()
     assert said.out.startswith(f"{text}\n\nCounters")
     assert "│ all " in said.out and "8 tokens; first after" in said.out
     assert "Receipt" in said.out and "│ policies.eviction " in said.out
-    assert said.err == ""
+    assert said.err.count("\n") == 2
 
 
 def test_text_comes_token_by_token(
@@ -150,7 +162,8 @@ def test_the_models_own_settings_are_followed_or_named(
     path.write_text(json.dumps({"eos_token_id": "x"}))
     assert main(["run", str(folder), *map(str, options)]) == 3
     line = f'moectl: transformers cannot use {path}: eos_token_id "x": it must be a token id, or a list of them\n'
-    assert capfd.readouterr() == ("", line)
+    said = capfd.readouterr()
+    assert (said.out, problems(said.err)) == ("", line)
 
 
 def test_chat_answers_every_turn(
@@ -162,9 +175,59 @@ def test_chat_answers_every_turn(
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n  two \n"))
     assert main(["run", str(model), "--chat", *map(str, options)]) == 0
     said = capfd.readouterr()
-    assert said.out.startswith(f"{first}\n{second}\nCounters")
-    assert said.out.count("Receipt") == 1 and "the tokenizer has no chat template" in said.out
-    assert said.err.count("\n") == said.err.count("5 tokens; first after") == 2
+    assert said.out == f"{first}\n{second}\n"
+    assert "note: the tokenizer has no chat template" in said.err.splitlines()[-1]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    assert main(["run", str(model), "--verbose", *map(str, options)]) == 0  # without a prompt it chats
+    said = capfd.readouterr()
+    assert said.out.startswith(f"{first}\n{second}\n\nCounters") and said.out.count("Receipt") == 1
+    assert said.err.count(" tokens/s, first ") == 2
+
+
+def test_words_that_are_no_turns(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = (str(model), "--max-new-tokens", "5", "--greedy")
+    said = []
+    for turns in ("one\n", "two\n/clear\n/stat\n/help\none\n/stats\n/exit\nthree\n"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
+        assert main(["run", *options]) == 0
+        said.append(capfd.readouterr())
+    alone, after = said
+    text, _, counters = after.out.partition("Counters")
+    assert text.endswith(alone.out) and "│ all " in counters
+    err = after.err.splitlines()
+    assert "unknown command '/stat'; did you mean /stats?" in err
+    assert [line.split()[0] for line in err if line.startswith("/")] == ["/stats", "/clear", "/help", "/exit"]
+    assert " tokens/s, first " in err[-1]
+
+
+@pytest.mark.parametrize("options", [("--prompt", PROMPT), ()])
+def test_ctrl_c_ends_an_answer(
+    options: tuple[str, ...], model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a chat the conversation goes on; otherwise what was generated is told."""
+
+    class Interrupted(io.StringIO):
+        is_over = False
+
+        def flush(self) -> None:
+            if not self.is_over and len(self.getvalue()) == 3:
+                self.is_over = True
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdout", out := Interrupted())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n/help\n"))
+    trace = ("--trace", "never.parquet") if options else ()
+    code = main(["run", str(model), *options, *trace, "--max-new-tokens", "200", "--greedy", "--ignore-eos"])
+    err = capfd.readouterr().err.splitlines()
+    assert out.getvalue().rstrip().isprintable() and len(out.getvalue()) < 10
+    if options:
+        assert code == 130 and err[-1] == "moectl: interrupted"
+        assert err[-2] == "never.parquet was not written: a trace is kept of whole answers" and "tokens/s" in err[-3]
+        assert not Path("never.parquet").exists()
+    else:
+        assert code == 0 and err[-1].startswith("/exit")
 
 
 @pytest.mark.parametrize("preset", ["specmd", "near"])
@@ -216,7 +279,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(model: Path, tmp_path: Path) ->
     )  # fmt: skip
     assert running.stdout.read(3)
     running.stdout.close()
-    assert running.stderr.read() == b""
+    assert running.stderr.read().startswith(b"Loading ")
     assert running.wait() == 0
 
 
@@ -294,4 +357,4 @@ def test_what_cannot_learn(
     monkeypatch.chdir(tmp_path)
     assert main(["run", str(model), "--prompt", PROMPT, "--max-new-tokens", "2", *options]) == code
     said = capfd.readouterr()
-    assert says in said.err and said.err.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert says in said.err and problems(said.err).count("\n") == 1 and not list(tmp_path.iterdir())

@@ -27,13 +27,13 @@ def test_whoever_names_no_model_hears_of_the_one_that_the_store_holds(
     monkeypatch.chdir(tmp_path)
     store = holding(tmp_path / "mine.duckdb", "my-model")
     Path("my-model").mkdir()
-    assert main(["run", "--store", str(store)]) == 2  # without a prompt
+    assert main(["run", "--store", str(store), "--json"]) == 2  # without a prompt
     told = capfd.readouterr().err.splitlines()
     assert told[0] == f"moectl: no model is named, so it is the bundled one; {store} also holds my-model: " + (
         "name it after `run` to mean it"
     )
     for arguments in (["my-model", "--store", str(store)], ["bundled", "--store", str(store)], []):
-        assert main(["run", *arguments]) == 2
+        assert main(["run", *arguments, "--json"]) == 2
         assert capfd.readouterr().err.count("\n") == 1, arguments
 
 

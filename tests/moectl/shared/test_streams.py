@@ -11,7 +11,7 @@ import pytest
 
 from artifacts.errors import BadInput
 from moectl.cli import main
-from moectl.commands import run
+from moectl.commands import chat
 from moectl.shared import streams
 from moectl.shared.exit_codes import exit_code_of
 from moectl.show.render import show_json
@@ -92,10 +92,10 @@ def test_output_that_is_lost_is_said(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_a_chat_needs_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["run", "--chat"]) == 2
-    assert capsys.readouterr().err == "moectl: --chat reads turns from stdin, which is closed\n"
+    assert capsys.readouterr().err == "moectl: a chat reads turns from stdin, which is closed: give --prompt TEXT\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Zürich".encode()), encoding="ascii"))
     with pytest.raises(BadInput, match="not text in ASCII: convert it, or set PYTHONIOENCODING"):
-        run._ask()
+        chat._ask()
 
 
 def test_json_is_whole_where_stdout_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,105 @@
+"""Which preset runs when the user names none: the best that loses nothing, by what is known before the first token."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from artifacts.errors import Problem
+from runtime.control import sizes
+from runtime.model.open import MoeModel
+from runtime.policies.presets import Preset
+from runtime.session.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a run: whether the user names policies, every expert fits the budget, the link and near tier of
+    another machine are emulated, the store has predictors for this model, and the memory of this machine holds the
+    model's files, so that a load from disk is a copy. `tuned`: what `moectl tune` found for this model, machine and
+    budget that loses nothing."""
+
+    names_policies: bool = False
+    fits: bool = False
+    tuned: Preset | None = None
+    is_emulated: bool = False
+    has_predictors: bool = False
+    is_in_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PresetChoice:
+    """A preset, and why it was chosen, in a few words."""
+
+    preset: str | Preset
+    why: str
+
+
+def choose(known: Known) -> PresetChoice:
+    """Return the best lossless preset for what is known. Where the rules come from: docs/running.md."""
+    if known.names_policies:
+        return PresetChoice("on-demand", "with the policies named")
+    if known.fits:
+        return PresetChoice("full", "every expert fits the budget")
+    if known.tuned:
+        return PresetChoice(known.tuned, "`moectl tune` found it")
+    if known.is_emulated:
+        return PresetChoice("near", "the emulated machine has a near tier")
+    if known.is_in_memory:
+        return PresetChoice("on-demand", "memory holds the model's files")
+    if known.has_predictors:
+        return PresetChoice("foresight", "the store has predictors")
+    return PresetChoice("horizon", "loads are slow: fewest of them")
+
+
+def with_choice(opened: MoeModel, settings: Settings, store: Path | None) -> tuple[Settings, str]:
+    """Return the settings with the chosen preset in place of their own, and why it was chosen."""
+    choice = choose(known_of(opened, settings, store))
+    return replace(settings, preset=choice.preset), choice.why
+
+
+def known_of(opened: MoeModel, settings: Settings, store: Path | None) -> Known:
+    """Return what model, machine and store say."""
+    budget_nbytes = sizes.budget_nbytes(settings.budget, opened.shape)
+    tuned, has_predictors = _stored(opened, settings, store) if store and not settings.policies else (None, False)
+    return Known(
+        names_policies=bool(settings.policies),
+        fits=budget_nbytes >= opened.shape.nbytes,
+        tuned=tuned,
+        is_emulated=settings.scaled_to is not None,
+        has_predictors=has_predictors,
+        is_in_memory=_reads_files(opened, settings) and opened.shape.nbytes + budget_nbytes <= _available_nbytes(),
+    )
+
+
+def _stored(opened: MoeModel, settings: Settings, store: Path) -> tuple[Preset | None, bool]:
+    """Return the tuned preset, and whether there are predictors; nothing where the store cannot be read now, as while
+    another process writes it: a run that needs no store is not stopped by one."""
+    from artifacts.routing.predictors import COMMAND  # late: the store's imports take a tenth of a second
+    from artifacts.store.presets import stored_presets
+    from artifacts.store.store import Store
+    from runtime.session.presets import as_preset
+
+    model_id = opened.fingerprint[:16]
+    machine = settings.scaled_to or ("here" if settings.link == "auto" else f"here, {settings.link}")
+    wanted = (model_id, machine, settings.budget, 0)
+    try:
+        with Store.open(store, read_only=True, patience_s=0) as held:
+            tuned = (
+                as_preset(kept)
+                for kept in stored_presets(held)
+                if (kept.model_id, kept.preset.machine, kept.preset.budget, kept.preset.max_loss) == wanted
+            )
+            return next(tuned, None), held.latest_run(COMMAND, model_id) is not None
+    except Problem:
+        return None, False
+
+
+def _reads_files(opened: MoeModel, settings: Settings) -> bool:
+    """Whether experts come from the model's files by way of the page cache."""
+    on_cpu = opened.model.device.type == "cpu"
+    return settings.scaled_to is None and (settings.link == "disk" or settings.link == "auto" and on_cpu)
+
+
+def _available_nbytes() -> int:
+    from profilers.hardware.this_machine import LocalMachine
+
+    return LocalMachine.glance("cpu", 1).available_nbytes
