@@ -106,9 +106,10 @@ class BenchRequest:
 
     @property
     def preset_names(self) -> list[str]:
-        """The fixed presets first, then the requested ones."""
+        """The fixed presets first, then the requested ones, then the random control of each that has one."""
         asked = list(presets()) if self.presets.strip() == ALL else names_in(self.presets, "--presets")
-        return list(dict.fromkeys((*FIXED, *asked)))
+        controls = [control for name in asked if (control := f"{name}-random") in presets()]
+        return list(dict.fromkeys((*FIXED, *asked, *controls)))
 
     def of_model(self, store: Path, model_id: str) -> "BenchRequest":
         """The request with stored presets of this model. Raises Incompatible for a preset tuned for another model."""
