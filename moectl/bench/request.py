@@ -107,8 +107,9 @@ class BenchRequest:
 
     @property
     def preset_names(self) -> list[str]:
-        """The fixed presets first, then the requested ones."""
-        return list(dict.fromkeys((*FIXED, *self._presets_asked)))
+        """The fixed presets first, then the requested ones, then the random control of each that has one."""
+        controls = [control for name in self._presets_asked if (control := f"{name}-random") in presets()]
+        return list(dict.fromkeys((*FIXED, *self._presets_asked, *controls)))
 
     @property
     def asked(self) -> list[str]:

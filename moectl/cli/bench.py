@@ -77,7 +77,7 @@ class BenchOptions:
     tasks: Annotated[
         str,
         typer.Option(
-            help="Tasks of lm-evaluation-harness too: word_problems, a YAML file, a folder of them, lm-eval:NAME."
+            help="Tasks of lm-evaluation-harness too: continuations, a YAML file, a folder of them, lm-eval:NAME."
         ),
     ] = ""
     jobs: Annotated[

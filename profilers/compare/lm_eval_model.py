@@ -19,7 +19,8 @@ class SessionLM(HFLM):
     """Scores and generates as the harness's own model type does on the plain model, in batches of one.
 
     The harness pads batches without a mask. Each request is therefore a pass of its own: routers, caches and counters
-    see no padding.
+    see no padding. Where the prompt places experts for the decoding that follows (residency `hot`), it is read twice,
+    and the second pass, which policies take for decoding, is scored: the first computes every expert exactly.
     """
 
     def __init__(
@@ -49,7 +50,10 @@ class SessionLM(HFLM):
     def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
         """Return the logits [1, S, V] of ids [1, S]."""
         self.session.new_requests(1)
-        return self.session.forward(inps).logits
+        output = self.session.forward(inps)
+        if self.session.parts.policies.residency.places:
+            output = self.session.reread(inps)
+        return output.logits
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options) -> torch.Tensor:
         self.session.new_requests(1)

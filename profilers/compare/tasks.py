@@ -6,19 +6,21 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, redirect_stderr
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from artifacts.common.suggestions import unknown
 from artifacts.common.untrusted import existing
 from artifacts.errors import BadInput, BadUsage, first_line
+from profilers.compare import continuations
 from runtime.session.session import Session
 
-BUILT_IN = files("profilers.compare") / "questions"
+BUILT_IN: Mapping[str, Callable[[], dict[str, Any]]] = {continuations.NAME: continuations.configuration}
 HARNESS = "lm-eval:"  # prefix of the harness's own tasks
 _RESAMPLED = 100  # bootstrap samples, for metrics without a formula for the standard error
 FORMS = f"a YAML file of a task, a folder of them, or {HARNESS}NAME for one of the harness's own"
@@ -43,17 +45,12 @@ class Tasks:
     digest: str
 
 
-def built_in() -> list[str]:
-    """Return the names of the built-in tasks."""
-    return sorted(Path(file.name).stem for file in BUILT_IN.iterdir() if file.name.endswith(".yaml"))
-
-
 def check_tasks(names: Sequence[str]) -> None:
     """Raise BadUsage where the harness is not installed, or for a name without a task."""
     if importlib.util.find_spec("lm_eval") is None:
         raise BadUsage("--tasks needs lm-evaluation-harness: run `pip install 'moectl[eval]'`")
     for name in names:
-        if not name.startswith(HARNESS):
+        if not name.startswith(HARNESS) and name not in BUILT_IN:
             _files(name)
 
 
@@ -83,24 +80,35 @@ def load_tasks(names: Sequence[str]) -> Tasks:
 def evaluate(session: Session, tasks: Tasks) -> tuple[TaskScore, ...]:
     """Return every metric of every task. Likelihoods are computed in one pass over question and answer; generated
     answers are decoded token by token."""
+    results = _evaluated(session, tasks, keeps_items=False)["results"]
+    return tuple(score for task, values in results.items() for score in _scores(task, values))
+
+
+def correct(session: Session, tasks: Tasks) -> dict[str, np.ndarray]:
+    """Return, by task, whether each document was answered right, bool [N], for tasks that choose (metric `acc`)."""
+    samples = _evaluated(session, tasks, keeps_items=True)["samples"]
+    return {
+        task: np.array([bool(one["acc"]) for one in sorted(of_task, key=lambda one: one["doc_id"])])
+        for task, of_task in samples.items()
+    }
+
+
+def _evaluated(session: Session, tasks: Tasks, *, keeps_items: bool) -> dict[str, Any]:
     from lm_eval.evaluator import evaluate as harness
 
     from profilers.compare.lm_eval_model import SessionLM
 
     task_dict = {"tasks": {task.task_name: task for task in tasks.loaded}, "groups": {}, "group_map": {}}
     with redirect_stderr(io.StringIO()):  # hides its progress bars, which would break up moectl's own
-        evaluated = harness(SessionLM(session), task_dict, log_samples=False, bootstrap_iters=_RESAMPLED)
-    return tuple(score for task, values in evaluated["results"].items() for score in _scores(task, values))
+        return harness(SessionLM(session), task_dict, log_samples=keeps_items, bootstrap_iters=_RESAMPLED)
 
 
 def _files(name: str) -> list[Path]:
     """Return the YAML files that a name stands for."""
     path = existing(name)
     paths = [] if path is None else sorted(path.glob("*.yaml")) if path.is_dir() else [path]
-    if not paths and name in built_in():
-        return [Path(str(BUILT_IN / f"{name}.yaml"))]
     if not paths:
-        raise BadUsage(f"{unknown('task', name, built_in())}; or give {FORMS}")
+        raise BadUsage(f"{unknown('task', name, BUILT_IN)}; or give {FORMS}")
     return paths
 
 
@@ -112,6 +120,8 @@ def _load(name: str) -> list[Any]:
     if name.startswith(HARNESS):
         return _built(TaskManager(), name.removeprefix(HARNESS), name)
     manager = TaskManager(include_defaults=False)
+    if name in BUILT_IN:
+        return _built(manager, BUILT_IN[name](), name)
     loaded = []
     for path in map(Path.resolve, _files(name)):
         check_task_file(path)
@@ -120,7 +130,7 @@ def _load(name: str) -> list[Any]:
     return loaded
 
 
-def _built(manager: Any, spec: str, name: str) -> list[Any]:
+def _built(manager: Any, spec: str | dict[str, Any], name: str) -> list[Any]:
     try:
         return list(manager.load([spec])["tasks"].values())
     except Exception as error:  # errors of YAML, templates, data files and the hub

@@ -42,7 +42,8 @@ class Watcher:
     """Makes a `Step` of every layer.
 
     `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_opening` once the input
-    of a pass is embedded. `first_request` is the number of the first request of the coming passes.
+    of a pass is embedded. `first_request` is the number of the first request of the coming passes; with `rereads` they
+    count as decoding, however many tokens they have.
     """
 
     def __init__(self, opened: MoeModel) -> None:
@@ -50,6 +51,7 @@ class Watcher:
         self.on_pass: Callable[[np.ndarray], None] | None = None
         self.on_opening: Callable[[Opening], None] | None = None
         self.first_request = 0
+        self.rereads = False
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
         self._wants_probabilities = self._wants_embeddings = False
@@ -102,7 +104,8 @@ class Watcher:
         requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
         rows = real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
-        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests, ids)
+        phase = PREFILL if length > 1 and not self.rereads else DECODE
+        self._pass = _Pass(phase, rows, requests, ids)
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)

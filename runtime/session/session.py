@@ -130,6 +130,15 @@ class Session:
                 use_cache=True,
             )
 
+    def reread(self, ids: torch.Tensor) -> Output:
+        """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding: its logits show what
+        they lose there, also at the prompt's own tokens. Raises as `forward`."""
+        self.watcher.rereads = True
+        try:
+            return self.forward(ids)
+        finally:
+            self.watcher.rereads = False
+
     def _check(self, ids: torch.Tensor, past: object) -> None:
         """Ids on a GPU are not copied back to be checked."""
         highest = int(ids.max()) if ids.device.type == "cpu" and ids.numel() else 0

@@ -23,7 +23,7 @@ from moectl.cli import main
 from moectl.commands import demo, doctor_measured, hardware
 from moectl.commands.reproduce import REPRODUCTIONS
 from profilers.compare import check_prediction as prediction
-from profilers.compare import tasks
+from profilers.compare import continuations
 from profilers.hardware.load_times import TimingEffort
 from tests import ROOT
 
@@ -39,14 +39,14 @@ def commands(page: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def quickly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     little = TimingEffort(lengths=(16,), turns=3)
     monkeypatch.setattr(hardware, "THOROUGH", little)
     monkeypatch.setattr(doctor_measured, "QUICK", little)
     monkeypatch.setattr(prediction, "_TIMES", 1)
     monkeypatch.setattr(demo, "_NUM_SEQUENCES", 1)
     monkeypatch.setattr(demo, "_DECODE", 8)
-    monkeypatch.setattr(tasks, "BUILT_IN", few_questions(tmp_path_factory.mktemp("questions")))
+    monkeypatch.setattr(continuations, "COUNT", 3)
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +58,6 @@ def belongings(tmp_path: Path) -> None:
     (tmp_path / "my-text" / "notes.txt").write_text(pages[0], encoding="utf-8")
     rows = (json.dumps({"title": text.splitlines()[0], "body": text}) for text in pages[1:5])
     (tmp_path / "my-text" / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-
-
-def few_questions(folder: Path) -> Path:
-    shutil.copytree(str(tasks.BUILT_IN), folder, dirs_exist_ok=True)
-    for path in folder.glob("*.jsonl"):
-        path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:3]), encoding="utf-8")
-    return folder
 
 
 def shorter(line: str) -> str:

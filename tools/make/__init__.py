@@ -1,1 +1,1 @@
-"""Makes what the repository carries: the bundled model, checkpoints, traces, questions, golden counts."""
+"""Makes what the repository carries: the bundled model, checkpoints, traces, golden counts."""

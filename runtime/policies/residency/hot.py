@@ -15,6 +15,7 @@ from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, f
 from runtime.policies.miss.shared import check_replicas
 
 BEFORE, BEHIND = "before", "behind"
+PREFIX, EVEN = "prefix", "uniform"
 
 
 @dataclass
@@ -24,8 +25,8 @@ class Hot(SimpleResidency):
 
     The experts of largest S fill the layer's slots at full precision. The others are computed near their memory: at
     full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at most
-    `avg_bits`. On a base of 4 bits, full precision is 4 bits, and so it is where replicas of 4 bits are no smaller than
-    the checkpoint's experts.
+    `avg_bits`, or with `bits=uniform` all at `avg_bits` (Table 3, "w/o Expert Bitwidth Selector"). On a base of 4 bits,
+    full precision is 4 bits, and so it is where replicas of 4 bits are no smaller than the checkpoint's experts.
 
     `migrate` says when the hot experts come: `behind` the decoding, computed near at full precision until they have
     arrived, or `before` it, as in the paper (section 4.1): the first decode step of a layer waits for those that it
@@ -37,6 +38,7 @@ class Hot(SimpleResidency):
     avg_bits: float = float(FULL_BITS)
     balance: float = 0.5
     migrate: str = BEHIND
+    bits: str = PREFIX
 
     def __post_init__(self) -> None:
         if self.avg_bits != FULL_BITS and not 1 <= self.avg_bits <= USUAL_WIDTHS[-1]:
@@ -45,6 +47,10 @@ class Hot(SimpleResidency):
             raise BadUsage(f"hot needs balance in 0..1, not {self.balance}")
         if self.migrate not in (BEFORE, BEHIND):
             raise BadUsage(f"hot: migrate is {BEFORE} or {BEHIND}, not {self.migrate!r}")
+        if self.bits not in (PREFIX, EVEN):
+            raise BadUsage(f"hot: bits is {PREFIX} or {EVEN}, not {self.bits!r}")
+        if self.bits == EVEN and self.avg_bits != int(self.avg_bits):
+            raise BadUsage(f"hot: bits={EVEN} needs avg_bits to be a whole number, not {self.avg_bits:g}")
 
     @property
     def requires(self) -> frozenset[str]:
@@ -80,9 +86,15 @@ class Hot(SimpleResidency):
         hot = np.array(fitting(order.tolist(), num_slots), np.int64)
         cold = order[~np.isin(order, hot)]
         if self._loss is not None and cold.size:
-            few = np.array(prefix_split(self._loss[step.layer, cold], self.avg_bits))
+            few = self._widths(step.layer, cold)
             bits[cold] = np.where(np.isin(few, self._at_full), FULL_BITS, few)
         return Placement(hot, bits, is_awaited=self.migrate == BEFORE)
+
+    def _widths(self, layer: int, cold: np.ndarray) -> np.ndarray:
+        """The bits of cold experts, of falling score."""
+        if self.bits == EVEN:
+            return np.full(len(cold), int(self.avg_bits))
+        return np.array(prefix_split(self._loss[layer, cold], self.avg_bits))
 
     def scores(self, layer: int) -> np.ndarray:
         """Return S [E] of the prompts since the last placement; all equal before the first prompt."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from moectl.bench.request import FIXED, BenchRequest
 from moectl.cli import main
 from tests.helpers.bench import LIVE, TRACE
 
@@ -12,8 +13,8 @@ from tests.helpers.bench import LIVE, TRACE
     ("options", "told"),
     [
         (["--tasks", "sums"], "unknown task 'sums'"),
-        (["--tasks", "word_problems,"], "empty name"),
-        (["--tasks", "word_problems", "--simulate"], "evaluated live"),
+        (["--tasks", "continuations,"], "empty name"),
+        (["--tasks", "continuations", "--simulate"], "evaluated live"),
     ],
 )
 def test_tasks_that_cannot_be(options: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +60,7 @@ def test_peers_that_are_not_known(capfd: pytest.CaptureFixture[str]) -> None:
     for options, told in ((["--peers", "vllm"], "transformers-eager"), (["--simulate", "--peers", "all"], "live")):
         assert main(["bench", *options]) == 2
         assert told in capfd.readouterr().err
+
+
+def test_a_preset_that_substitutes_stands_beside_its_random_control() -> None:
+    assert BenchRequest(presets="buddymoe,near").preset_names == [*FIXED, "buddymoe", "buddymoe-random"]

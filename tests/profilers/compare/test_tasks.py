@@ -9,10 +9,11 @@ import pytest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from artifacts.errors import BadInput, BadUsage
-from profilers.compare.tasks import BUILT_IN, TaskScore, built_in, check_tasks, evaluate, load_tasks
+from artifacts.traces.trace import DECODE, PREFILL
+from profilers.compare import continuations
+from profilers.compare.tasks import TaskScore, check_tasks, evaluate, load_tasks
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
-from tools.make import questions as make_questions
 
 harness = pytest.importorskip(
     "lm_eval.evaluator", reason="lm-evaluation-harness is not installed: pip install -e '.[eval]'"
@@ -123,21 +124,33 @@ def test_a_digest_is_of_what_is_asked_and_of_how(tasks: Path, tmp_path: Path) ->
     assert len(digests | {of_all}) == 3
 
 
-def test_our_own_questions_are_as_the_tool_writes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(make_questions, "TARGET", tmp_path / "word_problems.jsonl")
-    make_questions.main()
-    written = (tmp_path / "word_problems.jsonl").read_text()
-    assert written == (BUILT_IN / "word_problems.jsonl").read_text()
-    assert built_in() == ["word_problems"]
-    documents = [json.loads(line) for line in written.splitlines()]
-    assert all(len(set(one["choices"])) == 4 and 0 <= one["answer"] < 4 for one in documents)
+def test_the_built_in_task_is_scored(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuations, "COUNT", 5)
+    check_tasks(["continuations"])
+    tasks = load_tasks(["continuations"])
+    assert tasks.digest == load_tasks(["continuations"]).digest
+    with Session(opened, Settings("full")) as session:
+        (score,) = evaluate(session, tasks)
+    assert (score.task, score.metric, score.count) == ("continuations", "acc", 5)
+    assert 0 <= score.value <= 1 and score.stderr is not None
 
 
-@pytest.mark.parametrize("name", ["word_problem", "hellaswag", "no/such.yaml"])
+def test_a_prompt_that_places_experts_is_read_twice(opened: MoeModel, tasks: Path, expected: dict[str, object]) -> None:
+    """With every expert at full precision the second reading gives what the first does, but for the rounding of what
+    is computed near."""
+    from profilers.compare.lm_eval_model import SessionLM
+
+    with Session(opened, Settings("monde-static", budget="25%")) as session:
+        phases = []
+        session.watcher.on_step = lambda step: phases.append(step.phase) if step.layer == 0 else None
+        results = answers(SessionLM(session), tasks)["results"]
+    assert results["choosing"] == expected["results"]["choosing"]
+    assert phases[:4] == [PREFILL, DECODE, PREFILL, DECODE]
+
+
+@pytest.mark.parametrize("name", ["continuation", "hellaswag", "no/such.yaml"])
 def test_an_unknown_task_is_answered_with_the_known(name: str) -> None:
-    with pytest.raises(BadUsage, match=r"unknown task .* Known: word_problems; or give a YAML file .* lm-eval:NAME"):
+    with pytest.raises(BadUsage, match=r"unknown task .* Known: continuations; or give a YAML file .* lm-eval:NAME"):
         check_tasks([name])
 
 
@@ -149,7 +162,7 @@ def test_two_tasks_of_one_name_are_refused(tasks: Path) -> None:
 def test_without_the_harness_a_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(BadUsage, match=r"pip install 'moectl\[eval\]'"):
-        check_tasks(["word_problems"])
+        check_tasks(["continuations"])
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,14 @@ def test_cold_experts_get_the_prefix_split() -> None:
     assert policy.widths == (1, 2, 3, 4)
 
 
+def test_cold_experts_are_alike_without_the_selector() -> None:
+    policy = parse("residency", "hot:avg_bits=3,bits=uniform")
+    loss = np.ones((1, 6, 4))
+    policy.prepare(Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(NBYTES, loss, loss, loss[..., 0])))
+    policy.observe(step([[4, 1]], phase=PREFILL))
+    assert policy.place(step([[1, 2]]), (1,)).near_bits.tolist() == [3, 16, 3, 3, 3, 3]
+
+
 def test_slots_go_where_they_spare_loads() -> None:
     """Layers 0 and 2 gain nothing beyond one expert, layer 1 gains with each."""
     flat, falling = [2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [2.0, 1.8, 1.5, 1.2, 0.9, 0.5, 0.0]
@@ -112,7 +120,17 @@ def test_slots_go_where_they_spare_loads() -> None:
     assert ["no curves are stored" in note for note in policy.fallbacks] == [True]
 
 
-@pytest.mark.parametrize("text", ["hot:avg_bits=0.5", "hot:avg_bits=5", "hot:balance=2", "hot:migrate=now"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hot:avg_bits=0.5",
+        "hot:avg_bits=5",
+        "hot:balance=2",
+        "hot:migrate=now",
+        "hot:bits=even",
+        "hot:avg_bits=2.5,bits=uniform",
+    ],
+)
 def test_parameters_out_of_range(text: str) -> None:
     with pytest.raises(BadUsage, match="hot"):
         parse("residency", text)

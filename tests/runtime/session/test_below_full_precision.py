@@ -127,6 +127,21 @@ def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(case: tuple
     assert all((row[row < FULL_BITS]).mean() <= 3 for row in cold)
 
 
+def test_a_prompt_that_is_read_again_has_its_cold_experts_at_the_bits_of_the_placement(case: tuple) -> None:
+    plain, opened, artefacts = case
+    settings = Settings("context-aware", budget=f"{opened.shape.num_layers}x", window="1KiB")
+    with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
+        session.forward(PROMPT)
+        cache = session.controller.cache
+        was_resident = np.array([place is not None for place in cache.places])
+        again = session.reread(PROMPT).logits
+        bits = np.where(was_resident, FULL_BITS, cache.near_bits)
+        totals = session.controller.counters.totals(first_pass=1)
+    put(plain, opened, artefacts.replicas, bits)
+    assert_same(again, plain(PROMPT).logits)
+    assert totals["near"] > 0 and totals["fetched"] == 0 and (bits < FULL_BITS).any()
+
+
 def test_damaged_missing_and_foreign_files_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     replicas = made(opened, tmp_path)
