@@ -92,4 +92,4 @@ def _moectl(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (by default that of the command line) and return its exit code."""
     prepare_streams()
-    return exit_code_of(lambda: app(args=arguments, prog_name="moectl"))
+    return exit_code_of(lambda: app(args=arguments, prog_name="moectl"), typed=arguments)

@@ -15,6 +15,7 @@ from moectl.commands.build_buddies import build_buddies
 from moectl.commands.profile import ProfileRequest, profile_opened
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store, stored_artefacts
 from moectl.show.pictures import Demonstration, DemoRow
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
@@ -38,6 +39,7 @@ class _Measured:
     receipt: dict[str, object]
 
 
+@resumable()
 def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, threads: int) -> Demonstration:
     """Profile the bundled model on `tokens` tokens of docstrings, then measure every preset on held-out ones.
 

@@ -11,6 +11,7 @@ from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import Trace
 from moectl.shared.place_trace import base_suffix, place_trace
+from moectl.shared.resuming import resumable
 from moectl.shared.timed_machine import timed_machine
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.counters import devices_sheet
@@ -110,6 +111,7 @@ class Simulated:
     dense: int | None
 
 
+@resumable()
 def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     """Replay the source's trace once for each setting, for on-demand loading and for the oracles."""
     settings = request.settings()
