@@ -15,7 +15,7 @@ from moectl.bench.request import BenchRequest
 from moectl.bench.table import Benched, loss_of_base
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import dense_suffix
-from moectl.shared.progress import progress_bar
+from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.stores import check_store, refuse_former, stored_artefacts
 from moectl.shared.text import read_text
 from moectl.show.grounds import Grounds
@@ -38,8 +38,9 @@ PEERS_AS_THEY_ARE = (
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
 
-def live(name: str, request: BenchRequest, *, store: Path, device: str, threads: int) -> Benched:
+def live(name: str, request: BenchRequest, phases: Phases, *, store: Path, device: str, threads: int) -> Benched:
     """Measure every setting; resume where the same bench was stopped."""
+    phases.begin("opening the model")
     torch.set_num_threads(threads)
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened
@@ -66,7 +67,7 @@ def live(name: str, request: BenchRequest, *, store: Path, device: str, threads:
     finished = {} if request.again else ledger.finished()
     under_way = _UnderWay(bench, peers, ledger, kept, samples, finished, {}, tasks)
     taken_up = len(under_way.rows)
-    _measure(under_way, settings, request, num_decoded=text.num_decoded)
+    _measure(under_way, settings, request, phases, num_decoded=text.num_decoded)
     kept.remove()
     rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
@@ -123,13 +124,15 @@ class _UnderWay:
 
 
 def _measure(
-    under_way: _UnderWay, settings: Sequence[BenchSetting], request: BenchRequest, *, num_decoded: int
+    under_way: _UnderWay, settings: Sequence[BenchSetting], request: BenchRequest, phases: Phases, *, num_decoded: int
 ) -> None:
     order = [
         one for one in schedule(settings, rounds=request.rounds, seed=request.seed) if one[1] not in under_way.rows
     ]
+    phases.begin("reading the text by the full model")
     if order:
         under_way.bench.read_full()
+    phases.begin(f"measuring {len(settings)} settings in {request.rounds} rounds")
     with progress_bar("measuring", unit="tokens") as advance:
         for number, (turn, setting) in enumerate(order):
             if setting in under_way.refused:

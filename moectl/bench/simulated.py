@@ -22,7 +22,7 @@ from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, BenchRequest
 from moectl.bench.table import Benched
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import base_suffix, dense_suffix, place_trace
-from moectl.shared.progress import progress_bar
+from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.stores import check_store, foresight_for, refuse_former
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
@@ -45,13 +45,15 @@ _DISTANCE = 3  # layers ahead that a recorded trace predicts
 BOUND = "oracle: Belady with prefetching of what is really wanted, in the scope where that is faster"
 
 
-def simulated(name: str, request: BenchRequest, *, store: Path, device: str, threads: int) -> Benched:
+def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, device: str, threads: int) -> Benched:
     """Replay every setting; resume where the same bench was stopped."""
+    phases.begin("taking or recording a trace")
     torch.set_num_threads(threads)
     check_store(store)
     opened = open_source(_source(name, request, store=store, device=device))
     if opened.model_id:
         request = request.of_model(store, opened.model_id)
+    phases.begin("placing it on the machine")
     opened, target, costs = place_trace(
         opened, request.machine or DEFAULT_MACHINE, store, base=request.base, dense=request.dense
     )
@@ -65,6 +67,7 @@ def simulated(name: str, request: BenchRequest, *, store: Path, device: str, thr
     missing = [setting for setting in settings if setting not in rows]
     known = [note for workload in workloads.values() for note in workload.assumed]
     assumed: dict[BenchSetting, list[str]] = {}
+    phases.begin(f"simulating {len(settings)} settings")
     with executing(request.executor, request.workers) as executor, progress_bar("simulating", unit="settings") as bar:
         bar(len(rows), len(settings))
 

@@ -102,7 +102,7 @@ def _moectl(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (by default that of the command line) and return its exit code."""
     prepare_streams()
-    return exit_code_of(lambda: _run(arguments))
+    return exit_code_of(lambda: _run(arguments), typed=arguments)
 
 
 def _run(arguments: Sequence[str] | None) -> None:

@@ -117,5 +117,6 @@ def bench(
         threads=options.threads,
         results=options.results or (),
         page=options.report,
+        is_quiet=json,
     )
     command.show(benched, as_json=json)

@@ -14,7 +14,7 @@ def doctor(
     engine: EngineOptions,
     store: StorePath = DEFAULT_STORE,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the machine, and check a prediction on a short run.")
+        bool, typer.Option("--measure", help="Measure too, a quarter of a minute or more, and check a prediction.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -35,5 +35,6 @@ def doctor(
         threads=engine.threads,
         store=store,
         measure=measure,
+        is_quiet=json,
     )
     command.show(diagnosis, as_json=json)

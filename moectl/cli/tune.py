@@ -33,7 +33,7 @@ class TuneOptions:
     scaled_to: ScaledTo = None
     link: Link = "auto"
     max_loss: Annotated[str, typer.Option(help="Of perplexity, at most: 0.5%, or 0 for lossless alone.")] = "0.5%"
-    minutes: Annotated[float, typer.Option(help="How long to search and measure live, about.")] = 3.0
+    minutes: Annotated[float, typer.Option(help="How long all of it takes, about.")] = 3.0
     candidates: Annotated[
         int | None, typer.Option(min=1, help="Combinations to try of each kind, whatever time that takes.")
     ] = None

@@ -12,6 +12,8 @@ from moectl.bench.simulated import simulated
 from moectl.bench.table import Benched
 from moectl.bundled import demo_model
 from moectl.commands.report import check_report, report
+from moectl.shared.progress import Phases
+from moectl.shared.resuming import resumable
 from moectl.show.render import show_json, show_sheet
 from runtime.policies.presets import Preset
 from runtime.session.presets import find_presets
@@ -22,6 +24,7 @@ def stored_among(listed: str, store: Path) -> dict[str, Preset]:
     return find_presets(names_in(listed, "--presets"), store)
 
 
+@resumable("what was measured is kept")
 def bench(
     name: str | None,
     request: BenchRequest,
@@ -31,18 +34,21 @@ def bench(
     threads: int,
     results: Sequence[Path] = (),
     page: Path | None = None,
+    is_quiet: bool = True,
 ) -> Benched:
     """Measure or simulate the request's settings on the model `name`, a folder or hub id (None: the bundled one).
 
     Finished settings are in the store at once, and the same command resumes from there. `results` are files of other
-    tools; their rows come last. With `page` the report of this bench is written there.
+    tools; their rows come last. With `page` the report of this bench is written there. Unless `is_quiet`, phases are
+    told on stderr.
     """
     if page:
         check_report(page)
     model = name or str(demo_model())
     imported = [read_results(path) for path in results]
     measure = simulated if request.simulate else live
-    benched = measure(model, request, store=store, device=device, threads=threads)
+    with Phases(1, 1, 18, is_quiet=is_quiet) as phases:
+        benched = measure(model, request, phases, store=store, device=device, threads=threads)
     rows = [row for result in imported for row in keep(result, store=store)]
     notes = (*benched.notes, *(result.note for result in imported))
     if page and benched.has_run:

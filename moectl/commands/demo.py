@@ -17,6 +17,7 @@ from moectl.commands.profile import ProfileRequest, profile_opened
 from moectl.commands.quantize import QuantizeRequest, quantize
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store, stored_artefacts
 from moectl.show.demonstration import FULL, PLAIN, Demonstration, DemoRow, sentence, sheet
 from moectl.show.grounds import measured
@@ -60,6 +61,7 @@ class _Entry:
         return [statistics.median(one.decode_s) for one in self.readings]
 
 
+@resumable()
 def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, threads: int) -> Demonstration:
     """Profile the bundled model on `tokens` tokens of docstrings, then measure every preset on held-out ones.
 

@@ -18,6 +18,8 @@ from moectl.commands.doctor_findings import Diagnosis
 from moectl.commands.hardware_sheets import HardwareMeasurement, record, sheets
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.glance import CheckpointGlance, glance
+from moectl.shared.progress import Phases
+from moectl.shared.resuming import resumable
 from moectl.show.render import Sheet, show_json, show_sheet
 from profilers.hardware.this_machine import LocalMachine
 from runtime.control import sizes
@@ -25,13 +27,24 @@ from runtime.control import sizes
 if TYPE_CHECKING:
     from profilers.compare.check_prediction import Prediction
 
+_LOOKING, _MEASURING = (1, 1, 1), (2, 8, 1, 4)  # shares of the time of the phases
 _LINKS = ("auto", "disk", "direct", "cuda")
 
 
+@resumable()
 def doctor(
-    name: str | None, *, budget: str, link: str, device: str, threads: int, store: Path, measure: bool
+    name: str | None,
+    *,
+    budget: str,
+    link: str,
+    device: str,
+    threads: int,
+    store: Path,
+    measure: bool,
+    is_quiet: bool = True,
 ) -> Diagnosis:
-    """Examine this machine for the model `name` (None: the bundled one); nothing is written.
+    """Examine this machine for the model `name` (None: the bundled one); nothing is written. What is looked at is told
+    on stderr unless `is_quiet`.
 
     Raises BadUsage for an option that is not understood, BadInput for a model or store that cannot be read or is
     refused, and where it is to `measure` whatever measuring raises.
@@ -39,18 +52,42 @@ def doctor(
     named = as_named(name)
     path = named or str(demo_model())
     shown = "" if store == DEFAULT_STORE else f" --store {store}"
-    if measure:
+    options = {"budget": budget, "link": link, "device": device, "threads": threads, "store": store, "shown": shown}
+    with Phases(*(_MEASURING if measure else _LOOKING), is_quiet=is_quiet) as phases:
+        if not measure:
+            return _looked(path, phases, named=named, **options)
+        phases.begin("opening the model")
         from moectl.commands.doctor_measured import diagnose
 
-        options = {"budget": budget, "link": link, "device": device, "threads": threads}
-        return diagnose(path, named=named, **options, store=store, shown=shown)
+        return diagnose(path, phases, named=named, **options)
+
+
+def _looked(
+    path: str,
+    phases: Phases,
+    *,
+    named: str | None,
+    budget: str,
+    link: str,
+    device: str,
+    threads: int,
+    store: Path,
+    shown: str,
+) -> Diagnosis:
+    """Look at what is there, without measuring anything."""
     _check_options(link, device)
     seen = glance(path)
-    here = LocalMachine.glance(device, threads)
     model_ids, profile = _held(store, path)
-    all_findings = findings.of_installation() + findings.of_machine(here, seen.shape) + _of_checkpoint(seen)
     if seen.shape is not None:
         sizes.num_slots(budget, seen.shape, per_layer=True)
+    phases.begin("looking at what is installed")
+    all_findings = findings.of_installation()
+    phases.begin("looking at the machine")
+    here = LocalMachine.glance(device, threads)
+    all_findings += findings.of_machine(here, seen.shape)
+    phases.begin("looking at the model, the store and its disk")
+    all_findings += _of_checkpoint(seen)
+    if seen.shape is not None:
         all_findings.append(findings.of_room(store, seen.shape, weight_nbytes=seen.weight_nbytes))
     all_findings += findings.of_store(store, model_ids, model=named, shown=shown)
     if profile is not None:

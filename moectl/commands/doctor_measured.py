@@ -14,6 +14,7 @@ from moectl.commands import hardware
 from moectl.commands.doctor_findings import Diagnosis, DoctorFinding
 from moectl.commands.hardware_sheets import HardwareMeasurement
 from moectl.shared.opening import open_quietly
+from moectl.shared.progress import Phases
 from moectl.shared.stores import refuse_former, stored_artefacts
 from moectl.show.render import human_bytes
 from profilers.compare.check_prediction import check
@@ -31,7 +32,16 @@ _TEXT = "builtin:held-out"
 
 
 def diagnose(
-    path: str, *, named: str | None, budget: str, link: str, device: str, threads: int, store: Path, shown: str
+    path: str,
+    phases: Phases,
+    *,
+    named: str | None,
+    budget: str,
+    link: str,
+    device: str,
+    threads: int,
+    store: Path,
+    shown: str,
 ) -> Diagnosis:
     """Examine this machine with the model at `path`, which the user `named` or not; nothing is written.
 
@@ -46,7 +56,9 @@ def diagnose(
     link = hardware.affordable(opened, link)
     stored = _stored(path, opened, store)
     is_stored = stored is not None and _fits(stored.profile, here, link_name(opened, link))
+    phases.begin("measuring the machine, the model's parts on it")
     measured = stored if is_stored else _measured(path, opened, link, store)
+    phases.begin("looking at the installation, the machine and the store")
     dtype = str(opened.dtype).removeprefix("torch.")
     all_findings = findings.of_installation()
     all_findings += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
@@ -56,6 +68,7 @@ def diagnose(
     all_findings += findings.of_store(store, [opened.fingerprint[:16]], model=named, shown=shown)
     if stored is not None:
         all_findings += findings.of_profile(stored.profile, here)
+    phases.begin("checking a prediction on a short run")
     sequences = _sequences(opened)
     prediction = check(opened, measured.profile, sequences, prefill=_PREFILL, budget=budget, link=link)
     return Diagnosis(path, all_findings, measured, is_stored, prediction)

@@ -19,6 +19,7 @@ from moectl.commands.export_forms import FORMS, JSON_FORMS, OVERRIDE_TENSOR, Exp
 from moectl.commands.export_gguf import GGUF
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.resuming import resumable
 from moectl.show.render import console, human_bytes, show_json
 from profilers.export.gptq import export_gptq
 from runtime.model.checkpoint import open_checkpoint
@@ -90,6 +91,7 @@ def show_text(text: ExportedText, *, as_json: bool) -> None:
         console().print(f"{text.out}: {text.what} of run {text.run_id}", markup=False)
 
 
+@resumable()
 def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: int | None) -> Exported:
     """Write the model `name` (None: the bundled one) with its experts at `bits` to the new folder `out`.
 

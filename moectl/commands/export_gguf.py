@@ -8,6 +8,7 @@ from artifacts.errors import BadInput, BadUsage
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.resuming import resumable
 from moectl.show.render import console, human_bytes, show_json
 from profilers.export.gguf import TYPES, export_gguf
 from runtime.model.locate import locate
@@ -24,6 +25,7 @@ class ExportedGguf:
     nbytes: int
 
 
+@resumable()
 def export(name: str | None, out: Path | None, type_: str) -> ExportedGguf:
     """Write the model `name` (None: the bundled one) to the new file `out`.
 

@@ -9,6 +9,7 @@ from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import PREFILL, Trace
 from moectl.shared.progress import progress_bar
+from moectl.shared.resuming import resumable
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.replay.fit_synthetic import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
@@ -35,6 +36,7 @@ class FittedTrace:
     sheet: Sheet
 
 
+@resumable()
 def fit_trace(source: TraceSource, hits: Sequence[str], *, seed: int) -> FittedTrace:
     """Fit to hit rates if any are given, else to the trace of the source."""
     if hits and (source.trace or source.run):

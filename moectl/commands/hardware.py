@@ -14,6 +14,7 @@ from moectl.bundled import demo_model
 from moectl.commands.hardware_sheets import HardwareMeasurement, record, sheets
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store, stored_artefacts
 from moectl.show.render import show_json, show_sheet
 from profilers.hardware.load_times import THOROUGH, TimingEffort
@@ -34,6 +35,7 @@ def refuse_routing(*, trace: bool, shard: str, is_spread: bool) -> None:
         )
 
 
+@resumable()
 def profile_hardware(name: str | None, *, link: str, device: str, threads: int, store: Path) -> HardwareMeasurement:
     """Measure this machine with the model `name` (None: the bundled one) and write the run, all rows or none.
 

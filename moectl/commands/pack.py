@@ -5,6 +5,7 @@ from pathlib import Path
 
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.resuming import resumable
 from moectl.show.render import console, human_bytes, show_json
 from runtime.model.checkpoint import open_checkpoint
 from runtime.model.locate import locate
@@ -12,6 +13,7 @@ from runtime.model.pack import Repacked
 from runtime.model.pack import pack as rewrite
 
 
+@resumable("what was packed is kept")
 def pack(name: str, out: Path) -> Repacked:
     """Write the model `name`, a folder or hub id, to the new folder `out`.
 

@@ -7,6 +7,7 @@ from moectl.commands.plan_advice import advice, assumptions, next_steps, record,
 from moectl.commands.plan_place import PlanPlace
 from moectl.commands.plan_rows import DeploymentPlan, Expected, PlanRequest, plan_deployment
 from moectl.shared.progress import progress_bar
+from moectl.shared.resuming import resumable
 from moectl.show.grounds import compared
 from moectl.show.render import NumBytes, Sheet, cell_text, console, human_bytes, show_json, show_sheet
 
@@ -30,6 +31,7 @@ def plan(
     return plan_deployment(PlanRequest(as_named(model) or str(demo_model()), place, context, dense))
 
 
+@resumable()
 def simulate(deployment: DeploymentPlan) -> DeploymentPlan:
     """The plan with every preset replayed on synthetic routers, which takes most of a minute."""
     from moectl.commands.plan_simulation import simulated

@@ -9,7 +9,8 @@ import numpy as np
 from artifacts.errors import BadUsage
 from moectl.bundled import demo_model
 from moectl.shared.opening import model_info, open_quietly
-from moectl.shared.progress import progress_bar
+from moectl.shared.progress import Phases, progress_bar
+from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store, foresight_for
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, show_json, show_sheet
@@ -51,17 +52,21 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index) - 1, int(count)
 
 
+@resumable("batches that were counted are kept")
 def profile(name: str | None, settings: Settings, request: ProfileRequest, *, store: Path) -> Profiled:
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened
-    opened = open_quietly(name, device=settings.device)
-    if request.is_spread:
-        check_device(opened)
-        settings = replace(settings, threads=1)  # as in every worker: the numbers must not depend on their number
-    with Session(opened, settings) as session:
-        return profile_opened(name, session, request, store=store)
+    with Phases(1, 19) as phases:
+        phases.begin("opening the model")
+        opened = open_quietly(name, device=settings.device)
+        if request.is_spread:
+            check_device(opened)
+            settings = replace(settings, threads=1)  # as in every worker: the numbers must not depend on their number
+        with Session(opened, settings) as session:
+            phases.begin(f"profiling on {request.tokens:,} tokens")
+            return profile_opened(name, session, request, store=store)
 
 
 def profile_opened(name: str, session: Session, request: ProfileRequest, *, store: Path) -> Profiled:

@@ -10,7 +10,8 @@ from artifacts.errors import BadUsage
 from artifacts.store.runs import ModelInfo
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
-from moectl.shared.progress import progress_bar
+from moectl.shared.progress import Phases, progress_bar
+from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
@@ -47,11 +48,18 @@ def parse_bits(text: str) -> tuple[int, ...]:
         raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
 
 
+@resumable("finished experts are kept")
 def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> BuiltReplicas:
     """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
     name = name or str(demo_model())
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened
+    with Phases(1, 19) as phases:
+        return _quantize(name, request, phases, store=store)
+
+
+def _quantize(name: str, request: QuantizeRequest, phases: Phases, *, store: Path) -> BuiltReplicas:
+    phases.begin("opening the model")
     opened = open_quietly(name, device=request.device)
     if request.executor != LOCAL:
         check_device(opened)
@@ -59,6 +67,7 @@ def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> Buil
     smaller(request.method, opened)  # widths of which none would save anything are refused before text is read
     data = calibration_data(opened, request)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
+    phases.begin(f"quantising {opened.shape.num_keys:,} experts")
     with executing(request.executor, request.jobs) as executor, progress_bar("quantising", unit="experts") as advance:
         return build_replicas(
             opened, data, request.method, model=model, store_path=store, executor=executor, progress=advance

@@ -7,6 +7,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from moectl.reproductions import buddymoe, contextaware, fmoe, moepic, moepicsystem, specmd
 from moectl.reproductions.report import Reproduction
+from moectl.shared.resuming import resumable
 from moectl.show.render import show_json, show_sheet
 
 REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
@@ -19,6 +20,7 @@ REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
 }
 
 
+@resumable()
 def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> Reproduction:
     """Run the reproduction of that name. Only fmoe takes a `trace` of the user's.
 

@@ -11,6 +11,7 @@ from artifacts.shape import FULL_BITS
 from moectl.commands import simulate_table
 from moectl.commands.simulate_table import PLAIN, Simulated, label
 from moectl.shared.place_trace import place_trace
+from moectl.shared.resuming import resumable
 from moectl.shared.timed_machine import timed_machine
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.counters import devices_sheet
@@ -92,6 +93,7 @@ class SimulateRequest:
         return setting if setting.build().residency.cuts else replace(setting, reconfigure_every=None)
 
 
+@resumable()
 def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     """Replay the source's trace once for each setting, for on-demand loading and for the oracles."""
     settings = request.settings()

@@ -21,6 +21,7 @@ from artifacts.store.store import Store, add_run
 from artifacts.traces.curves import Curves
 from artifacts.traces.trace import PHASES
 from moectl.bundled import demo_model
+from moectl.shared.resuming import resumable
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show import splits as split_views
 from moectl.show.grounds import Grounds, simulated
@@ -82,6 +83,7 @@ class StoredSplit:
     assumed: tuple[str, ...]
 
 
+@resumable()
 def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
     """Measure the curves of the source's trace, solve, and write both to the store.
 

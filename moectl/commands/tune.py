@@ -21,16 +21,18 @@ from moectl.bundled import demo_model
 from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import trace_on_base
 from moectl.shared.progress import Phases, progress_bar
+from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store, refuse_former
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace
 from moectl.tune.distribute import spread
-from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, trace_for
+from moectl.tune.prepare import known_of, pace_of, parts_of, plan_for, scale_of, search_on, trace_for
 from moectl.tune.request import TuneRequest
-from moectl.tune.result import Pick, Tuned
+from moectl.tune.result import LEFT_OUT, Pick, Tuned
+from moectl.tune.timing import SHARES, Minutes, token_seconds
 from moectl.tune.verify import checks_of, verified
 from profilers.compare.verify_search import Verifier
-from profilers.hardware.live_costs import LiveCosts, live_costs
+from profilers.hardware.live_costs import LiveCosts
 from profilers.text.corpus import documents
 from profilers.workers.choose import executing
 from runtime.model.locate import locate
@@ -57,36 +59,61 @@ class _Prepared:
     other_name: str
 
 
+@resumable("a trace that was recorded whole is kept")
 def tune(
     name: str | None, request: TuneRequest, *, store: Path, device: str, threads: int, is_quiet: bool = True
 ) -> Tuned:
     """Search on the trace, verify the picks live, keep them as presets; tell each phase on stderr unless `is_quiet`.
     Raises BadUsage, BadInput, Incompatible."""
     torch.set_num_threads(threads)
-    started_at, phases = utc_now(), Phases(is_quiet=is_quiet)
     check_store(store)
     name = name or str(demo_model())
     _check(name, request)
-    prepared = _prepare(name, request, phases, store=store, device=device)
+    with Phases(*SHARES, limit_s=request.limit_s, is_quiet=is_quiet) as phases:
+        return _tune(name, request, Minutes(phases), store=store, device=device)
+
+
+def _tune(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, device: str) -> Tuned:
+    started_at, phases = utc_now(), minutes.phases
+    prepared = _prepare(name, request, minutes, store=store, device=device)
     search, verifier = prepared.search, prepared.verifier
-    phases.begin("searching")
-    ends_s = phases.elapsed_s + request.limit_s
-    with executing(request.executor, request.workers) as executor:
-        plan, planned = plan_for(search, request, num_workers=executor.count)
-        with progress_bar("searching", unit="replays") as advance, spread(search, executor) as replay_all:
-            found = search.run(plan, progress=advance, replay_all=replay_all)
-    picks, live, why = verified(found, verifier, request, phases, is_late=lambda: phases.elapsed_s > ends_s)
-    phases.begin("replaying the picks on other text")
+    found, plan, planned = _searched(search, request, minutes)
+    result = verified(found, verifier, request, minutes)
     check_search = search_on(prepared.traced, prepared.other, prepared.pace, prepared.similarity, request)
-    checks = checks_of(picks, found, check_search, search, request, prepared.other_name)
+    checks = checks_of(result.picks, found, check_search, search, request, prepared.other_name, minutes)
     receipt = _receipt(name, request, prepared, plan, found, planned) | {
+        LEFT_OUT: minutes.left_out,
         "seconds": {name: round(seconds, 1) for name, seconds in phases.seconds().items()},
         "assumed": search.assumed,
     }
-    run = _keep(picks, request, store, name, prepared.checkpoint, started_at, phases.elapsed_s, receipt)
+    run = _keep(result.picks, request, store, name, prepared.checkpoint, started_at, phases.elapsed_s, receipt)
     oracle_ms, full_ms = search.oracle(plan.rungs[-1]), search.full(plan.rungs[-1])
-    shape, measured = prepared.based.shape, verifier.measured()
-    return Tuned(request, shape, picks, found, live, measured, oracle_ms, full_ms, checks, receipt, run, why)
+    return Tuned(
+        request,
+        prepared.based.shape,
+        result.picks,
+        found,
+        result.live,
+        verifier.measured(),
+        oracle_ms,
+        full_ms,
+        checks,
+        receipt,
+        run,
+        result.why,
+    )
+
+
+def _searched(search: Search, request: TuneRequest, minutes: Minutes) -> tuple[SearchResult, SearchPlan, str]:
+    """What the search found, its plan and a note on its size."""
+    minutes.phases.begin("searching")
+    with executing(request.executor, request.workers) as executor:
+        plan, time, planned = plan_for(search, request, minutes, num_workers=executor.count)
+        with progress_bar("searching", unit="replays") as advance, spread(search, executor) as replay_all:
+            found = search.run(plan, progress=advance, replay_all=replay_all, time=time)
+    if found.num_untried:
+        minutes.left_out.append(f"{found.num_untried} replays of the search")
+    return found, plan, planned
 
 
 def _check(name: str, request: TuneRequest) -> None:
@@ -97,33 +124,28 @@ def _check(name: str, request: TuneRequest) -> None:
         documents(data)
 
 
-def _prepare(name: str, request: TuneRequest, phases: Phases, *, store: Path, device: str) -> _Prepared:
+def _prepare(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, device: str) -> _Prepared:
     """Open the model, find or record a trace, and measure what a unit of expert error costs."""
-    phases.begin("opening the model")
+    begin = minutes.phases.begin
+    begin("opening the model")
     opened = open_quietly(name, device=device)
     refuse_former(store, opened, name=name)
     text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
     artefacts, similarity, profile = known_of(store, opened)
     based, artefacts = model_on_base(opened, artefacts, request.base)
-    phases.begin("measuring costs")
-    pace = live_costs(
-        based,
-        locate(name),
-        scaled_to=request.scaled_to,
-        link=request.link,
-        experts=request.experts,
-        artefacts=artefacts,
-        profile=profile,
-    )
-    phases.begin("taking or recording a trace")
-    traced = trace_for(name, opened, request, store)
-    trace, other, other_name = parts_of(name, opened, traced, request)
+    begin("measuring costs")
+    pace = pace_of(based, request, artefacts, profile, locate(name), minutes)
+    resident_s, loading_s = (token_seconds(pace.costs, based.shape, loads=loads) for loads in (False, True))
+    begin("taking or recording a trace")
+    traced = trace_for(name, opened, request, store, minutes, token_s=loading_s)
+    trace, other, other_name = parts_of(name, opened, traced, request, minutes, token_s=loading_s)
     traced = trace_on_base(traced, request.base)
     search = search_on(traced, trace, pace, similarity, request)
-    phases.begin("reading the held-out text by the full model")
+    begin("reading by the full model")
+    text = minutes.cut(text, "the held-out text", token_s=resident_s, least=2)
     verifier = Verifier(based, artefacts, text, pace, budget=request.budget)
-    phases.begin("measuring what errors cost")
-    search.scale = scale_of(search, verifier)
+    begin("measuring what errors cost")
+    search.scale = scale_of(search, verifier, minutes)
     return _Prepared(opened, based, traced, search, verifier, pace, similarity, other, other_name)
 
 

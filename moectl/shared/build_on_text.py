@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 
 from moectl.bundled import demo_model
 from moectl.shared.opening import model_info, open_quietly
-from moectl.shared.progress import progress_bar
+from moectl.shared.progress import Phases, progress_bar
+from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from profilers.text.batches import Batching
@@ -30,6 +31,7 @@ class BuildRequest(Generic[Plan]):
     seed: int = 0
 
 
+@resumable()
 def build_on_text(
     name: str | None,
     settings: Settings,
@@ -40,24 +42,27 @@ def build_on_text(
     doing: str,
 ) -> Built:
     """Run the model `name`, a folder or hub id (None: the bundled one), at its budget, and let `builder` write the
-    artefact. `doing` names the progress bar.
+    artefact. `doing` names that phase.
 
     Raises BadInput (model, data, store) and what `builder` raises.
     """
     name = name or str(demo_model())
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened
-    with Session(open_quietly(name, device=settings.device), settings) as session:
-        data = read_data(
-            session.opened,
-            request.data,
-            length=request.batching.length,
-            num_tokens=request.tokens,
-            seed=request.seed,
-            at_most=request.requests,
-        )
-        model = model_info(name, session.opened)
-        with progress_bar(doing, unit="tokens") as advance:
-            return builder(
-                session, data, request.batching, request.plan, model=model, store_path=store, progress=advance
+    with Phases(1, 19) as phases:
+        phases.begin("opening the model")
+        with Session(open_quietly(name, device=settings.device), settings) as session:
+            data = read_data(
+                session.opened,
+                request.data,
+                length=request.batching.length,
+                num_tokens=request.tokens,
+                seed=request.seed,
+                at_most=request.requests,
             )
+            model = model_info(name, session.opened)
+            phases.begin(f"{doing}, at most {request.tokens:,} tokens")
+            with progress_bar(doing, unit="tokens") as advance:
+                return builder(
+                    session, data, request.batching, request.plan, model=model, store_path=store, progress=advance
+                )

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem, shortage
+from moectl.shared.resuming import is_interruption, told
 from moectl.shared.streams import lost_output
 
 DONE, BUG, USAGE, INPUT, RESOURCES, INCOMPATIBLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
@@ -14,19 +16,20 @@ _OURS = ("artifacts", "runtime", "profilers", "moectl")
 _CODES = {BadUsage: USAGE, BadInput: INPUT, OutOfResources: RESOURCES, Incompatible: INCOMPATIBLE, Partly: PARTLY}
 
 
-def exit_code_of(command: Callable[[], object]) -> int:
-    """Run a command that returns or raises SystemExit, and return its exit code.
+def exit_code_of(command: Callable[[], object], *, typed: Sequence[str] | None = None) -> int:
+    """Run a command that returns or raises SystemExit, and return its exit code. `typed` are its arguments, by default
+    those of the command line.
 
     A Problem is printed in one line. Any other exception but an interruption is a bug of moectl's and passes through,
     so that Python prints its traceback and exits with 1.
     """
-    code = _ended(command)
+    code = _ended(command, shlex.join(["moectl", *(sys.argv[1:] if typed is None else typed)]))
     if (loss := lost_output()) and code == DONE:
         return _print_line(loss, RESOURCES)
     return code
 
 
-def _ended(command: Callable[[], object]) -> int:
+def _ended(command: Callable[[], object], typed: str) -> int:
     try:
         command()
         return DONE
@@ -35,11 +38,11 @@ def _ended(command: Callable[[], object]) -> int:
         if isinstance(end.__context__, BrokenPipeError):
             return DONE
         # Typer raises SystemExit(130) for Ctrl-C and prints nothing.
-        return _print_line("interrupted", INTERRUPTED) if end.code == INTERRUPTED else _code(end.code)
+        return _print_line(told(end, typed), INTERRUPTED) if end.code == INTERRUPTED else _code(end.code)
     except BrokenPipeError:
         return DONE
-    except KeyboardInterrupt:
-        return _print_line("interrupted", INTERRUPTED)
+    except KeyboardInterrupt as interruption:
+        return _print_line(told(interruption, typed), INTERRUPTED)
     except (Problem, MemoryError, OSError, RuntimeError, ModuleNotFoundError) as error:
         return _report(error)
 
@@ -56,8 +59,7 @@ def _report(error: Exception) -> int:
         return _print_line(
             f"no space left to write {error.filename or 'stdout or a file'}; free some and try again", RESOURCES
         )
-    # DuckDB raises this when Ctrl-C interrupts one of its queries.
-    if isinstance(error, RuntimeError) and "Query interrupted" in str(error):
+    if is_interruption(error):
         return _print_line("interrupted", INTERRUPTED)
     if isinstance(error, ModuleNotFoundError) and (error.name or "moectl").partition(".")[0] not in _OURS:
         return _print_line(f"{error.name} is not installed: `moectl doctor` says what is missing", INCOMPATIBLE)

@@ -1,54 +1,147 @@
-"""Progress on stderr: bars, and the phases of a long command."""
+"""Progress on stderr: numbered phases, one line of how much is done, and the time left for the whole."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from math import inf
 from time import perf_counter
+from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn
+from rich.table import Column
+from rich.text import Text
 
+EVERY_S = 60.0  # between plain lines within a phase
+_FEW = 2  # phases of a command that is mostly one
+_SOONEST_S, _LEAST = 3.0, 0.02  # time and share of the work after which it can be told how long the rest takes
 
-@contextmanager
-def progress_bar(what: str, *, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that takes how much is done and how much there is. Without a terminal nothing is drawn."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-
-        def advance(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield advance
+Advance = Callable[[int, int], None]
+"""Takes how much of the present phase is done, and how much there is."""
 
 
 class Phases:
-    """The phases of a long command: each is told on stderr when it begins, with the seconds since the first began, and
-    its own `seconds` are kept for the receipt. They are told without a terminal too, unless `is_quiet`."""
+    """The phases of a long command, which take about so many `shares` of its time.
 
-    def __init__(self, *, is_quiet: bool = False) -> None:
-        self._is_quiet = is_quiet
+    On a terminal one line shows the phase, how much of the whole is done and the time left. Without one each phase is
+    told when it begins, with the seconds since the first, and again every minute; one or two phases not before the
+    first minute is over; if `is_quiet`, none. `limit_s`: what the whole may take.
+    """
+
+    def __init__(self, *shares: float, limit_s: float = inf, is_quiet: bool = False) -> None:
+        self._shares, self._limit_s, self._is_quiet = shares, limit_s, is_quiet
         self._begun: list[tuple[str, float]] = []
+        self._done, self._told_s = 0.0, 0.0
+        self._bar: Progress | None = None
 
-    def begin(self, name: str) -> None:
-        """End the present phase and begin another."""
+    def __enter__(self) -> Self:
+        console = Console(stderr=True)
+        if console.is_terminal:
+            name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+            columns = (name, BarColumn(16), TaskProgressColumn(), _TimeLeft(self))
+            self._bar = Progress(*columns, console=console, transient=True, refresh_per_second=4)
+            self._bar.add_task("beginning", total=1.0)
+            self._bar.start()
+        self._outer = _PRESENT.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _PRESENT.reset(self._outer)
+        if self._bar:
+            self._bar.stop()
+
+    def begin(self, name: str) -> Advance:
+        """End the present phase and begin another; return the function that moves it."""
         self._begun.append((name, perf_counter()))
-        if not self._is_quiet:
-            print(f"{self.elapsed_s:6.0f} s  {name}", file=sys.stderr, flush=True)
+        self._done = 0.0
+        assert len(self._begun) <= len(self._shares), f"more phases than shares of time: {name}"
+        if self._bar:
+            self._show()
+        elif len(self._shares) > _FEW:
+            self._tell(self._label)
+        return self.advance
+
+    def advance(self, done: int, total: int) -> None:
+        """Move the present phase."""
+        self._done = min(1.0, done / total) if total else 0.0
+        if self._bar:
+            self._show()
+        elif self.elapsed_s - self._told_s >= EVERY_S:
+            self._tell(f"{self._label}: {self.done:.0%}{self.left and ', '}{self.left}")
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the first phase began, 0 before it."""
         return perf_counter() - self._begun[0][1] if self._begun else 0.0
 
+    @property
+    def left_s(self) -> float:
+        """Seconds that the limit leaves to the present phase, so that later ones have theirs; below 0 when late."""
+        return self._limit_s * self._share(len(self._begun)) - self.elapsed_s
+
+    def is_late(self) -> bool:
+        """Whether the present phase has had its time."""
+        return self.left_s < 0
+
+    @property
+    def done(self) -> float:
+        """The share of the whole that is done."""
+        before = self._share(max(0, len(self._begun) - 1))
+        return before + self._done * (self._share(len(self._begun)) - before)
+
+    @property
+    def left(self) -> str:
+        """How long the whole will still take, in words; empty where nothing can be said yet."""
+        elapsed_s, done = self.elapsed_s, self.done
+        left_s = elapsed_s * (1 - done) / done if elapsed_s >= _SOONEST_S and done >= _LEAST else inf
+        left_s = min(left_s, max(0.0, self._limit_s - elapsed_s))
+        if left_s == inf:
+            return ""
+        return f"about {left_s:.0f} s left" if left_s < 99.5 else f"about {left_s / 60:.0f} min left"
+
     def seconds(self) -> dict[str, float]:
         """The seconds of each phase, by name, the present one up to now."""
         ends = [*(begin_s for _, begin_s in self._begun[1:]), perf_counter()]
         return {name: end_s - begin_s for (name, begin_s), end_s in zip(self._begun, ends, strict=False)}
+
+    @property
+    def _label(self) -> str:
+        number = f"{len(self._begun)}/{len(self._shares)} " if len(self._shares) > 1 else ""
+        return number + self._begun[-1][0]
+
+    def _share(self, count: int) -> float:
+        return sum(self._shares[:count]) / sum(self._shares)
+
+    def _show(self) -> None:
+        for task in self._bar.task_ids:
+            self._bar.update(task, description=self._label, completed=self.done)
+
+    def _tell(self, text: str) -> None:
+        self._told_s = self.elapsed_s
+        if not self._is_quiet:
+            print(f"{self._told_s:6.0f} s  {text}", file=sys.stderr, flush=True)
+
+
+_PRESENT: ContextVar[Phases | None] = ContextVar("phases", default=None)  # a terminal has one line of progress
+
+
+class _TimeLeft(ProgressColumn):
+    def __init__(self, phases: Phases) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._phases = phases
+
+    def render(self, task: Task) -> Text:
+        return Text(self._phases.left)
+
+
+@contextmanager
+def progress_bar(what: str, *, unit: str) -> Iterator[Advance]:
+    """Yield a function that moves the present phase, or where there are none the only phase of a command, which is to
+    do `what` to so many of a `unit`."""
+    if phases := _PRESENT.get():
+        yield phases.advance
+        return
+    with Phases(1.0) as phases:
+        advance = phases.begin(f"{what} {unit}")
+        yield advance

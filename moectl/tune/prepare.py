@@ -1,6 +1,7 @@
 """Prepares a search for policies: text, a trace, artefacts, the scale from errors to losses, and the search plan."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,21 +12,24 @@ from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from artifacts.traces.trace import Trace, cut_by_request, is_one_by_one
 from moectl.bench.simulated import record_trace
+from moectl.shared.progress import Phases
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.tune.request import TuneRequest
+from moectl.tune.timing import Minutes
+from profilers.compare.bench import BenchText
 from profilers.compare.verify_search import Verifier
-from profilers.hardware.live_costs import LiveCosts
+from profilers.hardware.live_costs import LiveCosts, live_costs
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.search.halving import ETA
-from runtime.search.results import LEAST_PASSES, MOST_PASSES, LossScale, SearchPlan
+from runtime.search.results import LEAST_PASSES, MOST_PASSES, LossScale, SearchPlan, SearchTime
 from runtime.search.search import Search
 from runtime.search.space import Combination
 from runtime.session.artefacts import load_artefacts, load_similarity
 
 RECORDED = 2  # tokens of a trace recorded here, as a multiple of the tokens for verification
-_SEARCHING = 0.5  # share of the minutes for replays; live runs take the rest
+_LEAST_SEQUENCES = 4  # of a trace: a quarter of them is held out
 _FEW, _MANY = 9, 2000  # bounds on the candidates of a search space
 _CLIMBING = 48  # least number of neighbours of the best that are replayed
 _PROBES = (  # of the error by few bits (the second needs no room for all replicas) and by stand-ins
@@ -44,8 +48,11 @@ def known_of(path: Path, opened: MoeModel) -> tuple[Artefacts, Similarity | None
         return artefacts, load_similarity(store, model_id, opened.shape), stored_profile(store, model_id)
 
 
-def trace_for(name: str, opened: MoeModel, request: TuneRequest, path: Path) -> OpenedTrace:
-    """The newest trace of this model in the store that has single-request decoding and predictions, else a new one."""
+def trace_for(
+    name: str, opened: MoeModel, request: TuneRequest, path: Path, minutes: Minutes, *, token_s: float
+) -> OpenedTrace:
+    """The newest trace of this model in the store that has single-request decoding and predictions, else a new one,
+    which the store gets if there was time for all of it."""
     if path.exists():
         with Store.open(path, read_only=True) as store:
             runs = [run for run in reversed(store.runs()) if "traces" in run.contents]
@@ -54,23 +61,55 @@ def trace_for(name: str, opened: MoeModel, request: TuneRequest, path: Path) -> 
             stored = open_source(TraceSource(run=run.run_id, store=path))
             if stored.trace.predicted is not None and is_one_by_one(stored.trace):
                 return stored
-    return _recorded(name, opened, request, path, request.data)
+    text = _text(opened, request, request.data)
+    part = minutes.cut(text, "the trace", token_s=token_s, least=_LEAST_SEQUENCES)
+    if len(part.sequences) == len(text.sequences):
+        return _recorded(name, opened, text, path, request.data, seed=request.seed)
+    with TemporaryDirectory() as aside:  # so that a search with more time does not take it for a whole one
+        traced = _recorded(name, opened, part, Path(aside) / "part.duckdb", request.data, seed=request.seed)
+    return replace(
+        traced, name=f"{len(part.sequences)} sequences of {request.data}", artefacts=known_of(path, opened)[0]
+    )
 
 
-def _recorded(name: str, opened: MoeModel, request: TuneRequest, path: Path, data: str) -> OpenedTrace:
+def _text(opened: MoeModel, request: TuneRequest, data: str) -> BenchText:
     num_tokens = RECORDED * request.tokens
-    text = read_text(opened, data, length=request.length, num_tokens=num_tokens, seed=request.seed)
-    run = record_trace(name, opened, text, path, data=data, seed=request.seed)
+    return read_text(opened, data, length=request.length, num_tokens=num_tokens, seed=request.seed)
+
+
+def _recorded(name: str, opened: MoeModel, text: BenchText, path: Path, data: str, *, seed: int) -> OpenedTrace:
+    run = record_trace(name, opened, text, path, data=data, seed=seed)
     return open_source(TraceSource(run=run, store=path))
 
 
-def parts_of(name: str, opened: MoeModel, traced: OpenedTrace, request: TuneRequest) -> tuple[Trace, Trace, str]:
+def parts_of(
+    name: str, opened: MoeModel, traced: OpenedTrace, request: TuneRequest, minutes: Minutes, *, token_s: float
+) -> tuple[Trace, Trace, str]:
     """The trace to tune on, the trace to check on, and a description of the latter."""
     if request.check_data is None:
         return *cut_by_request(traced.trace, _CHECKED), "the last quarter of the requests"
+    text = minutes.cut(_text(opened, request, request.check_data), "the trace to check on", token_s=token_s, least=2)
     with TemporaryDirectory() as aside:  # so that the next search does not tune on it
-        other = _recorded(name, opened, request, Path(aside) / "check.duckdb", request.check_data)
+        file = Path(aside) / "check.duckdb"
+        other = _recorded(name, opened, text, file, request.check_data, seed=request.seed)
     return traced.trace, other.trace, request.check_data
+
+
+def pace_of(
+    opened: MoeModel,
+    request: TuneRequest,
+    artefacts: Artefacts,
+    profile: HardwareProfile | None,
+    folder: Path,
+    minutes: Minutes,
+) -> LiveCosts:
+    """What the model costs where it is to run; for want of time not all that policies themselves take."""
+    wanted = {"scaled_to": request.scaled_to, "link": request.link, "experts": request.experts}
+    is_late = minutes.phases.is_late
+    pace = live_costs(opened, folder, **wanted, artefacts=artefacts, profile=profile, is_late=is_late)
+    if not pace.is_profiled:
+        minutes.lack("the own time of policies that measuring had not reached, which counts as none")
+    return pace
 
 
 def search_on(
@@ -88,11 +127,13 @@ def search_on(
     )
 
 
-def scale_of(search: Search, verifier: Verifier) -> LossScale:
+def scale_of(search: Search, verifier: Verifier, minutes: Minutes) -> LossScale:
     """Nats for a unit of squared error by few bits and by stand-ins.
 
     Each is measured live on the first probe that runs, by KL divergence, which needs fewer tokens than perplexity.
     """
+    if minutes.lack("what errors cost, without which nothing that loses anything is chosen"):
+        return LossScale()
     return LossScale(*(_slope(search, verifier, part, candidates) for part, candidates in enumerate(_PROBES)))
 
 
@@ -107,19 +148,35 @@ def _slope(search: Search, verifier: Verifier, part: int, candidates: Sequence[C
     return None
 
 
-def plan_for(search: Search, request: TuneRequest, *, num_workers: int) -> tuple[SearchPlan, str]:
-    """The plan of a search and a note on its size: `request.candidates`, or as many as fit into the minutes.
+def plan_for(
+    search: Search, request: TuneRequest, minutes: Minutes, *, num_workers: int
+) -> tuple[SearchPlan, SearchTime | None, str]:
+    """The plan of a search, its time, and a note on its size: `request.candidates`, however long they take, or as many
+    as the phase has time for.
 
-    The time of a replay is measured; `num_workers` replay side by side.
+    The time of a replay is measured; `num_workers` replay side by side. Where there is time for few, they replay less.
     """
     passes = min(search.num_passes, MOST_PASSES)
     if request.candidates is not None:
-        count, note = request.candidates, "as many as were asked for"
+        count, note, time = request.candidates, "as many as were asked for", None
     else:
-        pass_s = search.seconds_a_pass()
-        amounts = SearchPlan(0, passes, 0, request.seed, request.max_loss).rungs
-        each_s = 2 * pass_s * amounts[0] * (len(amounts) + ETA)  # for two spaces: a round each, and as many neighbours
-        count = int(_SEARCHING * 60 * request.minutes * num_workers / each_s)
+        pass_s, time = search.seconds_a_pass(), _time(minutes.phases, num_workers)
+        while (count := _affordable(minutes.phases.left_s, passes, pass_s, num_workers)) < _FEW:
+            if passes // ETA < LEAST_PASSES:
+                break
+            passes //= ETA
         count = max(_FEW, min(_MANY, count))
         note = f"as many as {request.minutes:g} minutes allow at {1e3 * pass_s:.2g} ms a pass"
-    return SearchPlan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss), note
+    return SearchPlan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss), time, note
+
+
+def _affordable(left_s: float, passes: int, pass_s: float, num_workers: int) -> int:
+    amounts = SearchPlan(0, passes, 0, 0, 0.0).rungs
+    each_s = 2 * pass_s * amounts[0] * (len(amounts) + ETA)  # for two spaces: a round each, and as many neighbours
+    return int(max(0.0, left_s) * num_workers / each_s)
+
+
+def _time(phases: Phases, num_workers: int) -> SearchTime:
+    """Half of the phase for what loses nothing, the rest for what does."""
+    half_s = phases.left_s / 2
+    return SearchTime((lambda: phases.left_s < half_s, phases.is_late), at_once=num_workers)

@@ -22,7 +22,7 @@ LOSSLESS = "-lossless"  # suffix of the name of the lossless pick
 class TuneRequest:
     """Validated settings of a search. Raises BadUsage for an invalid value.
 
-    `minutes` limits the number of candidates and of live rounds unless `candidates` is given. `data` is the text for a
+    `minutes` limits the whole, unless `candidates` is given. `data` is the text for a
     trace if the store has none, `held_out` the text for verification, `check_data` text of another kind for a check of
     the picks. `max_loss` is a share of perplexity.
     """
@@ -69,7 +69,7 @@ class TuneRequest:
 
     @property
     def limit_s(self) -> float:
-        """Seconds for the search and what follows it; without limit where the number of candidates is given."""
+        """Seconds for all of it; without limit where the number of candidates is given."""
         return inf if self.candidates is not None else 60 * self.minutes
 
     @property

@@ -10,6 +10,8 @@ from runtime.policies.presets import presets
 from runtime.search.results import SearchResult, Tried
 from runtime.search.space import Combination
 
+LEFT_OUT = "left out for want of time"  # a line of the receipt
+
 
 @dataclass(frozen=True, slots=True)
 class Pick:

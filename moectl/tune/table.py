@@ -4,10 +4,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from artifacts.hardware.machines import machine
 from moectl.bundled import is_bundled
-from moectl.show.render import NumBytes, Sheet, console, show_json, show_sheet
-from moectl.tune.result import Pick, Tuned, published_of_others
+from moectl.show.grounds import Grounds, compared, measured
+from moectl.show.render import Sheet, console, show_json, show_sheet
+from moectl.tune.result import LEFT_OUT, Pick, Tuned, published_of_others
 from profilers.compare.bench import Quartiles
+from profilers.compare.verify_search import FULL
 from runtime.search.results import Tried
 from runtime.search.space import Combination
 
@@ -20,11 +23,13 @@ def show(tuned: Tuned, *, as_json: bool) -> None:
     if as_json:
         show_json(record(tuned))
         return
+    out = console()
     show_sheet(_answers(tuned))
+    for line in _told_of_answers(tuned):
+        out.print(line, markup=False)
     show_sheet(_beside(tuned))
     show_sheet(_front(tuned))
-    out = console()
-    for line in plot(tuned.found.front(), [pick.tried for pick in tuned.picks]):
+    for line in plot(tuned.found.front(), [pick.tried for pick in tuned.picks], full_ms=tuned.full_ms):
         out.print(line, markup=False, no_wrap=True)
     if tuned.checks:
         show_sheet(_checks(tuned))
@@ -52,65 +57,63 @@ def _tried(one: Tried) -> dict[str, object]:
     return asdict(one) | {"combination": one.combination._asdict(), "is_lossless": one.is_lossless}
 
 
+def _grounds(tuned: Tuned) -> Grounds:
+    """What live times rest on: this machine, an emulated link, or the proportions of another machine."""
+    return measured(tuned.request.link if tuned.request.scaled_to is None else machine(tuned.request.scaled_to).name)
+
+
 def _answers(tuned: Tuned) -> Sheet:
-    columns = ("preset", "policies", "scope", "predicted ms", "live ms", "x full", "x oracle", "predicted loss %")
-    columns += ("measured loss %", "KL", "top-1", "stall ms", "fast tier")
-    rows = [_answer(tuned, pick) for pick in tuned.picks]
-    asked, model = tuned.request, str(tuned.receipt["model"])
-    named = "" if is_bundled(model) else f" {shlex.quote(model)}"
-    note = (
-        f"{asked.budget} on {asked.machine_name}, at most {100 * asked.max_loss:g} % of perplexity; experts "
-        f"{asked.experts}; kept in run {tuned.run}: moectl run{named} --preset {asked.name}; x full is live, of the "
-        f"same rounds; x oracle predicted, of {tuned.oracle_ms:.3g} ms"
-    )
-    return Sheet("Tuned", columns, rows, ". ".join(filter(None, (note, tuned.why))))
+    columns = ("preset", "policies", "beside full", "loss %")
+    title = f"Tuned: {tuned.request.budget} of the experts on {tuned.request.machine_name}"
+    note = f"beside full: a token's time beside that of all experts resident, {_grounds(tuned).says}"
+    return Sheet(title, columns, [_answer(pick) for pick in tuned.picks], note)
 
 
-def _answer(tuned: Tuned, pick: Pick) -> tuple:
+def _answer(pick: Pick) -> tuple:
     tried, quality, live = pick.tried, pick.quality, pick.live
-    return (
-        pick.name,
-        described(tried.combination),
-        tried.combination.scope,
-        tried.ms,
-        _spread(live.measured.tpot_ms) if live else None,
-        live.to_full if live else None,
-        tried.ms / tuned.oracle_ms,
-        _percent(tried.loss),
-        _percent(quality.loss) if quality else None,
-        f"{quality.kl:.4f}" if quality else None,
-        f"{quality.top1:.4f}" if quality else None,
-        live.measured.exposed_ms if live else None,
-        NumBytes(tried.fast_nbytes),
-    )
+    loss = _percent(quality.loss) if quality else 0 if tried.is_lossless else None
+    policies = f"{described(tried.combination)}, {tried.combination.scope}"
+    return pick.name, policies, compared(live.to_full) if live else None, loss
+
+
+def _told_of_answers(tuned: Tuned) -> Iterator[str]:
+    """Why no answer loses something, what there was no time for, and the command that runs the answer."""
+    asked, model = tuned.request, str(tuned.receipt["model"])
+    if tuned.why:
+        yield f"within {100 * asked.max_loss:g} % of perplexity: {tuned.why}"
+    if left_out := tuned.receipt.get(LEFT_OUT):
+        yield f"{LEFT_OUT} ({asked.minutes:g} minutes): {'; '.join(left_out)}"
+    named = "" if is_bundled(model) else f" {shlex.quote(model)}"
+    yield f"kept in run {tuned.run}: moectl run{named} --preset {asked.name}"
 
 
 def _beside(tuned: Tuned) -> Sheet:
-    columns = ("preset", "live ms", "x full", "predicted ms", "hit rate", "loss %", "KL", "top-1", "stall ms")
+    """What was measured live: exact presets first, then those that alter the output, each by time."""
+    grounds = _grounds(tuned)
+    ms = ("ms/token",) if grounds.is_absolute else ()
+    columns = ("preset", "output", "beside full", *ms, "rounds", "hit rate", "loss %")
     rows = []
-    for name, live in sorted(tuned.live.items(), key=lambda pair: pair[1].to_full):
+    for name, live in sorted(tuned.live.items(), key=lambda pair: (not _is_exact(tuned, pair[0]), pair[1].to_full)):
         found, counters = live.measured, live.measured.counters
-        predicted = tuned.found.published.get(name) or _of_pick(tuned, name)
         rows.append(
             (
                 name,
-                _spread(found.tpot_ms),
-                live.to_full,
-                tuned.full_ms if name == "full" else predicted.ms if predicted else None,
+                "exact" if _is_exact(tuned, name) else "altered",
+                compared(live.to_full),
+                *((_spread(found.tpot_ms),) if ms else ()),
+                live.num_rounds,
                 counters["hits"] / max(1, counters["requests"]),
                 _percent(found.perplexity_ratio - 1),
-                f"{found.kl:.4f}",
-                f"{found.top1_agreement:.4f}",
-                found.exposed_ms,
             )
         )
-    num_rounds = max(one.num_rounds for one in tuned.live.values())
-    note = (
-        f"medians (quartiles) over {num_rounds} rounds in random order; x full: the median over rounds; "
-        f"predicted oracle {tuned.oracle_ms:.3g} ms. Losses here are of the few tokens that are timed, those above "
-        "of all held-out tokens"
-    )
+    quartiles = " (quartiles)" if ms else ""
+    note = f"{grounds.says}; medians{quartiles} over rounds in random order; losses of the few tokens that are timed"
     return Sheet("Live, beside each other", columns, rows, note)
+
+
+def _is_exact(tuned: Tuned, name: str) -> bool:
+    tried = _of_pick(tuned, name) or tuned.found.published.get(name)
+    return name == FULL or (tried is not None and tried.is_lossless)
 
 
 def _of_pick(tuned: Tuned, name: str) -> Tried | None:
@@ -120,33 +123,37 @@ def _of_pick(tuned: Tuned, name: str) -> Tried | None:
 def _front(tuned: Tuned) -> Sheet:
     """The Pareto front in time, loss and memory, and the best published presets for comparison."""
     front = tuned.found.front()
-    columns = ("policies", "scope", "predicted ms", "predicted loss %", "measured loss %", "fast tier", "hit rate")
-    rows = [_point(tuned, described(one.combination), one) for one in front[:_MOST]]
+    columns = ("policies", "beside full", "predicted loss %", "measured loss %")
+    rows = [_point(tuned, f"{described(one.combination)}, {one.combination.scope}", one) for one in front[:_MOST]]
     published = published_of_others(tuned.found)
     best = sorted((name for name in published if published[name].is_lossless), key=lambda name: published[name].ms)
     rows += [_point(tuned, f"published: {name}", published[name]) for name in best[:3]]
-    note = f"{len(front)} combinations that nothing beats in time, loss and memory together" + (
-        f", the fastest {_MOST} of them shown" if len(front) > _MOST else ""
+    shown = f", the fastest {_MOST} of them shown" if len(front) > _MOST else ""
+    note = (
+        f"{len(front)} combinations that nothing beats in time, loss and memory together{shown}; an oracle that knows "
+        f"the future: {compared(tuned.oracle_ms / tuned.full_ms)}"
     )
-    return Sheet("Pareto front", columns, rows, note)
+    return Sheet("Pareto front, simulated at measured costs", columns, rows, note)
 
 
 def _point(tuned: Tuned, name: str, one: Tried) -> tuple:
-    measured = tuned.qualities.get(one.combination)
-    loss = _percent(measured.loss) if measured else None
-    return name, one.combination.scope, one.ms, _percent(one.loss), loss, NumBytes(one.fast_nbytes), one.hit_rate
+    quality = tuned.qualities.get(one.combination)
+    loss = _percent(quality.loss) if quality else None
+    return name, compared(one.ms / tuned.full_ms), _percent(one.loss), loss
 
 
 def _checks(tuned: Tuned) -> Sheet:
-    columns = ("preset", "ahead of the best published %", "on other text %", "advantage lost, points", "other text")
-    rows = [
-        (one.name, 100 * one.here, 100 * one.there, 100 * (one.here - one.there), one.other) for one in tuned.checks
-    ]
-    return Sheet("Tuned on one text, tried on another", columns, rows, "by replay, against presets of as small a loss")
+    columns = ("preset", "ahead of the best published %", "on other text %", "advantage lost, points")
+    rows = [(one.name, 100 * one.here, 100 * one.there, 100 * (one.here - one.there)) for one in tuned.checks]
+    other = ", ".join(dict.fromkeys(one.other for one in tuned.checks))
+    note = f"simulated, against presets of as small a loss; other text: {other}"
+    return Sheet("Tuned on one text, tried on another", columns, rows, note)
 
 
 def _told(tuned: Tuned) -> Iterator[tuple[str, object]]:
     for name, value in tuned.receipt.items():
+        if value == []:
+            continue
         if isinstance(value, dict):
             value = ", ".join(f"{key} {inner}" for key, inner in value.items())
         yield name, "; ".join(value) if isinstance(value, list) else value
@@ -159,12 +166,13 @@ def described(one: Combination) -> str:
     return ", ".join(changed) or "on demand"
 
 
-def plot(front: Sequence[Tried], picks: Sequence[Tried]) -> list[str]:
-    """The front in characters: time to the right, loss upwards, picks as *."""
+def plot(front: Sequence[Tried], picks: Sequence[Tried], *, full_ms: float) -> list[str]:
+    """The front in characters: time to the right, in times of the full model's, loss upwards, picks as *. Nothing where
+    nothing loses."""
     points = [one for one in (*front, *picks) if one.loss is not None]
-    if not points:
+    if not any(one.loss for one in points):
         return []
-    most_ms, most_loss = max(one.ms for one in points), max(max(one.loss for one in points), 1e-9)
+    most_ms, most_loss = max(one.ms for one in points), max(one.loss for one in points)
     cells = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
     for one, mark in (*((one, "o") for one in front), *((one, "*") for one in picks)):
         if one.loss is not None:
@@ -172,7 +180,8 @@ def plot(front: Sequence[Tried], picks: Sequence[Tried]) -> list[str]:
     lines = [f"{'loss %' if row == 0 else '':>8} |{''.join(line)}" for row, line in enumerate(cells)]
     lines[0] = f"{100 * most_loss:7.3g}% |{''.join(cells[0])}"
     lines[-1] = f"{0:7}% |{''.join(cells[-1])}"
-    return [*lines, f"{'':8} +{'-' * (_WIDTH + 1)}", f"{'':10}0{'ms a token':^{_WIDTH - 8}}{most_ms:8.3g}"]
+    axis = f"{'time of a token, full = 1':^{_WIDTH - 8}}{most_ms / full_ms:8.3g}"
+    return [*lines, f"{'':8} +{'-' * (_WIDTH + 1)}", f"{'':10}0{axis}"]
 
 
 def _percent(share: float | None) -> float | None:

@@ -1,11 +1,13 @@
 """Chooses the picks of a search by live runs beside published presets, and checks them on other text."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from artifacts.errors import Incompatible, Problem
-from moectl.shared.progress import Phases, progress_bar
+from moectl.shared.progress import progress_bar
 from moectl.tune.request import LOSSLESS, TuneRequest
 from moectl.tune.result import Check, Pick, published_of_others
+from moectl.tune.timing import Minutes
 from profilers.compare.verify_search import CandidateQuality, MeasuredBeside, Verifier, fastest, first_within
 from runtime.search.results import MOST_PASSES, SearchResult, Tried
 from runtime.search.search import Search
@@ -17,44 +19,82 @@ _ROUNDING = 1e-3  # nats; exact with whole experts, about 2e-4 with split ones i
 _BESIDE = ("on-demand", "near", "uniform-bits")
 
 
-def verified(
-    found: SearchResult, verifier: Verifier, request: TuneRequest, phases: Phases, *, is_late: Callable[[], bool]
-) -> tuple[list[Pick], dict[str, MeasuredBeside], str]:
+@dataclass(frozen=True, slots=True)
+class VerifiedPicks:
+    """The picks, everything that was measured live beside them by name, and in `why` why no pick loses something."""
+
+    picks: list[Pick]
+    live: dict[str, MeasuredBeside]
+    why: str = ""
+
+
+def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes) -> VerifiedPicks:
     """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the first that is good enough
-    live. Returns the picks, everything measured beside them by name, and why there is no lossy pick, if so. When
-    `is_late`, no further lossy candidate is read and no further round begun.
+    live. When the minutes are over, what is not needed for a pick is left out.
 
     Raises Incompatible if no lossless candidate runs.
     """
     if not found.lossless:
         raise Incompatible(f"nothing lossless runs at --budget {request.budget}: give more")
     exact = {f"{request.name}{LOSSLESS} ({n})": one for n, one in enumerate(found.lossless[: _SHOWN + 1], 1)}
-    candidates = found.lossy if request.max_loss else []
-    phases.begin("reading the held-out text by candidates that lose something")
-    lossy, tried = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late)
-    named: dict[str, Combination | str] = {name: one.combination for name, one in exact.items()}
-    if lossy:
-        named[request.name] = lossy.combination
-    named |= {name: name for name in (*_BESIDE, *_rivals(found, request.max_loss))}
-    phases.begin("measuring beside each other")
-    with progress_bar("measuring", unit="readings") as advance:
-        live = verifier.beside(named, rounds=request.rounds, seed=request.seed, progress=advance, is_late=is_late)
-    phases.begin("reading the held-out text by the picks")
+    lossy, why = _lossy(found, verifier, request, minutes)
+    live = _beside(exact, lossy, found, verifier, request, minutes)
+    minutes.phases.begin("checking the answers")
     chosen = fastest(live, exact)
     if chosen is None:
         raise Incompatible("none of the lossless candidates ran live")
     best = exact[chosen]
     kept = {name: one for name, one in live.items() if name not in exact or name == chosen}
-    lossless = Pick(f"{request.name}{LOSSLESS}", best, _unmoved(verifier, best.combination), kept.pop(chosen))
+    is_read = not minutes.lack("a check that the lossless answer leaves the text as it was")
+    quality = _unmoved(verifier, best.combination) if is_read else None
+    lossless = Pick(f"{request.name}{LOSSLESS}", best, quality, kept.pop(chosen))
     kept[lossless.name] = lossless.live
+    same = Pick(request.name, best, lossless.quality, lossless.live)
     if lossy is None:
-        why = "" if not request.max_loss else _why(found, len(tried), request)
-        return [lossless, Pick(request.name, best, lossless.quality, lossless.live)], kept, why
+        return VerifiedPicks([lossless, same], kept, why)
     pick = Pick(request.name, lossy, verifier.quality(lossy.combination), kept.get(request.name))
     if pick.live and pick.live.to_full > lossless.live.to_full:
         why = "the best that loses something is no faster live than the best that loses nothing"
-        return [lossless, Pick(request.name, best, lossless.quality, lossless.live)], kept, why
-    return [lossless, pick], kept, ""
+        return VerifiedPicks([lossless, same], kept, why)
+    return VerifiedPicks([lossless, pick], kept)
+
+
+def _lossy(found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes) -> tuple[Tried | None, str]:
+    """The first candidate that loses little enough live, or why there is none."""
+    minutes.phases.begin("checking what loses something")
+    candidates = found.lossy if request.max_loss else []
+    if candidates and minutes.lack("candidates that lose something"):
+        return None, "there was no time to look at what loses something: give more --minutes"
+    is_late = minutes.phases.is_late
+    lossy, tried = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late)
+    return lossy, "" if lossy or not request.max_loss else _why(found, len(tried), request)
+
+
+def _beside(
+    exact: Mapping[str, Tried],
+    lossy: Tried | None,
+    found: SearchResult,
+    verifier: Verifier,
+    request: TuneRequest,
+    minutes: Minutes,
+) -> dict[str, MeasuredBeside]:
+    """Measure the candidates beside presets; the first of each kind even when it is late."""
+    named: dict[str, Combination | str] = {name: one.combination for name, one in exact.items()}
+    needed = list(exact)[:1]
+    if lossy:
+        named[request.name] = lossy.combination
+        needed.append(request.name)
+    named |= {name: name for name in (*_BESIDE, *_rivals(found, request.max_loss))}
+    minutes.phases.begin(f"measuring {len(named) + 1} settings beside each other")
+    is_late, rounds = minutes.phases.is_late, request.rounds
+    with progress_bar("measuring", unit="readings") as advance:
+        live = verifier.beside(
+            named, rounds=rounds, seed=request.seed, progress=advance, is_late=is_late, needed=needed
+        )
+    done = min(one.num_rounds for one in live.values())
+    if done < rounds or len(live) <= len(named):
+        minutes.lack(f"live rounds: {done} of {rounds} were measured, of {len(live)} of {len(named) + 1} settings")
+    return live
 
 
 def _unmoved(verifier: Verifier, combination: Combination) -> CandidateQuality | None:
@@ -88,9 +128,18 @@ def _within(one: Tried, max_loss: float) -> bool:
 
 
 def checks_of(
-    picks: list[Pick], found: SearchResult, other: Search, search: Search, request: TuneRequest, other_name: str
+    picks: list[Pick],
+    found: SearchResult,
+    other: Search,
+    search: Search,
+    request: TuneRequest,
+    other_name: str,
+    minutes: Minutes,
 ) -> list[Check]:
     """Compare each pick with published presets on the other trace, over as many passes as the search replayed."""
+    minutes.phases.begin("replaying the answers on other text")
+    if minutes.lack("replays of the picks on other text"):
+        return []
     amount = min(other.num_passes, search.num_passes, MOST_PASSES)
     other.scale = search.scale
     checks = []

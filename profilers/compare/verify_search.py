@@ -1,6 +1,6 @@
 """Verifies the predictions of a search by live runs: quality on held-out text, and times in interleaved rounds."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import fmean, median
@@ -93,23 +93,22 @@ class Verifier:
         seed: int,
         progress: Callable[[int, int], None],
         is_late: Callable[[], bool] = lambda: False,
+        needed: Collection[str] = (),
     ) -> dict[str, MeasuredBeside]:
-        """Measure combinations, presets by name, and `full`, each once per round in a random order, until `is_late`
-        after a whole round. Those that cannot run are left out."""
+        """Measure combinations, presets by name, and `full`, each once per round in a random order, until it `is_late`;
+        `full` and those `needed` are measured once in any case. Those that cannot run are left out."""
         settings = {name: self._setting(candidate) for name, candidate in {FULL: FULL, **named}.items()}
         distinct = list(dict.fromkeys(settings.values()))
         samples: dict[BenchSetting, dict[int, BenchSample]] = {setting: {} for setting in distinct}
-        order, present = schedule(distinct, rounds=rounds, seed=seed), 0
+        order, first = schedule(distinct, rounds=rounds, seed=seed), {settings[name] for name in (FULL, *needed)}
         for number, (turn, setting) in enumerate(order):
-            if turn > present and is_late():
-                break
-            present = turn
+            if setting not in samples or (is_late() and (turn or setting not in first)):
+                continue
             progress(number, len(order))
             try:
                 samples[setting][turn] = self._brief.measure(setting)
             except Problem:
-                samples.pop(setting, None)
-                order = [planned for planned in order if planned[1] != setting]
+                del samples[setting]
         full = samples[settings[FULL]]
         return {
             name: MeasuredBeside(summary(list(by_round.values())), _to_full(by_round, full), len(by_round))

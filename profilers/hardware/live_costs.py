@@ -1,7 +1,7 @@
 """Measures a model's costs as a live run has them: on this machine, over a link of a given rate, or with link and near
 tier emulated in another machine's proportions. The simulator then ranks policies by the times of such a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -41,6 +41,7 @@ class LiveCosts:
     machine: Machine
     window: int
     source: str
+    is_profiled: bool = False
 
 
 def live_costs(
@@ -52,15 +53,17 @@ def live_costs(
     experts: str,
     artefacts: Artefacts,
     profile: HardwareProfile | None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> LiveCosts:
     """Return the costs over `link`, or scaled to the machine `scaled_to`.
 
     `profile` is this model's on this machine, if the store has one. It applies to experts computed exactly; otherwise
-    everything is measured quickly. Raises BadUsage for a link that is not understood.
+    everything is measured quickly, and when it `is_late`, in fewer turns and without the policies that are left.
+    Raises BadUsage for a link that is not understood.
     """
     target = machine(scaled_to) if scaled_to else None
     is_profiled = profile is not None and experts == EXACT
-    base = _profiled(profile, opened) if is_profiled else _measured(opened, artefacts, experts)
+    base = _profiled(profile, opened) if is_profiled else _measured(opened, artefacts, experts, is_late)
     costs, settings = _with_link(base, opened, folder, target, link)
     emulated = target or _this_machine(costs, opened.shape.expert_nbytes)
     window = scaled_window(opened.shape, target) if target else None
@@ -69,7 +72,9 @@ def live_costs(
     source = "the store's hardware profile" if is_profiled else source
     if is_profiled and not base.shares:
         source += "; few bits are taken to be as much faster as smaller"
-    return LiveCosts(settings | {"window": f"{window}B", "experts": experts}, costs, emulated, window, source)
+    return LiveCosts(
+        settings | {"window": f"{window}B", "experts": experts}, costs, emulated, window, source, is_profiled
+    )
 
 
 def _with_link(
@@ -119,8 +124,8 @@ class _Probe:
     """Runs a model's own sessions token by token. On a CPU it measures the thread's processor time, else the clock's.
     The least time of each part counts, because other work on the machine can only add to it."""
 
-    def __init__(self, opened: MoeModel, artefacts: Artefacts, experts: str) -> None:
-        self._opened, self._artefacts = opened, artefacts
+    def __init__(self, opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]) -> None:
+        self._opened, self._artefacts, self._is_late = opened, artefacts, is_late
         self._is_gpu = opened.model.device.type == "cuda"
         # Experts come from RAM without delay: the costs of the link are measured separately.
         self.link = "auto" if self._is_gpu else "1000GB/s"
@@ -157,7 +162,9 @@ class _Probe:
 
     def _tokens(self, turns: int) -> Iterator[torch.Tensor]:
         random = np.random.default_rng(0)
-        for _ in range(turns):
+        for turn in range(turns):
+            if turn >= _FEW and self._is_late():
+                return
             yield torch.from_numpy(random.integers(0, self._opened.config.vocab_size, (1, 1)))
 
     def _turn(self, session: Session, token: torch.Tensor) -> tuple[float, float, float]:
@@ -175,10 +182,10 @@ class _Probe:
         return thread_time() - begin_s
 
 
-def _measured(opened: MoeModel, artefacts: Artefacts, experts: str) -> Costs:
+def _measured(opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]) -> Costs:
     """Measure passes of one token with experts resident, near, loaded or at few bits, each against a pass without
     experts."""
-    shape, probe = opened.shape, _Probe(opened, artefacts, experts)
+    shape, probe = opened.shape, _Probe(opened, artefacts, experts, is_late)
     resident = probe.seconds("full", {})
     one_s, many_s = (expert_spread(opened, tokens, QUICK).median for tokens in (1, _PROMPT))
     expert_s = min(one_s, resident.experts_s / shape.top_k)
@@ -204,7 +211,7 @@ def _measured(opened: MoeModel, artefacts: Artefacts, experts: str) -> Costs:
         head=Work(probe.head_s),
         host_s=probe.host_seconds(),
         shares={bits: at_width(bits) / expert_s for bits in _widths(artefacts)},
-        deciding=deciding(opened, probe.link, tokens=_FEW, experts=experts, artefacts=artefacts),
+        deciding=deciding(opened, probe.link, tokens=_FEW, experts=experts, artefacts=artefacts, is_late=is_late),
     )
 
 

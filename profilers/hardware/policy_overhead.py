@@ -24,12 +24,18 @@ _SEARCHED = {"prefetch": space.PREFETCH, "eviction": space.EVICTION}
 
 
 def deciding(
-    opened: MoeModel, link: str, *, tokens: int, experts: str = EXACT, artefacts: Artefacts | None = None
+    opened: MoeModel,
+    link: str,
+    *,
+    tokens: int,
+    experts: str = EXACT,
+    artefacts: Artefacts | None = None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Return the seconds per layer that each prefetch and eviction policy takes beyond the plain one, by axis and text,
     when all experts of a token are resident. Policies have their default parameters and those that a search tries; a
-    policy that cannot run is left out. `EACH_LOAD` is the time that deciding on a miss adds. `tokens` tokens are
-    decoded, each twice."""
+    policy that cannot run is left out, and so are those that remain when it `is_late`. `EACH_LOAD` is the time that
+    deciding on a miss adds. `tokens` tokens are decoded, each twice."""
     if resolve_link(opened, link=link, near=None, scaled_to=None).kind == "emulated":
         opened = replace(opened, store=RamStore(opened.store))  # one copy for all sessions
     settings = Settings(budget=f"{opened.shape.num_layers * places_a_layer(opened)}x", link=link, experts=experts)
@@ -38,6 +44,8 @@ def deciding(
     seconds = {EACH_LOAD: load_s}
     for axis, plain in _PLAIN.items():
         for text in dict.fromkeys(text for text in (*POLICIES[axis], *_SEARCHED[axis]) if text != plain):
+            if is_late():
+                return seconds
             try:
                 policy_s, _ = _step_seconds(opened, replace(settings, policies={axis: text}), artefacts, tokens)
             except Problem:

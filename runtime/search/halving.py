@@ -17,29 +17,41 @@ class Trials(Generic[C, R]):
     """Results of candidates by the amount of trace that they were tried on, and the reasons why others could not be
     tried.
 
-    `evaluate(candidates, amount)` gives a result or a Problem for each candidate; results are sorted by `rank`.
+    `evaluate(candidates, amount)` gives a result or a Problem for each candidate; results are sorted by `rank`. Before
+    each `at_once` candidates (0: all of them) it is asked whether it `is_late`, and if so, the others stay untried.
     """
 
     evaluate: Callable[[Sequence[C], int], Iterable[R | Problem]]
     rank: Callable[[R], tuple]
+    is_late: Callable[[], bool] = lambda: False
+    at_once: int = 0
+    num_untried: int = 0
     results: dict[tuple[C, int], R] = field(default_factory=dict)
     refused: dict[C, str] = field(default_factory=dict)
 
-    def best(self, candidates: Sequence[C], amount: int) -> list[C]:
-        """Try the candidates on `amount` and return those that can be tried, the best first, ties in the order
-        given."""
+    def best(self, candidates: Sequence[C], amount: int, *, least: int = 0) -> list[C]:
+        """Try the candidates on `amount`, `least` of them however late it is, and return those that could be tried, the
+        best first, ties in the order given."""
         new = [
             candidate
             for candidate in dict.fromkeys(candidates)
             if candidate not in self.refused and (candidate, amount) not in self.results
         ]
-        for candidate, result in zip(new, self.evaluate(new, amount), strict=True):
+        step = self.at_once or max(1, len(new))
+        for start in range(0, len(new), step):
+            if start >= least and self.is_late():
+                self.num_untried += len(new) - start
+                break
+            self._try(new[start : start + step], amount)
+        tried = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
+        return sorted(tried, key=lambda candidate: self.rank(self.results[candidate, amount]))
+
+    def _try(self, candidates: Sequence[C], amount: int) -> None:
+        for candidate, result in zip(candidates, self.evaluate(candidates, amount), strict=True):
             if isinstance(result, Problem):
                 self.refused[candidate] = str(result)
             else:
                 self.results[candidate, amount] = result
-        tried = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
-        return sorted(tried, key=lambda candidate: self.rank(self.results[candidate, amount]))
 
     def tried_on(self, amount: int) -> dict[C, R]:
         """Return the results of all candidates that were tried on `amount`, in the order of their trials."""
@@ -70,10 +82,11 @@ def rungs(most: int, *, least: int) -> list[int]:
 
 
 def halve(trials: Trials[C, R], candidates: Sequence[C], amounts: Sequence[int], *, keep: int) -> list[C]:
-    """Return the finalists, tried on the last amount, best first; at least `keep` candidates survive every round."""
+    """Return the finalists, tried on the last amount, best first; at least `keep` candidates survive every round, and
+    so many are tried however late it is."""
     survivors = list(candidates)
     for number, amount in enumerate(amounts):
-        survivors = trials.best(survivors, amount)
+        survivors = trials.best(survivors, amount, least=keep)
         if number + 1 < len(amounts):
             survivors = survivors[: max(keep, -(-len(survivors) // ETA))]
     return survivors

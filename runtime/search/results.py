@@ -42,6 +42,15 @@ class Tried:
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class SearchTime:
+    """When the searches of the two spaces have had their time, and how many candidates are replayed before that is
+    asked again."""
+
+    is_late: tuple[Callable[[], bool], Callable[[], bool]]
+    at_once: int = 1
+
+
 ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
 
 
@@ -70,7 +79,7 @@ class SearchPlan:
 @dataclass(slots=True)
 class SearchResult:
     """The finalists of both spaces, best first, with published presets; and how many combinations were refused, by
-    reason."""
+    reason, and how many replays stayed `num_untried` for want of time."""
 
     lossless: list[Tried]
     lossy: list[Tried]
@@ -79,6 +88,7 @@ class SearchResult:
     num_space: int
     num_replays: int
     refused: dict[str, int] = field(default_factory=dict)
+    num_untried: int = 0
 
     def front(self) -> list[Tried]:
         """Return what nothing else beats in time, loss and memory together, by time."""

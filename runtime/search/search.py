@@ -22,7 +22,7 @@ from runtime.replay.workload import Workload
 from runtime.search import space
 from runtime.search.halving import Trials, climb, halve, one_by_one, rungs
 from runtime.search.predicted_loss import Damage
-from runtime.search.results import LEAST_PASSES, LossScale, ReplayAll, SearchPlan, SearchResult, Tried
+from runtime.search.results import LEAST_PASSES, LossScale, ReplayAll, SearchPlan, SearchResult, SearchTime, Tried
 from runtime.search.space import Combination
 
 _PUBLISHED = 5  # presets of a space that are tried on the whole trace in any case
@@ -127,15 +127,17 @@ class Search:
         *,
         spaces: tuple[list[Combination], list[Combination]] | None = None,
         replay_all: ReplayAll | None = None,
+        time: SearchTime | None = None,
     ) -> SearchResult:
         """Search the lossless space and the lossy one, or `spaces` if given. The result is the same for the same plan,
-        whether `replay_all` replays or this search, one combination after another."""
+        whether `replay_all` replays or this search, one combination after another, unless its `time` is limited."""
         before = self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
         exact, lossy = spaces or (space.lossless(self.ratio), space.lossy(self.ratio, self._widths))
         replay_all, published = replay_all or one_by_one(self.replay), _published()
-        by_time: Trials[Combination, Tried] = Trials(replay_all, lambda tried: (tried.ms,))
-        by_loss: Trials[Combination, Tried] = Trials(replay_all, lambda tried: self._lossy_rank(tried, plan.max_loss))
+        limits = [{"is_late": late, "at_once": time.at_once} for late in time.is_late] if time else [{}, {}]
+        ranks = (lambda tried: (tried.ms,)), (lambda tried: self._lossy_rank(tried, plan.max_loss))
+        by_time, by_loss = (Trials(replay_all, rank, **limit) for rank, limit in zip(ranks, limits, strict=True))
         in_exact = set(exact)
         published_exact = [combination for combination in published.values() if combination in in_exact]
         published_lossy = [combination for combination in published.values() if combination not in in_exact]
@@ -155,6 +157,7 @@ class Search:
             num_space=len(exact) + len(lossy),
             num_replays=self.num_replays - before,
             refused={why: refused.count(why) for why in dict.fromkeys(refused)},
+            num_untried=by_time.num_untried + by_loss.num_untried,
         )
 
     def _finalists(

@@ -2,12 +2,20 @@
 
 import json
 from collections.abc import Callable
+from math import inf
 
 import pytest
 
 from moectl.cli import main
+from moectl.shared import progress
 
 Said = Callable[..., dict]
+
+
+@pytest.fixture(autouse=True)
+def however_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine gets no lines of progress, which would be on stderr."""
+    monkeypatch.setattr(progress, "EVERY_S", inf)
 
 
 @pytest.fixture

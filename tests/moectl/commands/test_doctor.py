@@ -84,8 +84,9 @@ def test_the_quick_answer_imports_no_torch_and_writes_nothing(
     """Of a GGUF file too."""
     file = str(gguf_files.write("qwen3_moe", tmp_path_factory.mktemp("gguf") / "model.gguf", gguf_files.mixed))
     code = (
-        "import sys\nfrom moectl.cli import main\n"
+        "import sys, time\nfrom moectl.cli import main\n"
         f"codes = [main(['doctor', model, '--json']) for model in {[model, file]}]\n"
+        "assert time.process_time() < 10\n"
         "sys.exit(any(codes) or 'torch' in sys.modules or 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -112,7 +113,8 @@ def test_a_stored_profile_is_used_where_it_fits(model: str, capfd: pytest.Captur
 
 def test_what_the_doctor_prints(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", model, "--threads", "1", "--measure"]) == 0
-    out = capfd.readouterr().out
+    out, told = capfd.readouterr()
+    assert [line.partition(" s  ")[2][:4] for line in told.splitlines()] == ["1/4 ", "2/4 ", "3/4 ", "4/4 "]
     for text in (
         "What stands in the way",
         "installation",
@@ -123,6 +125,17 @@ def test_what_the_doctor_prints(model: str, capfd: pytest.CaptureFixture[str]) -
         "not kept: ",
     ):
         assert text in out
+
+
+def test_what_the_doctor_looks_at_is_told_as_it_does(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", model]) == 0
+    out, told = capfd.readouterr()
+    assert [line.partition(" s  ")[2] for line in told.splitlines()] == [
+        "1/3 looking at what is installed",
+        "2/3 looking at the machine",
+        "3/3 looking at the model, the store and its disk",
+    ]
+    assert "What stands in the way" in out
 
 
 def test_a_model_without_a_tokenizer_has_a_doctor(
@@ -171,7 +184,8 @@ def test_the_simulator_on_this_machine(model: str, capfd: pytest.CaptureFixture[
 def test_what_is_refused(arguments: tuple[str, ...], code: int, says: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments]) == code
     out = capfd.readouterr()
-    assert out.out == "" and out.err.count("\n") == 1 and says in out.err, out.err
+    *told, last = out.err.splitlines()
+    assert out.out == "" and says in last and all("opening the model" in line for line in told), out.err
     assert not Path("moe.duckdb").exists()
 
 

@@ -1,5 +1,6 @@
 """`moectl tune` as a user runs it: picks are verified, stored and used by other commands; bad input is refused."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from artifacts.store.store import Store
 from moectl.cli import main
+from moectl.shared import progress
 from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said
 
@@ -63,15 +65,32 @@ def test_a_table_and_a_plot_and_no_other_model_runs_by_it(
     assert main(["tune", model, *FEW, *options]) == 0
     out, told = capfd.readouterr()
     phases = [line.partition(" s  ")[2] for line in told.splitlines()]
-    assert phases[0] == "opening the model" and "searching" in phases and "measuring beside each other" in phases
-    assert f"{phases[-1]} " in out, "the receipt has the seconds of each"
-    for part in ("Tuned", "Live, beside each other", "Pareto front", "ms a token", "other.jsonl", "link ", "Receipt"):
+    assert phases[0] == "1/10 opening the model" and "6/10 searching" in phases and len(phases) == 10
+    assert f"{phases[-1].partition(' ')[2]} " in out, "the receipt has the seconds of each"
+    for part in ("Tuned: 50%", "Live, beside each other", "Pareto front", "other.jsonl", "link ", "Receipt"):
         assert part in out
+    assert "in the proportions of rtx3090-pcie4" in out and " ms" not in out.partition("Receipt")[0]
+    assert "left out for want" not in out
     assert f"moectl run {model} --preset tuned" in " ".join(out.split())
     with Store.open("moe.duckdb", read_only=True) as store:
         assert not any(run.info.data == "other.jsonl" for run in store.runs()), "the next search would be on it"
     assert main(["run", str(checkpoint("mixtral")), "--preset", "tuned", "--prompt", "a"]) == 5
     assert "was tuned for" in capfd.readouterr().err
+
+
+def test_minutes_bind_all_of_it(model: str, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that a second passes at each look at it: of all phases the least is done, and all is told."""
+    now = itertools.count()
+    monkeypatch.setattr(progress, "perf_counter", lambda: float(next(now)))
+    options = [one for one in FEW if one not in ("--candidates", "3")]
+    found = said("tune", model, *options, *LINK, "--minutes", "0.01")
+    left_out = " ".join(found["receipt"]["left out for want of time"])
+    for what in ("of policies", "of the trace", "the held-out text", "what errors cost", "replays", "live rounds"):
+        assert what in left_out
+    assert found["live"].keys() >= {"full", "tuned-lossless"} and found["checks"] == []
+    assert found["picks"][0]["quality"] is None
+    with Store.open("moe.duckdb", read_only=True) as store:
+        assert [run.info.command for run in store.runs()] == ["tune"], "a trace cut short is not kept"
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def test_beside_each_other(verifier: Verifier) -> None:
     assert fastest(found, ["one", "two", "shadow"]) in ("one", "two") and fastest(found, ["shadow"]) is None
 
 
-def test_what_is_late_begins_no_further_round(verifier: Verifier) -> None:
-    found = verifier.beside({"one": Combination()}, rounds=9, seed=0, progress=lambda *_: None, is_late=lambda: True)
+def test_when_it_is_late_only_what_is_needed_is_measured_once(verifier: Verifier) -> None:
+    named = {"one": Combination(), "on-demand": "on-demand", "near": "near"}
+    late = {"rounds": 9, "seed": 0, "progress": lambda *_: None, "is_late": lambda: True}
+    found = verifier.beside(named, needed=["one"], **late)
     assert {name: one.num_rounds for name, one in found.items()} == {FULL: 1, "one": 1}

@@ -29,6 +29,14 @@ def test_the_best_survives_errors_that_are_smaller_than_its_lead(seed: int) -> N
     assert len(trials.results) == 81 + 27 + 9
 
 
+def test_when_it_is_late_so_many_are_tried_as_must_be() -> None:
+    looks = iter((False, True, True, True, True))
+    late = Trials(one_by_one(lambda candidate, amount: candidate), lambda score: (score,), lambda: next(looks), 1)
+    assert late.best([5, 3, 4, 2], 1, least=1) == [3, 5] and late.num_untried == 2
+    assert late.best([3, 9], 1) == [3], "known ones are not asked again"
+    assert halve(late, [7, 6, 8], [2, 4], keep=2) == [6, 7]
+
+
 def test_with_one_round_it_is_exhaustive() -> None:
     trials = Trials(one_by_one(lambda candidate, amount: (candidate * 7) % 13), lambda score: (score,))
     assert halve(trials, range(13), [1], keep=1) == sorted(range(13), key=lambda one: one * 7 % 13)

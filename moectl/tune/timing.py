@@ -1,0 +1,41 @@
+"""How the minutes of a search are shared out among its phases, and what there was no time for."""
+
+from dataclasses import dataclass, field
+
+from artifacts.hardware.costs import Costs
+from artifacts.shape import Shape
+from moectl.shared.progress import Phases
+from profilers.compare.bench import BenchText
+
+SHARES = (1, 16, 14, 8, 4, 33, 8, 12, 2, 2)  # of the time, one for each phase of a search
+
+
+@dataclass(slots=True)
+class Minutes:
+    """The phases of a search, whose limit is `--minutes`; `left_out` lists in words what they did not suffice for."""
+
+    phases: Phases
+    left_out: list[str] = field(default_factory=list)
+
+    def lack(self, what: str) -> bool:
+        """Whether the present phase has had its time, so that `what` is left out."""
+        if self.phases.is_late():
+            self.left_out.append(what)
+            return True
+        return False
+
+    def cut(self, text: BenchText, what: str, *, token_s: float, least: int) -> BenchText:
+        """Return as many sequences of the text as the present phase has time for at so many seconds a token, `least` at
+        least; `what` names the text."""
+        whole = len(text.sequences)
+        fitting = max(0.0, self.phases.left_s) / (len(text.sequences[0]) * token_s)
+        num = whole if fitting >= whole else min(whole, max(least, int(fitting)))
+        if num < whole:
+            self.left_out.append(f"{whole - num} of {whole} sequences of {what}")
+        return BenchText(text.sequences[:num], text.prefill)
+
+
+def token_seconds(costs: Costs, shape: Shape, *, loads: bool) -> float:
+    """Return the seconds of a token whose experts are all resident, or all brought first if it `loads`."""
+    each_s = costs.expert.seconds(1) + (costs.load_s + costs.load_latency_s + costs.host_s if loads else 0.0)
+    return costs.head.seconds(1) + shape.num_layers * (costs.rest.seconds(1) + shape.top_k * each_s)
