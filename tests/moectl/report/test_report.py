@@ -295,8 +295,10 @@ async def _look(page: Path, scratch: Path) -> None:
         tab.said.clear(), tab.asked.clear()
         await tab.call("Page.navigate", url=page.as_uri())
         await tab.until("document.readyState === 'complete' && document.querySelector('h1')")
+        cut = "[...document.querySelectorAll('.wide')].filter(table => table.scrollWidth > table.clientWidth).length"
         for width, scheme in LOOKS:
             await tab.look(width, scheme)
+            assert width < 1280 or await tab.value(cut) == 0, "a table is cut off"
             await tab.picture(scratch / f"{width}-{scheme}.png")
         assert not tab.said and {url for url in tab.asked if url != "data:,"} == {page.as_uri()}
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from openai import OpenAI
 
 from moectl.bundled import demo_model
-from moectl.serving.guard import ServerLimits
+from moectl.commands.serve import Server
+from moectl.serving.guard import LOOPBACK, ServerLimits
 from moectl.serving.metrics import live
 from runtime.model.open import open_model
 from tests import ROOT
@@ -109,6 +111,24 @@ async def _unlock(tab: Tab) -> None:
     await tab.type("key", "secret")
     await tab.press("Enter")
     await tab.until("document.getElementById('about').textContent.includes('experts in the fast tier')")
+
+
+@needs_browser
+def test_the_page_says_that_the_model_loads(tmp_path: Path) -> None:
+    """And that it could not be asked; what was written stays in the box."""
+    server = Server("tiny", ServerLimits(), api_key=None, hosts=LOOPBACK)
+    with socket.create_server(("127.0.0.1", 0)) as listening, server.answering(listening):
+        asyncio.run(_early(f"http://127.0.0.1:{listening.getsockname()[1]}/", tmp_path))
+
+
+async def _early(url: str, scratch: Path) -> None:
+    async with browsing(scratch) as tab:
+        await tab.open(url, width=400, height=900)
+        await tab.until("document.getElementById('said').textContent.startsWith('The model is loading (')")
+        await tab.type("text", "sheep")
+        await tab.press("Enter")
+        await tab.until("document.getElementById('chat-said').textContent.startsWith('tiny is loading: try again')")
+        assert await tab.value("document.getElementById('text').value") == "sheep"
 
 
 def test_the_page_of_the_documents_is_true(server: Running, client: OpenAI, capfd: pytest.CaptureFixture[str]) -> None:
