@@ -197,5 +197,5 @@ def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, take
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
         f"{request.length - text.prefill} decoded each, {request.rounds} rounds in random order from seed "
         f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
-        f"{here.threads} threads{experts}{dense}{fused}{spread}{resumed}"
+        f"{here.threads} thread{'s' * (here.threads != 1)}{experts}{dense}{fused}{spread}{resumed}"
     )

@@ -39,11 +39,12 @@ def _ran(benched: Benched, rows: Sequence[BenchRow]) -> Sheet:
         ("budget", lambda row: row.budget),
         ("link", lambda row: row.link),
         ("preset", lambda row: _name(benched, row)),
-        ("output", lambda row: {True: "exact", False: "altered", None: None}[row.is_exact]),
-        *times,
+        times[0],
+        ("loss", _loss) if any(row.kl is not None for row in rows) else ("output", _output),
+        ("best", lambda row: row.best),
+        *times[1:],
         *_COUNTED,
         *((" ".join(one), lambda row, one=one: _score(row, one)) for one in evaluated),
-        ("best", lambda row: row.best),
     ]
     told = [column for column in columns if _tells(column, ordered)]
     added = [ADDED] * any(map(benched.is_added, rows))
@@ -105,6 +106,17 @@ def _tells(column: Column, rows: Sequence[BenchRow]) -> bool:
 
 def _name(benched: Benched, row: BenchRow) -> str:
     return f"{row.preset}, {PEER}" if row.mode == PEER else row.preset + " *" * benched.is_added(row)
+
+
+def _output(row: BenchRow) -> str | None:
+    return {True: "exact", False: "altered", None: None}[row.is_exact]
+
+
+def _loss(row: BenchRow) -> str | None:
+    """Perplexity lost, where the output is not that of the full model."""
+    if row.perplexity_ratio is None or row.is_exact:
+        return _output(row)
+    return f"{100 * (row.perplexity_ratio - 1):.2f} %"
 
 
 def _score(row: BenchRow, wanted: tuple[str, str]) -> str | None:

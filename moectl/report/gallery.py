@@ -84,7 +84,7 @@ def _bits(store: Store, source: ReportSource) -> Drawing | None:
     by_layer = np.nanmean(relative[:, :, is_made], axis=1)  # [L, W]
     frame = Frame(width=tracepictures.WIDTH, left=66, right=110)
     x = linear_scale(max(widths), name="bits a weight", **frame.across)
-    y = log_scale(by_layer.ravel().tolist(), name="error of the output, full = 1", **frame.upwards)
+    y = log_scale(by_layer.ravel().tolist(), name="squared error, output = 1", **frame.upwards)
     drawn = [Line(list(zip(widths, losses.tolist(), strict=True)), "quiet") for losses in by_layer]
     mean = list(zip(widths, by_layer.mean(axis=0).tolist(), strict=True))
     drawn = [Line(drawn[0].points, "quiet", "each layer"), *drawn[1:], Line(mean, "strong", "mean", has_dots=True)]

@@ -40,11 +40,11 @@ ROWS = (
 def test_ratios_to_full_and_on_demand() -> None:
     [shown] = table(measured(MACHINE), *ROWS)
     lines = [dict(zip(shown.columns, line, strict=True)) for line in shown.rows]
-    assert [(line["preset"], line["output"]) for line in lines] == [
+    assert [(line["preset"], line["loss"]) for line in lines] == [
         ("near *", "exact"),
         ("on-demand *", "exact"),
-        ("shadow", "altered"),
-        ("importance", "altered"),
+        ("shadow", "2.00 %"),
+        ("importance", "1.00 %"),
         ("full *", "exact"),
     ]
     assert lines[0]["time, full = 1"] == "2.00 (1.80 to 2.20)" and lines[0]["waiting, on-demand = 1"] == 0.5
