@@ -25,7 +25,7 @@ def simulated(machine: str, experts_nbytes: int) -> Grounds:
         return Grounds("simulated on virtual time, at costs measured on this machine", is_absolute=True)
     says = f"simulated on virtual time, bandwidths of {machine}"
     is_toy = experts_nbytes < TOY_NBYTES
-    return Grounds(says + ", a toy model: ratios only" * is_toy, is_absolute=not is_toy)
+    return Grounds(says + (", a toy model: ratios only" if is_toy else ": lower bounds"), is_absolute=not is_toy)
 
 
 def measured(link: str, *, device: str = "cpu") -> Grounds:
