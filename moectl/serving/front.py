@@ -30,9 +30,13 @@ class Front:
         self._app, self._is_alive = app, is_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope)(scope, receive, send)
+
+    def _answer(self, scope: Scope) -> ASGIApp:
         is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
-        ours = {"/": self._page, "/health": self._health()} if is_read else {}
-        await ours.get(scope["path"], self._app)(scope, receive, send)
+        if is_read and scope["path"] == "/":
+            return self._page
+        return self._health() if is_read and scope["path"] == "/health" else self._app
 
     def _health(self) -> JSONResponse:
         if self._is_alive is None:

@@ -71,7 +71,7 @@ def test_a_bench_is_against_the_base_and_says_what_that_loses(model: str, said: 
     assert "every expert is a replica of 4 bits" in note and "% of perplexity to the checkpoint itself" in note
     again = said("bench", model, "--base", "4", *TEXT, *options, "--report", "page.html")
     assert [row["run"] for row in again["rows"]] == [row["run"] for row in found["rows"]] and note in again["notes"]
-    assert "Every expert is a replica of" in Path("page.html").read_text()
+    assert "every expert is a replica of" in Path("page.html").read_text()
 
     replayed = said("bench", model, "--base", "4", "--simulate", *TEXT[:6], "--budgets", "50%", "--machine", "5gbps")
     full = said("bench", model, "--simulate", *TEXT[:6], "--budgets", "50%", "--machine", "5gbps")
