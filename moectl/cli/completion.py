@@ -16,6 +16,10 @@ def presets() -> Words:
     return [(name, preset.summary) for name, preset in shipped().items() if not preset.waits_for]
 
 
+def presets_or_auto() -> Words:
+    return [("auto", "the best that loses nothing"), *presets()]
+
+
 def policies(axis: str) -> Callable[[], list[str]]:
     """The policies of one axis."""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moectl.cli.groups import fill
-from moectl.cli.options import DEFAULT_THREADS, AnyModel, Budget, Device, Json, RunId, Seed, StorePath, Threads, Window
+from moectl.cli.options import DEFAULT_THREADS, Budget, Device, Json, RunId, Seed, StorePath, Threads, Window
 from moectl.shared.defaults import DEFAULT_STORE
 
 
@@ -44,7 +44,9 @@ def inspect(
             "splits, maps, predictors, presets, policies, machines, substitution, precision or prefetch."
         ),
     ] = "store",
-    model: AnyModel = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A checkpoint, or after presets the name of one.", show_default=False)
+    ] = None,
     store: StorePath = DEFAULT_STORE,
     options: InspectOptions,
     json: Json = False,
@@ -112,6 +114,9 @@ def _check_store(model: str | None, options: InspectOptions, *, store: Path, as_
 def _show_view(name: str, model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
     from moectl.commands import inspect as command
 
+    if name == "presets" and model is not None:
+        command.show(command.preset(model, store), heatmap=options.heatmap, as_json=as_json)
+        return
     command.refuse_model(name, model)
     view = command.inspect(name, store, run=options.run, layer=options.layer, verify=options.verify)
     if options.picture is not None:

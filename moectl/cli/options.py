@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from artifacts.errors import BadUsage
 from artifacts.modelshapes import MODELS
@@ -33,8 +34,17 @@ def _or_bundled(context: typer.Context, name: str | None) -> str | None:
     return named
 
 
+def _known_machine(context: typer.Context, name: str | None) -> str | None:
+    """Refuse an unknown machine before the imports of the command, which take seconds. Raises BadUsage."""
+    if name is not None and not context.resilient_parsing:
+        from artifacts.hardware.machines import machine
+
+        machine(name)
+    return name
+
+
 StorePath = Annotated[
-    Path, typer.Option("--store", envvar="MOECTL_STORE", is_eager=True, help="The store: one DuckDB file.")
+    Path, typer.Option("--store", envvar="MOECTL_STORE", is_eager=True, help="The store, one DuckDB file.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print counters by layer and the receipt too.")]
@@ -50,7 +60,8 @@ Budget = Annotated[
     str,
     typer.Option(
         "--budget",
-        help="The fast tier: 25%, 96x (experts) or 2GiB, over all layers.",
+        metavar="SIZE",
+        help="The fast tier: 25%, 96x (experts), 2GiB.",
         autocompletion=completion.words(completion.BUDGETS),
     ),
 ]
@@ -58,7 +69,7 @@ Link = Annotated[
     str,
     typer.Option(
         "--link",
-        help="disk, direct (no page cache), cuda, or a rate as 5GB/s+10us.",
+        help="disk, direct (no page cache), cuda, 5GB/s+10us.",
         autocompletion=completion.words(completion.LINKS),
     ),
 ]
@@ -67,9 +78,7 @@ Device = Annotated[
 ]
 Devices = Annotated[
     int,
-    typer.Option(
-        "--devices", min=1, help="Spread experts over so many GPUs; where there are fewer, over parts of one device."
-    ),
+    typer.Option("--devices", min=1, help="GPUs to spread experts over, or parts of one device."),
 ]
 # Waiting threads spin: with no core left for the link, a run takes tens of times longer.
 DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)
@@ -79,29 +88,27 @@ Threads = Annotated[
         "--threads",
         min=1,
         show_default="all cores but one",
-        help="CPU threads that compute; leave one core to the link.",
+        help="CPU threads; leave one core to the link.",
     ),
 ]
 Experts = Annotated[
     str,
     typer.Option(
-        help="exact, the model's own bits, or fused: compiled, the same within rounding.",
+        help="exact, or fused: compiled, the same within rounding.",
         autocompletion=completion.words(("exact", "fused")),
     ),
 ]
 Base = Annotated[
     int,
-    typer.Option(
-        "--base", help="Bits of all experts: 16 for the checkpoint in its own format, or 8, 4, 3, 2: as quantised."
-    ),
+    typer.Option("--base", help="Bits of all experts: 16 as published; 8, 4, 3, 2."),
 ]
 Dense = Annotated[
     int | None,
-    typer.Option("--dense", help="Bits of linear layers besides experts and routers, 8 or 4; else as published."),
+    typer.Option("--dense", help="Bits of other layers, 8 or 4; else as published."),
 ]
 AvgBits = Annotated[
     float | None,
-    typer.Option(help="Of experts that are not hot, 1 to 4 or 16: --residency hot:avg_bits=N."),
+    typer.Option(help="Bits of cold experts: 1 to 4, or 16."),
 ]
 Executor = Annotated[
     str, typer.Option("--executor", help="Where jobs run: local, ray (a cluster begun here), ray:auto, ray:HOST:PORT.")
@@ -109,43 +116,52 @@ Executor = Annotated[
 Data = Annotated[
     str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
 ]
-AUTO = "auto"
-_AUTO = "A set of policies; auto: the best lossless one. `moectl inspect presets` lists all."
+_AUTO = "auto is the best lossless; see `moectl inspect presets`."
 Preset = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="A set of policies; `moectl inspect presets` lists all.",
+        help="See `moectl inspect presets`.",
         autocompletion=completion.presets,
     ),
 ]
 Scope = Annotated[
     str | None,
     typer.Option(
-        help="layer or global: where an expert may take its slot.",
+        metavar="SCOPE",
+        help="layer or global: where an expert takes its slot.",
         autocompletion=completion.words(("layer", "global")),
     ),
 ]
 ScaledTo = Annotated[
     str | None,
     typer.Option(
-        help="Emulate link and near tier in the proportions of a named machine.", autocompletion=completion.machines
+        metavar="NAME",
+        help="Emulate link and near tier in the proportions of a machine.",
+        callback=_known_machine,
+        autocompletion=completion.machines,
     ),
 ]
-Window = Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")]
+Window = Annotated[str | None, typer.Option(metavar="SIZE", help="To prefetch per layer, as 64MiB; else measured.")]
 ReconfigureEvery = Annotated[
     int | None,
     typer.Option(
-        help="Tokens after which a solved split is solved anew, between requests; 0: never. [default: 5000]",
-        show_default=False,
+        help="Tokens until a solved split is solved anew; 0: never.",
+        show_default="5000",
     ),
 ]
-_OVERRIDE = "Override the preset on this axis: name or name:field=value,..."
-Routing = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("routing"))]
-Prefetch = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("prefetch"))]
-Eviction = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("eviction"))]
-Miss = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("miss"))]
-Residency = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("residency"))]
+
+
+def _replacing(axis: str) -> OptionInfo:
+    """The option that replaces the preset's policy of one axis."""
+    return typer.Option(metavar="POLICY", help="name or name:field=value,...", autocompletion=completion.policies(axis))
+
+
+Routing = Annotated[str | None, _replacing("routing")]
+Prefetch = Annotated[str | None, _replacing("prefetch")]
+Eviction = Annotated[str | None, _replacing("eviction")]
+Miss = Annotated[str | None, _replacing("miss")]
+Residency = Annotated[str | None, _replacing("residency")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,24 +184,19 @@ class EngineOptions:
 class PresetOptions:
     """A preset, and the fast tier that it gets."""
 
-    preset: Annotated[str, typer.Option(metavar="NAME", help=_AUTO, autocompletion=completion.presets)] = AUTO
+    preset: Annotated[str, typer.Option(metavar="NAME", help=_AUTO, autocompletion=completion.presets_or_auto)] = "auto"
     budget: Budget = "25%"
     scope: Scope = None
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the preset is chosen when the model is open."""
-        return self.preset == AUTO
 
     def settings(self, store: Path, *groups: object, **others: object) -> "Settings":
         """Return the settings of a run, with the preset that the store holds under this name if there is one. Imports
         no torch, so that a wrong name is refused at once."""
+        from moectl.shared.preset_choice import AUTO
         from runtime.session.presets import find_presets
         from runtime.session.settings import Settings
 
-        named = "on-demand" if self.is_auto else self.preset  # until one is chosen
-        preset = find_presets([named], store).get(named, named)
-        return fill(Settings, self, *groups, preset=preset, **others)
+        preset = {AUTO.name: AUTO} | find_presets([self.preset], store)
+        return fill(Settings, self, *groups, preset=preset.get(self.preset, self.preset), **others)
 
 
 @dataclass(frozen=True, slots=True)

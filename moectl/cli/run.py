@@ -39,7 +39,7 @@ class RunOptions:
     """How the run reaches its experts and computes them."""
 
     link: Link = "auto"
-    near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate, as 40GB/s.")] = None
+    near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate: 40GB/s.")] = None
     scaled_to: ScaledTo = None
     window: Window = None
     base: Base = 16
@@ -56,31 +56,27 @@ class SamplingOptions:
     """How the next token is drawn."""
 
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most probable token.")] = False
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most probable token.")] = False
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8
-    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many of the most probable tokens; 0 from all.")] = 50
-    top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens up to this probability.")] = 0.95
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1 makes repeating less probable; the model's own unless given.")
-    ] = None
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from the N likeliest; 0: all.")] = 50
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest up to this.")] = 0.95
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 repeats less; else the model's.")] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False
 
 
 def run(
     *,
     model: Model = None,
-    prompt: Annotated[str | None, typer.Option(help="The text to go on from; without one it chats.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The text to go on from; else it chats.")] = None,
     is_chat: Annotated[bool, typer.Option("--chat", help="Chat, as without --prompt.")] = False,
     chosen: PresetOptions,
     policies: PolicyOptions,
     avg_bits: AvgBits = None,
     options: RunOptions,
     drawn: SamplingOptions,
-    trace: Annotated[Path | None, typer.Option(help="Write the routing trace to this Parquet file.")] = None,
-    learn: Annotated[bool, typer.Option("--learn", help="Add what it sees to the store's expert maps (fmoe).")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Compare the store's replica files with their hashes first.")
-    ] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write the routing trace here, as Parquet.")] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Add to the store's expert maps (fmoe).")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check replica files by their hashes first.")] = False,
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
     verbose: Verbose = False,
@@ -102,7 +98,7 @@ def run(
         temperature = 0.0 if drawn.greedy else drawn.temperature
         sampling = fill(command.Sampling, drawn, temperature=temperature, seed=seed)
         request = command.RunRequest(
-            prompt, settings, sampling, chosen.is_auto, options.base, trace=trace, verbose=verbose, as_json=json
+            prompt, settings, sampling, options.base, trace=trace, verbose=verbose, as_json=json
         )
         command.run_command(model, request, waiting, store=store)
 

@@ -28,7 +28,7 @@ class ServerOptions:
     """Where to listen, and how many requests to take."""
 
     host: Annotated[str, typer.Option(help="Where to listen; by default for this machine alone.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000
     api_key: Annotated[
         str | None, typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send.")
     ] = None
@@ -78,5 +78,4 @@ def serve(
         api_key=server.api_key,
         store=store,
         base=options.base,
-        chooses=chosen.is_auto,
     )

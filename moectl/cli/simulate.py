@@ -36,9 +36,7 @@ class TraceOptions:
     run: Annotated[
         int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace; else the newest.")
     ] = None
-    synthetic: Annotated[
-        str | None, typer.Option(help="Make a trace: skew=0.8,locality=0.4,similarity=0.9,predictability=0.7,...")
-    ] = None
+    synthetic: Annotated[str | None, typer.Option(help="Make a trace by dials: skew=0.8,locality=0.4,...")] = None
     num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None
     model: Annotated[
         str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, a folder with a config.json, or bundled.")

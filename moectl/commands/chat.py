@@ -11,7 +11,7 @@ from moectl.show.counters import counters_sheet
 from moectl.show.flow import flow
 from moectl.show.render import show_sheet
 from runtime.session.answers import Answer
-from runtime.session.generate import Sampling
+from runtime.session.generate import Sampling, TooLong
 from runtime.session.session import Session
 
 
@@ -27,16 +27,26 @@ class Chat:
     def say(self, text: str) -> None:
         """Print the answer to a turn as it comes. Ctrl-C ends the answer; what came of it stays in the conversation."""
         self._turns.append({"role": "user", "content": text})
+        try:
+            self._last = self._answered()
+        except TooLong as error:
+            self._turns.pop()
+            if not sys.stdin.isatty():
+                raise
+            print(f"{error}, or /clear the conversation", file=sys.stderr)
+            return
+        self._turns.append({"role": "assistant", "content": self._last.text})
+        tell_fallbacks(self._last.receipt["fallbacks"][self._num_told :])
+        self._num_told = len(self._last.receipt["fallbacks"])
+        self._session.fold()
+
+    def _answered(self) -> Answer:
         stream = self._session.stream(self._turns, self._sampling)
         try:
             flow(stream)
         except KeyboardInterrupt:
             print()
-        self._last = stream.answer()
-        self._turns.append({"role": "assistant", "content": self._last.text})
-        tell_fallbacks(self._last.receipt["fallbacks"][self._num_told :])
-        self._num_told = len(self._last.receipt["fallbacks"])
-        self._session.fold()
+        return stream.answer()
 
     def tell(self) -> None:
         """Print the line of the last answer on stderr."""
@@ -74,7 +84,7 @@ def chat(session: Session, sampling: Sampling, *, load_s: float, verbose: bool) 
     """Answer turns from stdin until it ends; with `verbose` say after each what it took, and show all counters and the
     receipt at the end."""
     if sys.stdin.isatty():
-        print("Ctrl-D or /exit leaves, Ctrl-C ends an answer, /help lists more", file=sys.stderr)
+        print("Chat: Ctrl-D or /exit leaves, Ctrl-C ends an answer, /help lists commands", file=sys.stderr)
     talk = Chat(session, sampling, load_s=load_s)
     with suppress(EOFError):
         while (line := _ask()) is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 from artifacts.common.files import check_writable
+from artifacts.quantisation.replicas import check_base
 from artifacts.store.runs import utc_now
 from moectl.bundled import demo_model
 from moectl.commands.chat import chat
@@ -26,13 +27,11 @@ from runtime.session.session import Session, Settings
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to run and what to print. Without a prompt it chats; with `chooses` the preset is the best that loses
-    nothing, in place of that of `settings`."""
+    """What to run and what to print. Without a prompt it chats."""
 
     prompt: str | None
     settings: Settings
     sampling: Sampling
-    chooses: bool
     base: int
     trace: Path | None = None
     verbose: bool = False
@@ -41,6 +40,7 @@ class RunRequest:
 
 def run_command(name: str | None, request: RunRequest, waiting: Waiting, *, store: Path) -> None:
     """Do all of `moectl run`: one prompt or a chat. `waiting` ends when the model is there."""
+    check_base(request.base)
     if request.trace:
         check_writable(request.trace)
     if request.settings.learn:
@@ -61,11 +61,8 @@ def run_command(name: str | None, request: RunRequest, waiting: Waiting, *, stor
 @contextmanager
 def opened_session(name: str, request: RunRequest, waiting: Waiting, *, store: Path) -> Iterator[tuple[Session, float]]:
     """Yield a session for the request, and the seconds that it took from the start of the command."""
-    settings = request.settings
-    opened = open_quietly(name, device=settings.device, dense=settings.dense)
-    why = ""
-    if request.chooses:
-        settings, why = with_choice(opened, settings, existing(store))
+    opened = open_quietly(name, device=request.settings.device, dense=request.settings.dense)
+    settings, why = with_choice(opened, request.settings, existing(store))
     with Session.over(opened, settings, store=existing(store), base=request.base, name=name) as session:
         load_s = waiting.end()
         if why and not request.as_json:

@@ -42,10 +42,8 @@ def serve_command(
     api_key: str | None,
     store: Path,
     base: int,
-    chooses: bool = False,
 ) -> None:
-    """Do all of `moectl serve`: listen, show the page, open the model meanwhile, and serve until a signal ends it. With
-    `chooses` the preset is the best that loses nothing, in place of that of `settings`."""
+    """Do all of `moectl serve`: listen, show the page, open the model meanwhile, and serve until a signal ends it."""
     check_base(base)
     hosts = _names(host)
     if not hosts and not api_key:
@@ -60,7 +58,7 @@ def serve_command(
             _say(f"{model} is loading; its page is there: {at}/")
             with importing():
                 from moectl.serving.opening import open_serving
-            serving = open_serving(name, settings, limits, model=model, store=store, base=base, chooses=chooses)
+            serving = open_serving(name, settings, limits, model=model, store=store, base=base)
             server.begin(serving)
             _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")
             server.wait()

@@ -16,14 +16,11 @@ from runtime.session.presets import tuned_presets
 from runtime.session.session import Session, Settings
 
 
-def open_serving(
-    name: str, settings: Settings, limits: ServerLimits, *, model: str, store: Path, base: int, chooses: bool
-) -> Serving:
-    """Open the checkpoint `name`, which clients call `model`, and start its scheduler. With `chooses` the preset is the
-    best that loses nothing, in place of that of `settings`."""
+def open_serving(name: str, settings: Settings, limits: ServerLimits, *, model: str, store: Path, base: int) -> Serving:
+    """Open the checkpoint `name`, which clients call `model`, and start its scheduler."""
     opened = open_quietly(name, device=settings.device, dense=settings.dense)
     tokenizer_of(opened)
-    settings, why = with_choice(opened, settings, existing(store)) if chooses else (settings, "")
+    settings, why = with_choice(opened, settings, existing(store))
     scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
     scheduler.start()
     return Serving(scheduler, model, offered(opened, settings, store), why)

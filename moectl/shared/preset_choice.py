@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from artifacts.errors import Problem
 from runtime.control import sizes
-from runtime.model.open import MoeModel
 from runtime.policies.presets import Preset
 from runtime.session.settings import Settings
+
+if TYPE_CHECKING:  # which imports torch
+    from runtime.model.open import MoeModel
+
+AUTO = Preset("auto", summary="the best that loses nothing, chosen when the model is open", paper="moectl")
+"""Stands in settings for the preset that `with_choice` puts there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class PresetChoice:
 def choose(known: Known) -> PresetChoice:
     """Return the best lossless preset for what is known. Where the rules come from: docs/running.md."""
     if known.names_policies:
-        return PresetChoice("on-demand", "with the policies named")
+        return PresetChoice("on-demand", "the policies named replace its own")
     if known.fits:
         return PresetChoice("full", "every expert fits the budget")
     if known.tuned:
@@ -50,13 +56,16 @@ def choose(known: Known) -> PresetChoice:
     return PresetChoice("horizon", "loads are slow: fewest of them")
 
 
-def with_choice(opened: MoeModel, settings: Settings, store: Path | None) -> tuple[Settings, str]:
-    """Return the settings with the chosen preset in place of their own, and why it was chosen."""
+def with_choice(opened: "MoeModel", settings: Settings, store: Path | None) -> tuple[Settings, str]:
+    """Return the settings with the chosen preset in the place of AUTO, and why it was chosen; settings with a preset of
+    the user's as they are, and an empty text."""
+    if settings.preset is not AUTO:
+        return settings, ""
     choice = choose(known_of(opened, settings, store))
     return replace(settings, preset=choice.preset), choice.why
 
 
-def known_of(opened: MoeModel, settings: Settings, store: Path | None) -> Known:
+def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Known:
     """Return what model, machine and store say."""
     budget_nbytes = sizes.budget_nbytes(settings.budget, opened.shape)
     tuned, has_predictors = _stored(opened, settings, store) if store and not settings.policies else (None, False)
@@ -70,7 +79,7 @@ def known_of(opened: MoeModel, settings: Settings, store: Path | None) -> Known:
     )
 
 
-def _stored(opened: MoeModel, settings: Settings, store: Path) -> tuple[Preset | None, bool]:
+def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset | None, bool]:
     """Return the tuned preset, and whether there are predictors; nothing where the store cannot be read now, as while
     another process writes it: a run that needs no store is not stopped by one."""
     from artifacts.routing.predictors import COMMAND  # late: the store's imports take a tenth of a second
@@ -93,7 +102,7 @@ def _stored(opened: MoeModel, settings: Settings, store: Path) -> tuple[Preset |
         return None, False
 
 
-def _reads_files(opened: MoeModel, settings: Settings) -> bool:
+def _reads_files(opened: "MoeModel", settings: Settings) -> bool:
     """Whether experts come from the model's files by way of the page cache."""
     on_cpu = opened.model.device.type == "cpu"
     return settings.scaled_to is None and (settings.link == "disk" or settings.link == "auto" and on_cpu)

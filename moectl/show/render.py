@@ -1,6 +1,7 @@
 """Results on stdout: tables, JSON, and heatmaps of characters."""
 
 import json
+import os
 import re
 import sys
 import textwrap
@@ -16,7 +17,7 @@ _SHADES = " ░▒▓█"
 _HALF_BLOCK = "▀"
 # Colours from dark to bright, evenly spaced; values between two of them get a mixed colour.
 _SCALE = np.array([(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
-_UNLIMITED = 100_000  # columns: output to a pipe or a file is never cut or wrapped
+_UNLIMITED = 100_000  # columns: output to a pipe or a file is not cut or wrapped unless its reader says how wide
 _FOLDED = 32  # characters: longer texts are wrapped
 _FRAME = 3  # characters beside each column
 
@@ -61,9 +62,9 @@ class Heatmap:
 
 
 def console() -> Console:
-    """A console on the present stdout, unlimited in width unless stdout is a terminal."""
+    """A console on the present stdout, unlimited in width unless stdout is a terminal or COLUMNS is set."""
     shown = Console(highlight=False)
-    return shown if shown.is_terminal else Console(highlight=False, width=_UNLIMITED)
+    return shown if shown.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=_UNLIMITED)
 
 
 def show_json(value: object) -> None:

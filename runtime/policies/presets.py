@@ -10,6 +10,8 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
 from runtime.policies import POLICIES
 
+_WHOLE = ("fetch", "near", "qstar", "cold")  # what becomes of a miss where nothing else stands in for it
+
 
 class Scope(StrEnum):
     """Where an expert may take its slot: from its own layer's share, or from anywhere."""
@@ -20,7 +22,8 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named set of policies, one per axis, with the paper it comes from and how it differs from that paper.
+    """A named set of policies, one per axis, with the paper it comes from and how it differs from that paper. The
+    summary is of 42 characters at most, so that a table of all fits 80 columns.
 
     `budget` is given only if the preset fixes it. `is_study`: it is there to be compared with, not to run a model by.
     A preset that `waits_for` something cannot run; its axes name only the policies that exist. A tuned preset is
@@ -42,6 +45,13 @@ class Preset:
     is_study: bool = False
     tuned_for: str = ""
     model_id: str = ""
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether it gives the full model's output: the model's own routing, every expert it wants, at full precision.
+        `tests/runtime/policies` holds this to what the policies say of themselves."""
+        is_whole = self.miss.partition(":")[0] in _WHOLE and "avg_bits" not in self.residency
+        return self.routing == "standard" and is_whole
 
     def texts(self) -> dict[str, str]:
         return {axis: getattr(self, axis) for axis in POLICIES}

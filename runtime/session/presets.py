@@ -58,7 +58,7 @@ def as_preset(kept: "PresetRecord") -> Preset:
         raise BadInput(f"preset {one.name} of run {kept.run_id} has scope {one.scope!r}: run `moectl tune` again")
     return Preset(
         one.name,
-        summary=f"tuned: the fastest that loses at most {one.max_loss:.3g} of perplexity" if one.max_loss else
+        summary=f"tuned: loses at most {one.max_loss:.3g} of perplexity" if one.max_loss else
         "tuned: the fastest that loses nothing",
         paper="moectl tune",
         routing=one.routing,

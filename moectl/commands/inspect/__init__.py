@@ -1,6 +1,6 @@
 """`moectl inspect`: what a store holds and what moectl knows, as tables, heatmaps or JSON."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,19 +8,21 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.store.store import Store
 from moectl.commands.inspect.artefacts import ARTEFACTS, find_artefact
-from moectl.commands.inspect.knowledge import KNOWLEDGE
+from moectl.commands.inspect.knowledge import KNOWLEDGE, one_preset, presets_in_brief
 from moectl.show import store as store_views
 from moectl.show.render import Heatmap, Sheet, console, human_bytes, show_heatmap, show_json, show_sheet
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to see under a name: tables by their key in JSON, and facts that only JSON shows."""
+    """What there is to see under a name: tables by their key in JSON, facts that only JSON shows, and tables that are
+    printed in place of those of JSON, if any."""
 
     name: str
     sheets: Mapping[str, Sheet]
     heatmap: Heatmap | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
+    brief: Sequence[Sheet] = ()
 
 
 def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verify: bool = False) -> View:
@@ -31,7 +33,8 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verif
     if verify and name != "replicas":
         raise BadUsage(f"--verify reads what is on the disk: it goes with store and replicas, not with {name}")
     if name in KNOWLEDGE:
-        return View(name, {"rows": KNOWLEDGE[name](store)})
+        brief = presets_in_brief(store) if name == "presets" else ()
+        return View(name, {"rows": KNOWLEDGE[name](store)}, brief=brief)
     if name not in _STORED and name not in ARTEFACTS:
         raise BadUsage(unknown("name", name, (*_STORED, *ARTEFACTS, *KNOWLEDGE, *_MEASURED)))
     with Store.open(store, read_only=True) as opened:
@@ -41,6 +44,12 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verif
         artefact = find_artefact(opened, table, run, layer, verify=verify)
         sheet, heatmap = look(artefact)
         return View(name, {"rows": sheet}, heatmap, {"run": artefact.run.run_id})
+
+
+def preset(name: str, store: Path) -> View:
+    """Return the view of one preset. Raises BadUsage for an unknown name."""
+    row, told = one_preset(name, store)
+    return View("presets", {"rows": row}, brief=[told])
 
 
 def refuse_model(name: str, model: str | None) -> None:
@@ -68,7 +77,7 @@ def show(view: View, *, heatmap: bool, as_json: bool) -> None:
     if as_json:
         show_json(_record(view))
     elif not heatmap:
-        for sheet in view.sheets.values():
+        for sheet in view.brief or view.sheets.values():
             show_sheet(sheet)
     elif view.heatmap is None:
         raise BadUsage(f"{view.name} has no heatmap; {', '.join(ARTEFACTS)} have one")

@@ -3,12 +3,15 @@
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+from artifacts.common.suggestions import unknown
+from artifacts.errors import BadUsage
 from artifacts.hardware.machines import MACHINES
 from moectl.show.render import Sheet
 from runtime.policies import POLICIES, build
+from runtime.policies.presets import Preset
 from runtime.policies.presets import presets as named_presets
 from runtime.session.presets import tuned_presets
 
@@ -32,6 +35,40 @@ def presets(store: Path) -> Sheet:
     ]
     note = "What waits for something cannot run yet; what needs replicas runs after `moectl quantize`."
     return Sheet("Presets", columns, rows, note)
+
+
+def presets_in_brief(store: Path) -> list[Sheet]:
+    """A line for each preset, those that lose nothing apart from the others."""
+    every = [*named_presets().values(), *tuned_presets(store)]
+    lossless, lossy = (
+        [
+            (preset.name, ", ".join(sorted(_artefacts(preset))) or None, preset.summary)
+            for preset in every
+            if kept(preset)
+        ]
+        for kept in (lambda preset: preset.is_lossless, lambda preset: not preset.is_lossless)
+    )
+    columns = ("preset", "needs", "what it does")
+    note = "`moectl inspect presets NAME` shows all of one: its policies, its paper, how it differs."
+    return [
+        Sheet("Lossless: the full model's output", columns, lossless),
+        Sheet("Lossy: faster or smaller, and the output changes", columns, lossy, note),
+    ]
+
+
+def one_preset(name: str, store: Path) -> tuple[Sheet, Sheet]:
+    """The row of one preset, and the same from top to bottom. Raises BadUsage for an unknown name."""
+    sheet = presets(store)
+    rows = {row[0]: row for row in sheet.rows}
+    if name not in rows:
+        raise BadUsage(unknown("preset", name, rows))
+    said = [(column, value) for column, value in zip(sheet.columns, rows[name], strict=True) if value]
+    return replace(sheet, rows=[rows[name]]), Sheet("Preset", ("", name), said[1:])
+
+
+def _artefacts(preset: Preset) -> set[str]:
+    """What the store must hold, by the word of the command that makes it."""
+    return build(preset.texts()).requires - {"entropy"}  # which comes with the profile that buddies are built from
 
 
 def policies(store: Path) -> Sheet:

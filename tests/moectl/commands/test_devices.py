@@ -79,7 +79,7 @@ def test_what_cannot_be(
 
 
 def test_tables_name_every_device(checkpoint: Checkpoint, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["--prompt", "a", "--greedy", "--max-new-tokens", "2", "--devices", "2", "--budget", "60%"]
+    words = ["--prompt", "a", "--greedy", "--max-new-tokens", "2", "--devices", "2", "--budget", "60%", "--verbose"]
     assert main(["run", str(checkpoint("olmoe")), *words]) == 0
     said = capfd.readouterr().out
     assert "cpu part 1" in said and "devices.cpu" not in said

@@ -60,12 +60,20 @@ def test_what_is_unknown_is_answered_with_the_known(axis: str, text: str, messag
 def test_every_preset_builds_and_names_its_paper() -> None:
     for name, row in presets().items():
         policies.build(row.texts())
-        assert row.paper and row.summary
+        assert row.paper and row.summary and len(row.summary) <= 42
         if row.waits_for:
             with pytest.raises(Incompatible, match=f"preset {name} cannot run yet: it waits for .*inspect presets"):
                 preset(name)
     with pytest.raises(BadUsage, match=r"did you mean on-demand\?"):
         preset("ondemand")
+
+
+def test_lossless_presets_are_those_of_lossless_policies() -> None:
+    """As their modules say themselves; few bits near their memory are asked for by a parameter."""
+    for row in presets().values():
+        kinds = (POLICIES[axis][getattr(row, axis).partition(":")[0]] for axis in ("routing", "miss"))
+        is_lossy = any("lossy" in sys.modules[kind.__module__].__doc__ for kind in kinds)
+        assert row.is_lossless == (not is_lossy and "avg_bits" not in row.residency), row.name
 
 
 def test_presets_are_the_mixes_that_specmd_compares() -> None:

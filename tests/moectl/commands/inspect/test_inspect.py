@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from moectl.cli import main
+from runtime.policies.presets import presets
 from tests.moectl.commands.test_build_buddies import LAYERS, SHAPE, write_profile
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -91,9 +92,22 @@ def test_presets_say_what_they_need_or_wait_for(inspect):
     assert rows["on-demand"]["needs"] is None
 
 
+def test_presets_are_a_line_each_and_one_is_a_sheet(inspect, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = inspect("presets").splitlines()
+    rows = [line for line in lines if line.startswith("│ ")]
+    assert max(map(len, lines)) <= 80 and [row.split()[1] for row in rows].count("horizon") == 1
+    assert len(rows) == len(presets()) and "Lossless" in lines[0]
+    said = inspect("presets", "moepic")
+    assert "│ eviction " in said and "│ lcp " in said and "MoEpic (2025)" in said
+    [row] = json.loads(inspect("presets", "moepic", "--json"))["rows"]
+    assert row["preset"] == "moepic" and row["scope"] == "layer"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["presets", "horizn"], 2, r"unknown preset 'horizn'; did you mean horizon\?$"),
         (["budies"], 2, r"unknown name 'budies'; did you mean buddies\?$"),
         (["entropy", "--layer", "3"], 2, "no layer 3: the model's MoE layers are 0 to 2"),
         (["runs", "--heatmap"], 2, "runs has no heatmap"),

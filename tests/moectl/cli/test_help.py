@@ -1,0 +1,78 @@
+"""`--help` at 80 columns, and command lines that are refused in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from moectl.cli import app, main
+from moectl.cli.panels import PANELS
+from tests import ROOT
+
+COMMANDS = [command.name for command in app.registered_commands]
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_no_line_is_wider_than_the_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80 and "…" not in said
+
+
+def test_every_command_has_its_line_in_a_chapter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    _, *panels = capsys.readouterr().out.split("╭─ ")
+    titles = [panel.split()[0] for panel in panels]
+    assert titles == ["Options", "Start", "Measure", "Build", "Store"]
+    lines = [line.strip("│ ").split()[0] for panel in panels[1:] for line in panel.splitlines()[1:-1] if "│" in line]
+    assert lines == COMMANDS  # a line each, and none that goes on
+
+
+def test_options_stand_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    _, *panels = capsys.readouterr().out.split("╭─ ")
+    titles = [panel.partition(" ─")[0] for panel in panels]
+    assert titles == ["Arguments", "Options", *(title for title in PANELS if title != "Server")]
+    assert "--link" in panels[titles.index("Memory and link")] and panels[1].count("--") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["rnu"], "No such command 'rnu'. Did you mean 'run'? (see `moectl --help`)"),
+        (["merge"], "Missing argument 'shards' (see `moectl merge --help`)"),
+        (["run", "--promt", "x"], "No such option: --promt (Possible options: "),
+        (["run", "--prompt"], "Option '--prompt' requires an argument (see `moectl --help`)"),
+        (["run", "--threads", "0"], "Invalid value for '--threads': "),
+    ],
+)
+def test_a_usage_error_is_one_line(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"moectl: {told}") and said.err.count("\n") == 1 and not said.out
+
+
+def test_wrong_names_are_refused_before_torch_is_imported() -> None:
+    wrong = [
+        ["rnu"],
+        ["run", "my-modle", "--prompt", "x"],
+        ["run", "--prompt", "x", "--preset", "horizn"],
+        ["run", "--prompt", "x", "--eviction", "lfru"],
+        ["run", "--prompt", "x", "--scaled-to", "rtx309"],
+        ["serve", "--preset", "horizn"],
+        ["tune", "--scaled-to", "rtx309"],
+    ]
+    code = (
+        "import sys\nfrom moectl.cli import main\n"
+        f"assert {{main(wrong) for wrong in {wrong!r}}} == {{2, 3}}\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(wrong) and sum("id you mean" in line for line in lines) == len(wrong) - 1, lines
