@@ -63,7 +63,6 @@ def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, 
     ledger = Ledger(store, job, model_id=opened.model_id)
     settings = request.settings()
     rows = {} if request.again else ledger.finished()
-    taken_up = len(rows.keys() & set(settings))
     missing = [setting for setting in settings if setting not in rows]
     known = [note for workload in workloads.values() for note in workload.assumed]
     assumed: dict[BenchSetting, list[str]] = {}
@@ -81,12 +80,10 @@ def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, 
         raise Partly(_what_is_lost(lost, len(settings)))
     assumptions = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
     notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumptions))
-    conditions = _conditions(opened, target, request, taken_up)
+    conditions = _conditions(opened, target, request, len(settings) - len(missing))
     shape = opened.model.shape
-    grounds = grounds_of(target.name, shape.nbytes)
-    return Benched(
-        [rows[setting] for setting in settings], shape, grounds, request.asked, conditions, notes, job.digest
-    )
+    grounds, ordered = grounds_of(target.name, shape.nbytes), [rows[setting] for setting in settings]
+    return Benched(ordered, shape, grounds, request.asked, conditions, notes, job.digest)
 
 
 @dataclass(frozen=True, slots=True)
