@@ -1,9 +1,11 @@
 """The command line: `moectl COMMAND`, one module for each command."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from moectl.shared.neighbours import refuse_foreign
 
@@ -38,8 +40,33 @@ from moectl.shared.streams import prepare_streams  # noqa: E402
 
 __all__ = ["app", "main"]
 
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """A command line that cannot be taken is a problem of one line, as any other."""
+    try:
+        yield
+    except typer.TyperException as error:
+        # Without arguments Typer has printed the help by now, and the error says nothing.
+        message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+        if not message:
+            raise SystemExit(error.exit_code) from None
+        raise BadUsage(f"{message} (see `{context.command_path if context else 'moectl'} --help`)") from None
+
+
+class _Program(TyperGroup):
+    def make_context(self, *args: object, **options: object) -> typer.Context:
+        with _in_one_line():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: typer.Context) -> object:
+        with _in_one_line():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="moectl",
+    cls=_Program,
     help="Run Mixture-of-Experts models bigger than memory; measure every shortcut.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -102,18 +129,4 @@ def _moectl(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (by default that of the command line) and return its exit code."""
     prepare_streams()
-    return exit_code_of(lambda: _run(arguments), typed=arguments)
-
-
-def _run(arguments: Sequence[str] | None) -> None:
-    """Run one command; a command line that it cannot take is a problem of one line, as any other."""
-    try:
-        code = app(args=arguments, prog_name="moectl", standalone_mode=False)
-    except typer.TyperException as error:
-        # Without arguments Typer has printed the help by now, and the error says nothing.
-        message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
-        if not message:
-            raise SystemExit(error.exit_code) from None
-        raise BadUsage(f"{message} (see `{context.command_path if context else 'moectl'} --help`)") from None
-    if code:
-        raise SystemExit(code)
+    return exit_code_of(lambda: app(args=arguments, prog_name="moectl"), typed=arguments)
