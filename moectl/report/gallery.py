@@ -14,6 +14,7 @@ from artifacts.traces.trace import Trace
 from moectl.report import queries, tracepictures
 from moectl.report.reading import Record, ReportSource, of_experts
 from moectl.show.charts import Line, lines
+from moectl.show.demonstration import FULL, KEY, SAME_KL
 from moectl.show.grounds import measured
 from moectl.show.scatter import Mark, loss_scale, scatter
 from moectl.show.svg import Drawing, Frame, linear_scale, log_scale
@@ -49,28 +50,34 @@ def gallery(store: Store, *, job: str | None = None, model_id: str | None = None
 def _time_and_quality(source: ReportSource) -> Drawing | None:
     """Every preset of the newest live bench, at the budget and link with most of them."""
     job = next((job for job in source.jobs if job.mode == "live"), None)
-    rows = source.rows(queries.PARETO.format(job=job.digest)) if job else []
-    ours = [row for row in rows if row["is_ours"] and row["loss"] is not None]
-    full = [row for row in rows if row["preset"] == "full"]
-    if not ours or not full:
+    rows = source.rows(queries.TABLE.format(job=job.digest)) if job else []
+    known = [row for row in rows if row["mode"] == "live" and None not in (row["times_full"], row["perplexity_ratio"])]
+    full, ours = ([row for row in known if (row["preset"] == FULL) == is_full] for is_full in (True, False))
+    if not ours:
         return None
     places = [(row["budget"], row["link"]) for row in ours]
     budget, link = max(dict.fromkeys(places), key=places.count)
-    shown = [full[0], *(row for row in ours if (row["budget"], row["link"]) == (budget, link))]
-    title = f"Time and quality with {of_experts(budget)} in fast memory"
+    shown = [*full[:1], *(row for row in ours if (row["budget"], row["link"]) == (budget, link))]
+    marks = [Mark(row["times_full"], max(0.0, _loss(row)), row["preset"], _kind(row)) for row in shown]
     frame = Frame(width=tracepictures.WIDTH, height=400, left=62, right=20, top=28)
-    ratios = [row["tpot_ms"] / full[0]["tpot_ms"] for row in shown]
-    x = linear_scale(1.12 * max(ratios), name="time of a token, full model = 1", **frame.across)
-    y = loss_scale([row["loss"] for row in shown], name="perplexity lost", **frame.upwards)
-    marks = [Mark(ratio, row["loss"], row["preset"], _kind(row)) for ratio, row in zip(ratios, shown, strict=True)]
+    x = linear_scale(1.12 * max(mark.x for mark in marks), name="time of a token, full model = 1", **frame.across)
+    y = loss_scale([mark.y for mark in marks], name="perplexity lost", **frame.upwards)
+    title = f"Time and quality with {of_experts(budget)} in fast memory"
     note = f"{measured(link).says}; lower left is better"
-    key = {"full": "every expert in memory", "exact": "output exactly the same", "altered": "output altered"}
     listed = "; ".join(f"{mark.name} {mark.x:.1f}, {100 * mark.y:.1f} %" for mark in marks)
-    return scatter(title, marks, x, y, frame, says=f"{title}: {listed}", note=note, key=key)
+    return scatter(title, marks, x, y, frame, says=f"{title}: {listed}", note=note, key=KEY)
+
+
+def _loss(row: Record) -> float:
+    return 0.0 if _is_exact(row) else row["perplexity_ratio"] - 1
+
+
+def _is_exact(row: Record) -> bool:
+    return row["kl"] < SAME_KL and row["top1_agreement"] == 1
 
 
 def _kind(row: Record) -> str:
-    return "full" if row["preset"] == "full" else "exact" if row["is_lossless"] else "altered"
+    return "full" if row["preset"] == FULL else "exact" if _is_exact(row) else "altered"
 
 
 def _bits(store: Store, source: ReportSource) -> Drawing | None:

@@ -8,7 +8,8 @@ from moectl.show.scatter import Mark, loss_scale, scatter
 from moectl.show.svg import Drawing, Frame, linear_scale
 
 FULL, PLAIN = "full", "on-demand"
-_SAME_KL = 1e-6  # nats: rounding alone stays below
+SAME_KL = 1e-6  # nats: rounding alone stays below
+KEY = {"full": "every expert in memory", "exact": "output exactly the same", "altered": "output altered"}
 _LITTLE = 0.001  # of perplexity: what a table of three digits shows as nothing
 
 
@@ -33,7 +34,7 @@ class DemoRow:
     @property
     def is_exact(self) -> bool:
         """Whether the measured output is that of the full model."""
-        return self.kl < _SAME_KL and self.top1_agreement == 1
+        return self.kl < SAME_KL and self.top1_agreement == 1
 
     @property
     def loss(self) -> float:
@@ -113,10 +114,9 @@ def drawing(demonstration: Demonstration) -> Drawing:
     y = loss_scale([row.loss for row in rows], name="perplexity lost", **frame.upwards)
     marks = [Mark(row.times_full, max(0.0, row.loss), row.preset, _kind(row)) for row in rows]
     title = f"Time and quality with {demonstration.budget} of the experts in fast memory"
-    key = {"full": "every expert in memory", "exact": "output exactly the same", "altered": "output altered"}
     listed = "; ".join(f"{row.preset} {row.times_full:.1f}, {100 * row.loss:.1f} %" for row in rows)
     note = f"{demonstration.grounds}; lower left is better"
-    return scatter(title, marks, x, y, frame, says=f"{title}, by preset: {listed}", note=note, key=key)
+    return scatter(title, marks, x, y, frame, says=f"{title}, by preset: {listed}", note=note, key=KEY)
 
 
 def _to_full(row: DemoRow) -> str:
