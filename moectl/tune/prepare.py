@@ -16,7 +16,7 @@ from moectl.shared.progress import Phases
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.tune.request import TuneRequest
-from moectl.tune.timing import Minutes
+from moectl.tune.timing import NO_SCALE, Minutes
 from profilers.compare.bench import BenchText
 from profilers.compare.verify_search import Verifier
 from profilers.hardware.live_costs import LiveCosts, live_costs
@@ -108,7 +108,7 @@ def pace_of(
     is_late = minutes.phases.is_late
     pace = live_costs(opened, folder, **wanted, artefacts=artefacts, profile=profile, is_late=is_late)
     if not pace.is_profiled:
-        minutes.lack("the own time of policies that measuring had not reached, which counts as none")
+        minutes.lack("the speed of few bits and the own time of policies where measuring had not come to them")
     return pace
 
 
@@ -132,7 +132,7 @@ def scale_of(search: Search, verifier: Verifier, minutes: Minutes) -> LossScale:
 
     Each is measured live on the first probe that runs, by KL divergence, which needs fewer tokens than perplexity.
     """
-    if minutes.lack("what errors cost, without which nothing that loses anything is chosen"):
+    if minutes.lack(NO_SCALE):
         return LossScale()
     return LossScale(*(_slope(search, verifier, part, candidates) for part, candidates in enumerate(_PROBES)))
 

@@ -8,9 +8,9 @@ from artifacts.hardware.machines import machine
 from moectl.bundled import is_bundled
 from moectl.show.grounds import Grounds, compared, measured
 from moectl.show.render import Sheet, console, show_json, show_sheet
-from moectl.tune.result import LEFT_OUT, Pick, Tuned, published_of_others
+from moectl.tune.result import LEFT_OUT, ROUNDING, Pick, Tuned, published_of_others
 from profilers.compare.bench import Quartiles
-from profilers.compare.verify_search import FULL
+from profilers.compare.verify_search import MeasuredBeside
 from runtime.search.results import Tried
 from runtime.search.space import Combination
 
@@ -93,12 +93,12 @@ def _beside(tuned: Tuned) -> Sheet:
     ms = ("ms/token",) if grounds.is_absolute else ()
     columns = ("preset", "output", "beside full", *ms, "rounds", "hit rate", "loss %")
     rows = []
-    for name, live in sorted(tuned.live.items(), key=lambda pair: (not _is_exact(tuned, pair[0]), pair[1].to_full)):
+    for name, live in sorted(tuned.live.items(), key=lambda pair: (not _is_exact(pair[1]), pair[1].to_full)):
         found, counters = live.measured, live.measured.counters
         rows.append(
             (
                 name,
-                "exact" if _is_exact(tuned, name) else "altered",
+                "exact" if _is_exact(live) else "altered",
                 compared(live.to_full),
                 *((_spread(found.tpot_ms),) if ms else ()),
                 live.num_rounds,
@@ -111,13 +111,8 @@ def _beside(tuned: Tuned) -> Sheet:
     return Sheet("Live, beside each other", columns, rows, note)
 
 
-def _is_exact(tuned: Tuned, name: str) -> bool:
-    tried = _of_pick(tuned, name) or tuned.found.published.get(name)
-    return name == FULL or (tried is not None and tried.is_lossless)
-
-
-def _of_pick(tuned: Tuned, name: str) -> Tried | None:
-    return next((pick.tried for pick in tuned.picks if pick.name == name), None)
+def _is_exact(live: MeasuredBeside) -> bool:
+    return live.measured.kl <= ROUNDING
 
 
 def _front(tuned: Tuned) -> Sheet:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from artifacts.errors import Incompatible, Problem
 from moectl.shared.progress import progress_bar
 from moectl.tune.request import LOSSLESS, TuneRequest
-from moectl.tune.result import Check, Pick, published_of_others
-from moectl.tune.timing import Minutes
+from moectl.tune.result import ROUNDING, Check, Pick, published_of_others
+from moectl.tune.timing import NO_SCALE, Minutes
 from profilers.compare.verify_search import CandidateQuality, MeasuredBeside, Verifier, fastest, first_within
 from runtime.search.results import MOST_PASSES, SearchResult, Tried
 from runtime.search.search import Search
@@ -15,7 +15,7 @@ from runtime.search.space import Combination
 
 _MOST_TRIED = 6  # lossy candidates verified live
 _SHOWN = 2  # lossless candidates, and published presets, measured live beside each other
-_ROUNDING = 1e-3  # nats; exact with whole experts, about 2e-4 with split ones in bfloat16
+_SLOWER = "lossy candidate"  # the name of one that is no faster than what loses nothing
 _BESIDE = ("on-demand", "near", "uniform-bits")
 
 
@@ -55,6 +55,7 @@ def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minu
     pick = Pick(request.name, lossy, verifier.quality(lossy.combination), kept.get(request.name))
     if pick.live and pick.live.to_full > lossless.live.to_full:
         why = "the best that loses something is no faster live than the best that loses nothing"
+        kept[_SLOWER] = kept.pop(request.name)
         return VerifiedPicks([lossless, same], kept, why)
     return VerifiedPicks([lossless, pick], kept)
 
@@ -63,7 +64,7 @@ def _lossy(found: SearchResult, verifier: Verifier, request: TuneRequest, minute
     """The first candidate that loses little enough live, or why there is none."""
     minutes.phases.begin("checking what loses something")
     candidates = found.lossy if request.max_loss else []
-    if candidates and minutes.lack("candidates that lose something"):
+    if candidates and (NO_SCALE in minutes.left_out or minutes.lack("candidates that lose something")):
         return None, "there was no time to look at what loses something: give more --minutes"
     is_late = minutes.phases.is_late
     lossy, tried = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late)
@@ -103,7 +104,7 @@ def _unmoved(verifier: Verifier, combination: Combination) -> CandidateQuality |
         quality = verifier.quality(combination)
     except Problem:
         return None
-    assert quality.kl <= _ROUNDING, f"lossless, and yet it moves the logits (KL {quality.kl:.2g}): {combination}"
+    assert quality.kl <= ROUNDING, f"lossless, and yet it moves the logits (KL {quality.kl:.2g}): {combination}"
     return quality
 
 

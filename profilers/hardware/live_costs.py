@@ -58,8 +58,8 @@ def live_costs(
     """Return the costs over `link`, or scaled to the machine `scaled_to`.
 
     `profile` is this model's on this machine, if the store has one. It applies to experts computed exactly; otherwise
-    everything is measured quickly, and when it `is_late`, in fewer turns and without the policies that are left.
-    Raises BadUsage for a link that is not understood.
+    everything is measured quickly, and when it `is_late`, in fewer turns and without the widths and policies that are
+    left. Raises BadUsage for a link that is not understood.
     """
     target = machine(scaled_to) if scaled_to else None
     is_profiled = profile is not None and experts == EXACT
@@ -210,7 +210,7 @@ def _measured(opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Cal
         rest=Work(resident.rest_s + engine_s, (prompt_s + engine_s) / _PROMPT),
         head=Work(probe.head_s),
         host_s=probe.host_seconds(),
-        shares={bits: at_width(bits) / expert_s for bits in _widths(artefacts)},
+        shares={bits: at_width(bits) / expert_s for bits in _widths(artefacts) if not is_late()},
         deciding=deciding(opened, probe.link, tokens=_FEW, experts=experts, artefacts=artefacts, is_late=is_late),
     )
 
