@@ -10,6 +10,7 @@ import numpy as np
 from moectl.show.svg import AxisScale, Drawing, Frame, axes, exact
 
 _LETTER, _LINE, _RADIUS = 6.9, 15.0, 5.0  # pixels: of a name's letter, of its height, of a mark
+_FOOT = 36.0  # pixels below the line of no loss
 _KINDS = {"exact": "strong", "altered": "warm", "full": "ink"}
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -42,7 +43,7 @@ def scatter(
     taken = [_around(across, upper) for across, upper in places]
     drawn = [axes(x, y, frame), f'<text class="tick value" x="0" y="6">{escape(note)}</text>']
     for mark, (across, upper) in sorted(zip(marks, places, strict=True), key=lambda pair: (pair[1][1], pair[1][0])):
-        box = _free_box(mark.name, across, upper, taken, frame)
+        box = _free_box(mark, across, upper, taken, frame)
         taken.append(box)
         drawn.append(_named(mark, across, upper, box))
     drawn += [_symbol(mark, across, upper) for mark, (across, upper) in zip(marks, places, strict=True)]
@@ -50,24 +51,29 @@ def scatter(
 
 
 def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
-    """Linear below a hundredth and logarithmic above, so that small and large losses are seen. Gains count as 0."""
+    """Upwards, linear below a hundredth and logarithmic above, so that small and large losses are seen. Gains count as
+    0."""
 
     def bent(value: float) -> float:
         return math.asinh(max(value, 0.0) / 1e-2)
 
     top = bent(max(0.02, *losses) * 1.3)
     ticks = tuple((v, f"{100 * v:g} %") for v in (0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) if bent(v) <= top)
+    start -= _FOOT  # room for names below the marks that lose nothing
     return AxisScale(lambda value: start + bent(value) / top * (end - start), ticks, name)
 
 
-def _free_box(name: str, across: float, upper: float, taken: Sequence[Box], frame: Frame) -> Box:
-    """The place nearest to a mark where its name touches nothing; the mark itself where a plot is full of names."""
-    wide = _LETTER * len(name)
+def _free_box(mark: Mark, across: float, upper: float, taken: Sequence[Box], frame: Frame) -> Box:
+    """The place nearest to a mark where its name touches nothing, for exact ones rather below it; the mark itself where
+    a plot is full of names."""
+    wide = _LETTER * len(mark.name)
     lefts = np.arange(frame.left, frame.width - wide, 4.0)
     middles = np.arange(frame.top + 4, frame.height - frame.bottom - _LINE / 2, 4.0)
     beside, left, middle = across + _RADIUS + 5, *np.meshgrid(lefts, middles)
     aside = np.maximum(np.maximum(left - across, across - left - wide), 0)
     far = np.hypot(aside, middle - upper) + (np.abs(left - beside) + np.abs(middle - upper)) / 100
+    if mark.kind != "altered":
+        far += np.where(middle < upper, _LINE, 0)
     places = [(beside, upper)] if beside + wide <= frame.width else []
     order = np.argsort(far, axis=None, kind="stable")
     places += zip(left.flat[order].tolist(), middle.flat[order].tolist(), strict=True)
@@ -91,9 +97,10 @@ def _named(mark: Mark, across: float, upper: float, box: Box) -> str:
     left, top, right, bottom = box
     text = f'<text class="mark" x="{left:.1f}" y="{bottom - 4:.1f}">{escape(mark.name)}</text>'
     near_x, near_y = min(max(across, left), right), min(max(upper, top), bottom)
-    if math.hypot(near_x - across, near_y - upper) <= 2 * _LINE - _RADIUS:
+    if math.hypot(near_x - across, near_y - upper) <= _RADIUS + 6:
         return text
-    return f'<line class="grid" x1="{across:.1f}" y1="{upper:.1f}" x2="{near_x:.1f}" y2="{near_y:.1f}"/>{text}'
+    ends = f'x1="{across:.1f}" y1="{upper:.1f}" x2="{near_x:.1f}" y2="{near_y:.1f}"'
+    return f'<g class="quiet"><line class="line" style="stroke-width:1" {ends}/></g>{text}'
 
 
 def _symbol(mark: Mark, across: float, upper: float) -> str:
