@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from html import escape
 
+from artifacts.hardware.machines import HERE
 from artifacts.shape import FULL_BITS
 from moectl.report import queries
 from moectl.report.markup import Section, data, nbytes, whole
@@ -47,7 +48,7 @@ def _model(model: Record) -> str:
 def _machine(conditions: Record, job: StoredBench) -> str:
     if job.is_live:
         return f" on {conditions['gpu'] or conditions['processor']}"
-    return f", simulated on {conditions['machine']}"
+    return f", simulated on {'this machine' if conditions['machine'] == HERE else conditions['machine']}"
 
 
 def _measured(source: ReportSource, job: StoredBench, row: Record) -> dict[str, str]:

@@ -285,6 +285,14 @@ def test_a_browser_has_nothing_to_say_and_asks_for_nothing(page: Path, tmp_path:
     asyncio.run(_look(page, tmp_path))
 
 
+# How many names of the picture that is shown lie on another one.
+OVERLAPS = """(() => {
+  const boxes = [...document.querySelectorAll("#live-front .mark")].map(name => name.getBoundingClientRect());
+  const touch = (a, b) => a.left < b.right && b.left < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom;
+  return boxes.filter((a, i) => a.width && boxes.some((b, j) => j > i && b.width && touch(a, b))).length;
+})()"""
+
+
 async def _look(page: Path, scratch: Path) -> None:
     bad = scratch / "bad.html"
     bad.write_text('<!doctype html><img src="http://moectl.invalid/a.png"><script>console.error("boom")</script>')
@@ -299,6 +307,7 @@ async def _look(page: Path, scratch: Path) -> None:
         for width, scheme in LOOKS:
             await tab.look(width, scheme)
             assert width < 1280 or await tab.value(cut) == 0, "a table is cut off"
+            assert await tab.value(OVERLAPS) == 0, "names lie on names"
             await tab.picture(scratch / f"{width}-{scheme}.png")
         assert not tab.said and {url for url in tab.asked if url != "data:,"} == {page.as_uri()}
 
