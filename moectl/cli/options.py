@@ -53,7 +53,7 @@ RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the st
 
 Model = Annotated[
     str | None,
-    typer.Argument(callback=_or_bundled, help="A checkpoint: a local folder or a hub id; else the bundled one."),
+    typer.Argument(callback=_or_bundled, help="A local folder or a hub id; else the bundled one."),
 ]
 AnyModel = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else whichever fits.")]
 Budget = Annotated[
@@ -116,7 +116,7 @@ Executor = Annotated[
 Data = Annotated[
     str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
 ]
-_AUTO = "auto is the best lossless; see `moectl inspect presets`."
+_AUTO = "auto: the best lossless. See: inspect presets."
 Preset = Annotated[
     str,
     typer.Option(

@@ -11,12 +11,12 @@ from typer.models import OptionInfo
 
 # By panel, the names of parameters; what is not named here is a command's own and stands in its first panel.
 PANELS = {
-    "Model and prompt": "prompt is_chat store",
+    "Model and prompt": "prompt is_chat",
     "Policy": "preset routing prefetch eviction miss residency scope avg_bits",
     "Memory and link": "budget link device devices threads base dense experts",
-    "Sampling": "max_new_tokens greedy temperature top_k top_p repetition_penalty ignore_eos seed",
+    "Sampling": "max_new_tokens greedy temperature top_k top_p repetition_penalty ignore_eos",
     "Server": "host port api_key rows queue",
-    "Output": "verbose json picture trace",
+    "Output": "verbose json picture",
     "Expert": "near scaled_to window reconfigure_every learn verify executor jobs",
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}

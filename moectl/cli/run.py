@@ -24,7 +24,6 @@ from moectl.cli.options import (
     PresetOptions,
     ReconfigureEvery,
     ScaledTo,
-    Seed,
     StorePath,
     Threads,
     Verbose,
@@ -62,6 +61,7 @@ class SamplingOptions:
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest up to this.")] = 0.95
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 repeats less; else the model's.")] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.", rich_help_panel="Sampling")] = 0
 
 
 def run(
@@ -74,10 +74,11 @@ def run(
     avg_bits: AvgBits = None,
     options: RunOptions,
     drawn: SamplingOptions,
-    trace: Annotated[Path | None, typer.Option(help="Write the routing trace here, as Parquet.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the routing trace here, as Parquet.", rich_help_panel="Output")
+    ] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Add to the store's expert maps (fmoe).")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check replica files by their hashes first.")] = False,
-    seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
     verbose: Verbose = False,
     json: Json = False,
@@ -96,7 +97,7 @@ def run(
             from moectl.commands import run as command
 
         temperature = 0.0 if drawn.greedy else drawn.temperature
-        sampling = fill(command.Sampling, drawn, temperature=temperature, seed=seed)
+        sampling = fill(command.Sampling, drawn, temperature=temperature)
         request = command.RunRequest(
             prompt, settings, sampling, options.base, trace=trace, verbose=verbose, as_json=json
         )

@@ -27,14 +27,16 @@ from moectl.shared.defaults import DEFAULT_STORE
 class ServerOptions:
     """Where to listen, and how many requests to take."""
 
-    host: Annotated[str, typer.Option(help="Where to listen; by default for this machine alone.")] = "127.0.0.1"
+    host: Annotated[str, typer.Option(help="127.0.0.1 is this machine alone.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000
     api_key: Annotated[
         str | None, typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send.")
     ] = None
-    rows: Annotated[int, typer.Option(min=1, help="Requests that are answered at a time, in turns.")] = 8
-    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides; more are sent away.")] = 64
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer that may be asked for.")] = 1024
+    rows: Annotated[int, typer.Option(min=1, help="Requests answered at a time, in turns.")] = 8
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides.")] = 64
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="The longest answer that may be asked for.", rich_help_panel="Server")
+    ] = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI's clients, with a page to watch it.
 
-    The page shows what cache and link do. Needs the extra: pip install 'moectl[serve]'.
+    The page shows what cache and link do. It needs the extra `serve`.
     """
     from moectl.commands import serve as command
     from moectl.commands.serve import ServerLimits

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import pytest
 import typer
 
+from moectl.cli import main
+from moectl.commands import profile
 from moectl.shared.exit_codes import exit_code_of
 from moectl.shared.resuming import resumable
 
@@ -34,6 +36,16 @@ def test_the_last_line(
     run: Callable[[], object] = (lambda: app(args=[])) if by_typer else bench
     assert exit_code_of(run, typed=["bench", "my model"]) == 130
     assert capsys.readouterr() == ("", said)
+
+
+def test_the_whole_way_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    @resumable("samples are kept")
+    def merged(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profile, "merge", merged)
+    assert main(["merge", "a.duckdb"]) == 130
+    assert capsys.readouterr().err == "moectl: interrupted: samples are kept; to go on: moectl merge a.duckdb\n"
 
 
 def test_other_errors_pass() -> None:
