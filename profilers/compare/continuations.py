@@ -6,6 +6,8 @@ nothing but the passage can tell.
 """
 
 import random
+import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from profilers.text.python import docstrings
 
 NAME = "continuations"
 COUNT, CHOICES = 480, 4
-_PASSAGE, _TEXT = 60, 30  # characters
+_PASSAGE, _TEXT = 60, 30  # characters, at least
 _OF_A_MODULE = 20  # at most
 _SEED = 0
 
@@ -52,10 +54,23 @@ def _item(r: random.Random, piece: tuple[str, str, str], pieces: list[tuple[str,
 def _pieces(r: random.Random) -> Iterator[tuple[str, str, str]]:
     """Yield module, passage and the text that follows it, of pieces that do not overlap."""
     for document in docstrings(held_out=True):
-        starts = list(range(0, len(document.text) - _PASSAGE - _TEXT, _PASSAGE + _TEXT))
-        for start in r.sample(starts, min(len(starts), _OF_A_MODULE)):
-            border = start + _PASSAGE
-            yield document.name, document.text[start:border], document.text[border : border + _TEXT]
+        pieces = list(_cut(document.text))
+        for passage, text in r.sample(pieces, min(len(pieces), _OF_A_MODULE)):
+            yield document.name, passage, text
+
+
+def _cut(text: str) -> Iterator[tuple[str, str]]:
+    """Yield passages and what follows them, cut at single spaces: a tokenizer then has the same tokens for a text
+    whatever stands before it."""
+    spaces = [found.start() for found in re.finditer(r"(?<=\S) (?=\S)", text)]
+    begin = 0
+    while True:
+        border = bisect_left(spaces, begin + _PASSAGE)
+        end = bisect_left(spaces, spaces[border] + _TEXT) if border < len(spaces) else len(spaces)
+        if end == len(spaces):
+            return
+        yield text[begin : spaces[border]], text[spaces[border] : spaces[end]]
+        begin = spaces[end] + 1
 
 
 def _split(**_: object) -> dict[str, Any]:
