@@ -24,8 +24,8 @@ SIGNATURE = re.compile(r"^((?:runtime|artifacts)\.[\w.]+)(\(.*?\)) -> (\S.*?)$",
 PACKAGES = ("artifacts", "runtime", "profilers", "moectl")
 
 
-def cells(page: Path) -> list[tuple[str, str]]:
-    return CELL.findall(page.read_text(encoding="utf-8"))
+def cells() -> list[tuple[str, str]]:
+    return CELL.findall(PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -35,14 +35,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("page", [PAGE, ROOT / "README.md"], ids=lambda page: page.stem)
-def test_the_cells_of_a_page_run_one_after_another(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cells_of_the_page_run_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
-    run = [cell for cell in cells(page) if page == PAGE or cell[0] == "python"]
+    run = cells()
     assert any(language == "python" for language, _ in run)
     for language, text in run:
         if language == "python":
-            exec(compile(text, str(page), "exec"), names)
+            exec(compile(text, str(PAGE), "exec"), names)
             continue
         for line in text.splitlines():
             assert main(shorter(line).split()[1:]) == 0, line
