@@ -17,7 +17,7 @@ EVERY_S = 60.0  # between plain lines within a phase
 _FEW = 2  # phases of a command that is mostly one
 _SOONEST_S, _LEAST = 3.0, 0.02  # time and share of the work after which it can be told how long the rest takes
 
-Advance = Callable[[int, int], None]
+Advance = Callable[[float, float], None]
 """Takes how much of the present phase is done, and how much there is."""
 
 
@@ -26,7 +26,7 @@ class Phases:
 
     On a terminal one line shows the phase, how much of the whole is done and the time left. Without one each phase is
     told when it begins, with the seconds since the first, and again every minute; one or two phases not before the
-    first minute is over; if `is_quiet`, none. `limit_s`: what the whole may take.
+    first minute is over; if `is_quiet`, none. `limit_s`: what the whole may take. Phases within a phase only move it.
     """
 
     def __init__(self, *shares: float, limit_s: float = inf, is_quiet: bool = False) -> None:
@@ -34,20 +34,21 @@ class Phases:
         self._begun: list[tuple[str, float]] = []
         self._done, self._told_s = 0.0, 0.0
         self._bar: Progress | None = None
+        self._around: Phases | None = None
 
     def __enter__(self) -> Self:
-        console = Console(stderr=True)
-        if console.is_terminal:
+        console, self._around = Console(stderr=True), _PRESENT.get()
+        if self._around is None and console.is_terminal:
             name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
             columns = (name, BarColumn(16), TaskProgressColumn(), _TimeLeft(self))
             self._bar = Progress(*columns, console=console, transient=True, refresh_per_second=4)
             self._bar.add_task("beginning", total=1.0)
             self._bar.start()
-        self._outer = _PRESENT.set(self)
+        self._token = _PRESENT.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _PRESENT.reset(self._outer)
+        _PRESENT.reset(self._token)
         if self._bar:
             self._bar.stop()
 
@@ -56,16 +57,20 @@ class Phases:
         self._begun.append((name, perf_counter()))
         self._done = 0.0
         assert len(self._begun) <= len(self._shares), f"more phases than shares of time: {name}"
-        if self._bar:
+        if self._around:
+            self._around.advance(self.done, 1.0)
+        elif self._bar:
             self._show()
         elif len(self._shares) > _FEW:
             self._tell(self._label)
         return self.advance
 
-    def advance(self, done: int, total: int) -> None:
+    def advance(self, done: float, total: float) -> None:
         """Move the present phase."""
         self._done = min(1.0, done / total) if total else 0.0
-        if self._bar:
+        if self._around:
+            self._around.advance(self.done, 1.0)
+        elif self._bar:
             self._show()
         elif self.elapsed_s - self._told_s >= EVERY_S:
             self._tell(f"{self._label}: {self.done:.0%}{self.left and ', '}{self.left}")

@@ -75,6 +75,20 @@ def test_a_bar_within_a_phase_moves_it(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err.splitlines() == ["     0 s  1/3 recording"]
 
 
+def test_phases_within_a_phase_move_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with Phases(1, 1, 2) as phases:
+        phases.begin("profiling")
+        phases.begin("quantising")
+        with Phases(1, 1, 2) as inner:
+            inner.begin("opening")
+            inner.begin("reading")(1, 2)
+            assert (inner.done, phases.done) == (0.375, 0.34375)
+        with progress_bar("packing", unit="files") as advance:
+            advance(1, 1)
+        assert phases.done == 0.5
+    assert capsys.readouterr().err.splitlines() == ["     0 s  1/3 profiling", "     0 s  2/3 quantising"]
+
+
 def test_a_bar_alone_says_a_line_a_minute(pass_s: Callable[[float], None], capsys, monkeypatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 60.0)
     with progress_bar("packing", unit="files") as advance:
