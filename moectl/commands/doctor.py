@@ -53,7 +53,7 @@ def doctor(
     path = named or str(demo_model())
     shown = "" if store == DEFAULT_STORE else f" --store {store}"
     options = {"budget": budget, "link": link, "device": device, "threads": threads, "store": store, "shown": shown}
-    with Phases(*(_MEASURING if measure else _LOOKING), is_quiet=is_quiet) as phases:
+    with Phases(*(_MEASURING if measure else _LOOKING), is_quiet=is_quiet, at_once=not measure) as phases:
         if not measure:
             return _looked(path, phases, named=named, **options)
         phases.begin("opening the model")
