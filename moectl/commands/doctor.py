@@ -53,7 +53,7 @@ def doctor(
     path = named or str(demo_model())
     shown = "" if store == DEFAULT_STORE else f" --store {store}"
     options = {"budget": budget, "link": link, "device": device, "threads": threads, "store": store, "shown": shown}
-    with Phases(*(_MEASURING if measure else _LOOKING), is_quiet=is_quiet) as phases:
+    with Phases(*(_MEASURING if measure else _LOOKING), is_quiet=is_quiet, at_once=not measure) as phases:
         if not measure:
             return _looked(path, phases, named=named, **options)
         phases.begin("opening the model")
@@ -109,7 +109,7 @@ def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
             }
         )
         return
-    for sheet in (*(sheets(measured) if measured else ()), _findings(diagnosis)):
+    for sheet in (*(sheets(measured) if measured else ()), *_findings(diagnosis)):
         show_sheet(sheet)
     if diagnosis.prediction:
         show_sheet(_prediction(diagnosis.prediction))
@@ -149,12 +149,16 @@ def _is_same(held: str, model: str) -> bool:
     return held == model or Path(held).exists() and Path(model).exists() and Path(held).samefile(model)
 
 
-def _findings(diagnosis: Diagnosis) -> Sheet:
-    rows = [(finding.topic, finding.says, finding.remedy) for finding in diagnosis.findings]
+def _findings(diagnosis: Diagnosis) -> list[Sheet]:
+    """What is in order, and what stands in the way."""
+    fine = [(finding.topic, finding.says) for finding in diagnosis.findings if finding.remedy is None]
+    wrong = [(finding.topic, finding.says, finding.remedy) for finding in diagnosis.findings if finding.remedy]
     note = (
         "" if diagnosis.prediction else "nothing was measured: --measure does, and checks a prediction on a short run"
     )
-    return Sheet("What stands in the way", ("about", "what there is", "what mends it"), rows, note)
+    in_order = Sheet("In order", ("about", "what there is"), fine)
+    columns, nothing = ("about", "what there is", "what mends it"), [("all", "nothing was found", None)]
+    return [in_order, Sheet("What stands in the way", columns, wrong or nothing, note)]
 
 
 def _prediction(made: "Prediction") -> Sheet:

@@ -59,8 +59,8 @@ def diagnose(
     phases.begin("measuring the machine, the model's parts on it")
     measured = stored if is_stored else _measured(path, opened, link, store)
     phases.begin("looking at the installation, the machine and the store")
-    all_findings = findings.of_installation() + findings.of_machine(here, opened.shape)
-    all_findings += findings.of_disk(measured.profile)
+    all_findings = findings.of_installation()
+    all_findings += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
     all_findings.append(findings.of_experts(opened.expert_format, str(opened.dtype).removeprefix("torch.")))
     all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes))
     all_findings += _of_former(store, opened, model=path)
@@ -68,8 +68,7 @@ def diagnose(
     if stored is not None:
         all_findings += findings.of_profile(stored.profile, here)
     phases.begin("checking a prediction on a short run")
-    sequences = _sequences(opened)
-    prediction = check(opened, measured.profile, sequences, prefill=_PREFILL, budget=budget, link=link)
+    prediction = check(opened, measured.profile, _sequences(opened), prefill=_PREFILL, budget=budget, link=link)
     return Diagnosis(path, all_findings, measured, is_stored, prediction)
 
 

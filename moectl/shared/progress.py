@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
+from threading import Timer
 from time import perf_counter
 from typing import Self
 
@@ -14,40 +15,47 @@ from rich.table import Column
 from rich.text import Text
 
 EVERY_S = 60.0  # between plain lines within a phase
+WAIT_S = 2.0  # that a phase lasts before it is told; a command that fails at once says only why
 _FEW = 2  # phases of a command that is mostly one
 _SOONEST_S, _LEAST = 3.0, 0.02  # time and share of the work after which it can be told how long the rest takes
 
-Advance = Callable[[int, int], None]
+Advance = Callable[[float, float], None]
 """Takes how much of the present phase is done, and how much there is."""
 
 
 class Phases:
     """The phases of a long command, which take about so many `shares` of its time.
 
-    On a terminal one line shows the phase, how much of the whole is done and the time left. Without one each phase is
-    told when it begins, with the seconds since the first, and again every minute; one or two phases not before the
-    first minute is over; if `is_quiet`, none. `limit_s`: what the whole may take.
+    On a terminal one line shows the phase, how much of the whole is done and the time left. Without one each phase that
+    lasts is told, or every phase `at_once`, with the seconds from the first to its begin, and again every minute; one
+    or two phases not before the first minute is over; if `is_quiet`, none. `limit_s`: what the whole may take. Phases
+    within a phase only move it.
     """
 
-    def __init__(self, *shares: float, limit_s: float = inf, is_quiet: bool = False) -> None:
+    def __init__(self, *shares: float, limit_s: float = inf, is_quiet: bool = False, at_once: bool = False) -> None:
         self._shares, self._limit_s, self._is_quiet = shares, limit_s, is_quiet
+        self._wait_s = 0.0 if at_once else WAIT_S
         self._begun: list[tuple[str, float]] = []
         self._done, self._told_s = 0.0, 0.0
         self._bar: Progress | None = None
+        self._around: Phases | None = None
+        self._timer: Timer | None = None
 
     def __enter__(self) -> Self:
-        console = Console(stderr=True)
-        if console.is_terminal:
+        console, self._around = Console(stderr=True), _PRESENT.get()
+        if self._around is None and console.is_terminal:
             name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
             columns = (name, BarColumn(16), TaskProgressColumn(), _TimeLeft(self))
             self._bar = Progress(*columns, console=console, transient=True, refresh_per_second=4)
             self._bar.add_task("beginning", total=1.0)
             self._bar.start()
-        self._outer = _PRESENT.set(self)
+        self._token = _PRESENT.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _PRESENT.reset(self._outer)
+        _PRESENT.reset(self._token)
+        if self._timer:
+            self._timer.cancel()
         if self._bar:
             self._bar.stop()
 
@@ -56,19 +64,23 @@ class Phases:
         self._begun.append((name, perf_counter()))
         self._done = 0.0
         assert len(self._begun) <= len(self._shares), f"more phases than shares of time: {name}"
-        if self._bar:
+        if self._around:
+            self._around.advance(self.done, 1.0)
+        elif self._bar:
             self._show()
         elif len(self._shares) > _FEW:
-            self._tell(self._label)
+            self._tell_soon()
         return self.advance
 
-    def advance(self, done: int, total: int) -> None:
+    def advance(self, done: float, total: float) -> None:
         """Move the present phase."""
         self._done = min(1.0, done / total) if total else 0.0
-        if self._bar:
+        if self._around:
+            self._around.advance(self.done, 1.0)
+        elif self._bar:
             self._show()
         elif self.elapsed_s - self._told_s >= EVERY_S:
-            self._tell(f"{self._label}: {self.done:.0%}{self.left and ', '}{self.left}")
+            self._tell(f"{self._label}: {self.done:.0%}{self.left and ', '}{self.left}", self.elapsed_s)
 
     @property
     def elapsed_s(self) -> float:
@@ -117,10 +129,21 @@ class Phases:
         for task in self._bar.task_ids:
             self._bar.update(task, description=self._label, completed=self.done)
 
-    def _tell(self, text: str) -> None:
-        self._told_s = self.elapsed_s
+    def _tell_soon(self) -> None:
+        """Tell the phase that begins, if it lasts."""
+        if self._timer:
+            self._timer.cancel()
+        if not self._wait_s:
+            self._tell(self._label, self.elapsed_s)
+        elif self._wait_s < inf:
+            self._timer = Timer(self._wait_s, self._tell, (self._label, self.elapsed_s))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _tell(self, text: str, at_s: float) -> None:
+        self._told_s = at_s
         if not self._is_quiet:
-            print(f"{self._told_s:6.0f} s  {text}", file=sys.stderr, flush=True)
+            print(f"{at_s:6.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 _PRESENT: ContextVar[Phases | None] = ContextVar("phases", default=None)  # a terminal has one line of progress

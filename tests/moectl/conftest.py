@@ -16,6 +16,7 @@ Said = Callable[..., dict]
 def however_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine gets no lines of progress, which would be on stderr."""
     monkeypatch.setattr(progress, "EVERY_S", inf)
+    monkeypatch.setattr(progress, "WAIT_S", inf)
 
 
 @pytest.fixture

@@ -102,10 +102,9 @@ def test_a_live_bench_goes_on_after_an_interruption(
         with monkeypatch.context() as patched:
             patched.setattr(live, "progress_bar", interrupting(after))
             assert main(["bench", model, *LIVE, *FEW]) == 130
-            told = capfd.readouterr().err.splitlines()
-            assert told[2].endswith(" s  3/3 measuring 11 settings in 2 rounds")
+            told = capfd.readouterr().err
             command = shlex.join(["moectl", "bench", model, *LIVE, *FEW])
-            assert told[-1] == f"moectl: interrupted: what was measured is kept; to go on: {command}"
+            assert told == f"moectl: interrupted: what was measured is kept; to go on: {command}\n"
     [half_done] = Path().glob("moe.duckdb.bench-*.jsonl")
     samples = [json.loads(line)["sample"] for line in half_done.read_text().splitlines()]
     with Store.open("moe.duckdb", read_only=True) as store:

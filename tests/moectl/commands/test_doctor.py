@@ -113,8 +113,7 @@ def test_a_stored_profile_is_used_where_it_fits(model: str, capfd: pytest.Captur
 
 def test_what_the_doctor_prints(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", model, "--threads", "1", "--measure"]) == 0
-    out, told = capfd.readouterr()
-    assert [line.partition(" s  ")[2][:4] for line in told.splitlines()] == ["1/4 ", "2/4 ", "3/4 ", "4/4 "]
+    out = capfd.readouterr().out
     for text in (
         "What stands in the way",
         "installation",
@@ -184,8 +183,7 @@ def test_the_simulator_on_this_machine(model: str, capfd: pytest.CaptureFixture[
 def test_what_is_refused(arguments: tuple[str, ...], code: int, says: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments]) == code
     out = capfd.readouterr()
-    *told, last = out.err.splitlines()
-    assert out.out == "" and says in last and all("opening the model" in line for line in told), out.err
+    assert out.out == "" and out.err.count("\n") == 1 and says in out.err, out.err
     assert not Path("moe.duckdb").exists()
 
 

@@ -232,7 +232,7 @@ def parts(tmp_path: Path) -> dict[str, Path]:
         (("--trace", "{seven}", "--model", "bundled"), 3, "the trace has 7 layers and 4 experts per token"),
         (("--trace", TRACE, "--model", "bundled", "--num-experts", "64"), 2, "bundled has 32 experts a layer, not 64"),
         (("--trace", TRACE, "--model", "olmo"), 2, "unknown model 'olmo'; did you mean olmoe-1b-7b?"),
-        (("--trace", TRACE, "--machine", "a100"), 2, "unknown machine 'a100'; did you mean a100-pcie4?"),
+        (("--trace", TRACE, "--machine", "a10-pcie4"), 2, "unknown machine 'a10-pcie4'; did you mean a100-pcie4?"),
         (("--trace", TRACE, "--eviction", "mru"), 2, "unknown eviction policy 'mru'; did you mean lru?"),
         (("--trace", TRACE, "--eviction", "lcp:rho=2"), 2, "lcp needs 0 < rho <= 1"),
         (("--trace", "{unpredicted}", "--preset", "promoe"), 3, "needs what fitted predictors say 1 layers ahead"),

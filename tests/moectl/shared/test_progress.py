@@ -1,6 +1,9 @@
 """Phases are numbered and told as they begin, their seconds kept, their time shared out; one line shows all of it."""
 
 import io
+import sys
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -23,7 +26,7 @@ def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_phases_are_told_when_they_begin(pass_s: Callable[[float], None], capsys: pytest.CaptureFixture[str]) -> None:
-    with Phases(1, 3, 1) as phases:
+    with Phases(1, 3, 1, at_once=True) as phases:
         phases.begin("opening")
         pass_s(2.5)
         phases.begin("reading 8 texts")
@@ -31,6 +34,19 @@ def test_phases_are_told_when_they_begin(pass_s: Callable[[float], None], capsys
         assert phases.elapsed_s == 10.0
     assert capsys.readouterr().err.splitlines() == ["     0 s  1/3 opening", "     2 s  2/3 reading 8 texts"]
     assert phases.seconds() == {"opening": 2.5, "reading 8 texts": 7.5}
+
+
+def test_only_what_lasts_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told = threading.Event()
+    monkeypatch.setattr(progress, "WAIT_S", 0.05)
+    with Phases(1, 1, 1) as phases:
+        monkeypatch.setattr(phases, "_tell", lambda label, at_s: (told.set(), print(label, file=sys.stderr)))
+        phases.begin("opening")
+        phases.begin("reading")
+        assert told.wait(10)
+        phases.begin("ending")
+    time.sleep(0.1)
+    assert capsys.readouterr().err == "2/3 reading\n"
 
 
 def test_quiet_phases_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,12 +83,26 @@ def test_a_limit_is_shared_out(pass_s: Callable[[float], None]) -> None:
 
 
 def test_a_bar_within_a_phase_moves_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with Phases(1, 1, 2) as phases:
+    with Phases(1, 1, 2, at_once=True) as phases:
         phases.begin("recording")
         with progress_bar("reading", unit="tokens") as advance:
             advance(1, 2)
         assert phases.done == 0.125
     assert capsys.readouterr().err.splitlines() == ["     0 s  1/3 recording"]
+
+
+def test_phases_within_a_phase_move_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with Phases(1, 1, 2, at_once=True) as phases:
+        phases.begin("profiling")
+        phases.begin("quantising")
+        with Phases(1, 1, 2, at_once=True) as inner:
+            inner.begin("opening")
+            inner.begin("reading")(1, 2)
+            assert (inner.done, phases.done) == (0.375, 0.34375)
+        with progress_bar("packing", unit="files") as advance:
+            advance(1, 1)
+        assert phases.done == 0.5
+    assert capsys.readouterr().err.splitlines() == ["     0 s  1/3 profiling", "     0 s  2/3 quantising"]
 
 
 def test_a_bar_alone_says_a_line_a_minute(pass_s: Callable[[float], None], capsys, monkeypatch) -> None:

@@ -58,10 +58,11 @@ def test_answers_are_kept_and_other_commands_use_them(model: str, said: Said) ->
 
 
 def test_a_table_and_a_plot_and_no_other_model_runs_by_it(
-    model: str, checkpoint: Checkpoint, capfd: pytest.CaptureFixture[str]
+    model: str, checkpoint: Checkpoint, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("other.jsonl").write_text(Path("text.jsonl").read_text().replace("dog", "goat"))
     options = ["--scaled-to", "rtx3090-pcie4", "--max-loss", "0", "--check-data", "other.jsonl"]
+    monkeypatch.setattr(progress, "WAIT_S", 0.0)
     assert main(["tune", model, *FEW, *options]) == 0
     out, told = capfd.readouterr()
     phases = [line.partition(" s  ")[2] for line in told.splitlines()]
