@@ -23,6 +23,7 @@ from moectl.cli.options import (
     Seed,
     StorePath,
     Threads,
+    known_presets,
 )
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
@@ -36,6 +37,7 @@ class BenchOptions:
         str,
         typer.Option(
             help="Presets, a,b,c, or all; full, uniform-bits, on-demand and near always stand beside.",
+            callback=known_presets,
             autocompletion=completion.listed(completion.presets),
         ),
     ] = "on-demand,near,shadow"

@@ -43,6 +43,18 @@ def _known_machine(context: typer.Context, name: str | None) -> str | None:
     return name
 
 
+def known_presets(context: typer.Context, names: str) -> str:
+    """Refuse an unknown one of several presets before the imports of the command. Raises BadUsage."""
+    if names.strip() != "all" and not context.resilient_parsing:
+        from runtime.policies.presets import preset, presets
+        from runtime.session.presets import find_presets
+
+        others = {name.strip() for name in names.split(",")} - {*presets(), ""}
+        for name in sorted(others - {*find_presets(others, context.params["store"])}):
+            preset(name)
+    return names
+
+
 StorePath = Annotated[
     Path, typer.Option("--store", envvar="MOECTL_STORE", is_eager=True, help="The store, one DuckDB file.")
 ]

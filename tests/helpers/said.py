@@ -2,5 +2,7 @@
 
 
 def problems(err: str) -> str:
-    """The text without the lines in which `moectl run` says what it loads and which preset it chose."""
-    return "".join(line for line in err.splitlines(keepends=True) if not line.startswith(("Loading ", "Preset ")))
+    """The text from the first line about a problem on, without the progress that was told before."""
+    lines = err.splitlines(keepends=True)
+    first = next((number for number, line in enumerate(lines) if line.startswith("moectl: ")), 0)
+    return "".join(lines[first:])

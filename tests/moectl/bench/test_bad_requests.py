@@ -7,6 +7,7 @@ import pytest
 from moectl.bench.request import FIXED, BenchRequest
 from moectl.cli import main
 from tests.helpers.bench import LIVE, TRACE
+from tests.helpers.said import problems
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_usage(options: list[str], says: str, model: str, capfd: pytest.CaptureF
     name = "olmoe-1b-7b" if options == ["--simulate"] else model
     assert main(["bench", name, *LIVE, *options]) == 2
     said = capfd.readouterr()
-    assert says in said.err and said.err.count("moectl:") == 1 and not said.out
+    assert says in said.err and problems(said.err).count("\n") == 1 and not said.out
     assert not Path("moe.duckdb").exists()
 
 

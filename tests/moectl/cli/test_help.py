@@ -66,6 +66,7 @@ def test_wrong_names_are_refused_before_torch_is_imported() -> None:
         ["run", "--prompt", "x", "--scaled-to", "rtx309"],
         ["serve", "--preset", "horizn"],
         ["tune", "--scaled-to", "rtx309"],
+        ["bench", "--presets", "near,horizn"],
     ]
     code = (
         "import sys\nfrom moectl.cli import main\n"

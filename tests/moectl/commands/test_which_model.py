@@ -12,6 +12,7 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from moectl.bundled import also_held, as_named, demo_model
 from moectl.cli import main
+from tests.helpers.said import problems
 
 
 def holding(path: Path, *names: str) -> Path:
@@ -63,4 +64,4 @@ def test_text_that_is_not_there_is_told_before_a_model_is_opened(
     monkeypatch.chdir(tmp_path)
     Path("no-model").mkdir()
     assert main([verb, "no-model", "--data", "notes.txt"]) == 3
-    assert capfd.readouterr().err.startswith("moectl: no data at 'notes.txt'")
+    assert problems(capfd.readouterr().err).startswith("moectl: no data at 'notes.txt'")
