@@ -31,7 +31,7 @@ def plan(
     ] = None,
     dense: Dense = None,
     context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Replay every preset too, in a minute or less.")] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Replay every preset too, in half a minute.")] = False,
     json: Json = False,
 ) -> None:
     """Say what fits into a GPU, from a model's config alone."""
