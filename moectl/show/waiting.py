@@ -10,7 +10,7 @@ from rich.status import Status
 from artifacts.common.untrusted import existing
 from moectl.bundled import demo_model
 from moectl.show.render import human_bytes
-from runtime.model.locate import locate, weight_files
+from runtime.model.locate import check_name, locate, weight_files
 
 
 class Waiting:
@@ -48,6 +48,7 @@ def loading(name: str | None, *, preset: str, budget: str, is_quiet: bool = Fals
     if name is None or existing(name):
         found = locate(name or str(demo_model()))
     else:
+        check_name(name)
         with Waiting(f"Looking for {name} on the hub", is_quiet=is_quiet):
             found = locate(name)
     size = human_bytes(sum(path.stat().st_size for path in weight_files(found)))

@@ -1,0 +1,33 @@
+"""What is said while a model loads: a line without a terminal, a spinner that goes away on one."""
+
+import pytest
+from rich.console import Console
+
+from artifacts.errors import BadInput
+from moectl.show import waiting as module
+from moectl.show.waiting import Waiting, loading
+
+
+def test_a_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with loading(None, preset="auto", budget="25%") as waiting:
+        assert 0 <= waiting.end() <= waiting.end()
+    assert capsys.readouterr() == ("", "Loading the bundled model: 7.7 MiB, preset auto, budget 25%\n")
+    loading(None, preset="auto", budget="25%", is_quiet=True).end()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_model_of_the_hub_is_looked_for_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadInput, match="HF_HUB_OFFLINE is set"):
+        loading("some/model", preset="auto", budget="25%")
+    assert capsys.readouterr().err == "Looking for some/model on the hub\n"
+    with pytest.raises(BadInput, match=r"a hub id is owner/name"):
+        loading("no-hub-id", preset="auto", budget="25%")
+    assert not capsys.readouterr().err
+
+
+def test_a_spinner_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Console", lambda **options: Console(force_terminal=True, **options))
+    with Waiting("Loading x", is_quiet=True):
+        pass
+    said = capsys.readouterr().err
+    assert "Loading x" in said and said.endswith("\x1b[1A\x1b[2K")  # the line is taken away
