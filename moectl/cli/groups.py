@@ -25,11 +25,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     def run(**values: object) -> None:
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-        try:
-            command(**values)
-        except KeyboardInterrupt as interruption:
-            # Typer would return 130 for it and forget the exception, which may say what is kept.
-            raise SystemExit(130) from interruption
+        command(**values)
 
     run.__signature__ = Signature(in_order(_parameters(command, hints, groups)))
     run.__annotations__ = {name: parameter.annotation for name, parameter in run.__signature__.parameters.items()}

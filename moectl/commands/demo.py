@@ -16,7 +16,7 @@ from moectl.commands.build_buddies import build_buddies
 from moectl.commands.profile import ProfileRequest, profile_opened
 from moectl.commands.quantize import QuantizeRequest, quantize
 from moectl.shared.opening import open_quietly
-from moectl.shared.progress import progress_bar
+from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store, stored_artefacts
 from moectl.show.demonstration import FULL, PLAIN, Demonstration, DemoRow, sentence, sheet
@@ -74,8 +74,9 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
         check_store(store)
     opened = open_quietly(str(demo_model()))
     rates, window = scaled_rates(opened, target), scaled_window(opened.shape, target)
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as sessions:
-        artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens)
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as sessions, Phases(3, 4, 10) as phases:
+        artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens, phases)
+        phases.begin("measuring presets on held-out text")
         entries = [
             _Entry(preset, held, sessions.enter_context(_session(preset, held, artefacts, rates, window)))
             for preset, held in _places(budget)
@@ -99,11 +100,13 @@ def _places(budget: str) -> list[tuple[str, str]]:
     return [(preset, "100%" if preset == FULL else budget) for preset in PRESETS] + published
 
 
-def _artefacts(opened: MoeModel, store: Path, tokens: int) -> Artefacts:
+def _artefacts(opened: MoeModel, store: Path, tokens: int, phases: Phases) -> Artefacts:
+    phases.begin("profiling the routers")
     request = ProfileRequest("builtin", tokens, Batching())
     with Session(opened, Settings(budget="25%")) as session:
         profile_opened("the bundled model", session, request, store=store)
     build_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")
+    phases.begin("making replicas of few bits")
     quantize(None, QuantizeRequest(**_CALIBRATION, jobs=1), store=store)
     return stored_artefacts(store, opened)
 
