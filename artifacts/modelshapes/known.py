@@ -106,7 +106,7 @@ def model_shape(name: str) -> ModelShape:
     if name.startswith(("/", ".", "~")):
         raise BadUsage(f"there is no {name}: give a folder with a config.json, or a name as olmoe-1b-7b")
     if name not in MODELS:
-        raise BadUsage(f"{unknown('model', name, MODELS)}; a folder with a config.json will do too")
+        raise BadUsage(f"{unknown('model', name, MODELS)} (or give a folder with a config.json)")
     return MODELS[name]
 
 

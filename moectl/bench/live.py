@@ -195,7 +195,7 @@ def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, take
     resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
     return (
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
-        f"{request.length - text.prefill} decoded each, {request.rounds} rounds in random order from seed "
-        f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
+        f"{request.length - text.prefill} decoded each, {request.rounds} round{'s' * (request.rounds != 1)} in "
+        f"random order from seed {request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
         f"{here.threads} thread{'s' * (here.threads != 1)}{experts}{dense}{fused}{spread}{resumed}"
     )

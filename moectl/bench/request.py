@@ -62,7 +62,7 @@ class BenchRequest:
     def __post_init__(self) -> None:
         for name in self.preset_names:
             if name not in presets() and name not in self.stored:
-                raise BadUsage(f"{unknown('preset', name, presets())}; {ALL} is every one")
+                raise BadUsage(f"{unknown('preset', name, presets())} ({ALL}: every one)")
         for budget in names_in(self.budgets, "--budgets"):
             sizes.budget_nbytes(budget, _ANY)
         for link in names_in(self.links, "--links"):
@@ -70,7 +70,7 @@ class BenchRequest:
                 sizes.rate(link)
         for name in self.peer_names:
             if name not in PEERS:
-                raise BadUsage(f"{unknown('peer', name, PEERS)}; {ALL} is every one")
+                raise BadUsage(f"{unknown('peer', name, PEERS)} ({ALL}: every one)")
         check_experts(self.experts)
         check_base(self.base)
         check_dense(self.dense)

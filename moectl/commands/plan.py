@@ -91,18 +91,21 @@ def _bounds(deployment: DeploymentPlan) -> Sheet:
     """The quick guess, as ratios for a model too small for a data sheet."""
     bounds, share = deployment.bounds, deployment.memory.share
     title = f"Quick guess for {deployment.machine.name}, unmeasured"
-    resident = {"none: each is brought when it is wanted": bounds.none, f"{share:.1%}, even routers": bounds.share}
-    speeds = (resident if share < 1 else {}) | {"all": bounds.all}
+    resident = {
+        "none: each is brought when it is wanted": bounds.none,
+        f"{share:.1%}, wanted equally often": bounds.share,
+    }
+    speeds = resident | {"every one that is wanted": bounds.all} if share < 1 else {"all": bounds.all}
     if deployment.is_toy:
         rows = [(what, compared(bounds.all / speed)) for what, speed in speeds.items()]
         note = "by bytes over bandwidth; so small a model has no times on a data sheet, only ratios"
         return Sheet(title, ("experts in fast memory", "beside all of them"), rows, note)
-    rows = [(what, speed, 1e3 / speed) for what, speed in speeds.items()]
+    rows = [(what, _rounded(speed), _rounded(1e3 / speed)) for what, speed in speeds.items()]
     low = f"{cell_text(_rounded(bounds.none))} to " if share < 1 else "at most "
     title = f"{title}: {low}{cell_text(_rounded(bounds.all))} tokens/s"
     note = (
         "by bytes over bandwidth, one request at a time, nothing prefetched; launches and host work, which make a run "
-        "slower, are not counted"
+        "slower, are not counted; in fewer bits than the checkpoint's it may be faster"
     )
     return Sheet(title, ("experts in fast memory", "tokens/s", "ms/token"), rows, note)
 

@@ -45,7 +45,7 @@ def _speed(deployment: DeploymentPlan, row: Expected) -> str:
 
 
 def next_steps(deployment: DeploymentPlan) -> list[str]:
-    """Return commands that replace assumptions by measurements."""
+    """Return commands that run the model, or replace assumptions by measurements."""
     request, budget = deployment.request, f"{100 * deployment.memory.share:.3g}%"
     name = "bundled" if is_bundled(request.model) else request.model
     simulate = " ".join(filter(None, (f"moectl plan {name}", request.place.options, f"--context {request.context}")))
@@ -53,6 +53,7 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
     can_simulate = deployment.machine is not None and not deployment.rows
     steps = [f"{simulate} --simulate: what to expect of each preset"] if can_simulate else []
     steps += [
+        f"moectl run FOLDER --budget {budget}: chat with it, once its files are there",
         "moectl profile FOLDER --hardware: what this machine really takes, for --machine here",
         "moectl profile FOLDER --trace: what the routers really do, which decides how often an expert is there",
         f"moectl bench FOLDER --simulate --machine here --presets all --budgets {budget}: the same table on that trace",

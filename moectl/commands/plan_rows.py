@@ -65,7 +65,7 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Tokens per second, one request at a time, where a token waits for every expert that is not in the GPU's memory:
-    with none there, with the share that fits and even routers, and with all."""
+    with none there, with the share that fits and experts that are wanted equally often, and with all."""
 
     none: float
     share: float

@@ -96,12 +96,12 @@ def sentence(demonstration: Demonstration) -> str:
     plain = rows[PLAIN]
     said = (
         f"With {demonstration.budget} of the experts in fast memory, loading each missing expert when it is wanted "
-        f"({PLAIN}) was {_to_full(plain)} all of them there"
+        f"({PLAIN}) was {_beside(plain, 'with all of them there')}"
     )
     if exact is not plain:
-        said += f"; the fastest way with the same output, {exact.preset}, was {compared(exact.times_full)}"
+        said += f"; the fastest way with the same output, {exact.preset}, was {_beside(exact, FULL)}"
     if fastest is not exact:
-        said += f"; the fastest of all, {fastest.preset}, was {compared(fastest.times_full)} and {_cost(fastest)}"
+        said += f"; the fastest of all, {fastest.preset}, was {_beside(fastest, FULL)} and {_cost(fastest)}"
     return said + "."
 
 
@@ -119,9 +119,9 @@ def drawing(demonstration: Demonstration) -> Drawing:
     return scatter(title, marks, x, y, frame, says=f"{title}, by preset: {listed}", note=note, key=KEY)
 
 
-def _to_full(row: DemoRow) -> str:
+def _beside(row: DemoRow, what: str) -> str:
     words = compared(row.times_full)
-    return f"{words} as with" if words == "as fast" else f"{words} than with"
+    return f"{words} {'as' if words == 'as fast' else 'than'} {what}"
 
 
 def _cost(row: DemoRow) -> str:

@@ -61,10 +61,14 @@ def linear_scale(
 
 
 def log_scale(values: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
-    """Of positive values; ticks at 1, 2 and 5 of each decade, or at decades alone where there are many."""
+    """Of positive values; ticks at 1, 2 and 5 of each decade, at decades alone where there are many, and at round steps
+    where values lie so close that fewer than three of those are left."""
     low, high = math.log10(min(values) / 1.25), math.log10(max(values) * 1.25)
     steps = _DECADES if high - low < 2 else (1,)
     candidates = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]
+    if sum(low <= math.log10(value) <= high for value in candidates) < 3:
+        step = round_step((10**high - 10**low) / 5)
+        candidates = [step * number for number in range(1, math.floor(10**high / step) + 1)]
     ticks = tuple((value, f"{value:g}") for value in candidates if low <= math.log10(value) <= high)
     return AxisScale(lambda value: start + (math.log10(value) - low) / (high - low) * (end - start), ticks, name)
 

@@ -125,7 +125,7 @@ def _front(tuned: Tuned) -> Sheet:
     rows += [_point(tuned, f"published: {name}", published[name]) for name in best[:3]]
     shown = f", the fastest {_MOST} of them shown" if len(front) > _MOST else ""
     note = (
-        f"{len(front)} combinations that nothing beats in time, loss and memory together{shown}; an oracle that knows "
+        f"combinations that nothing beats in time, loss and memory together: {len(front)}{shown}; an oracle that knows "
         f"the future: {compared(tuned.oracle_ms / tuned.full_ms)}"
     )
     return Sheet("Pareto front, simulated at measured costs", columns, rows, note)

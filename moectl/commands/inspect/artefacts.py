@@ -9,7 +9,6 @@ import pyarrow as pa
 from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, BadUsage, Incompatible
 from artifacts.hardware.machines import HERE
-from artifacts.quantisation import replica_file
 from artifacts.shape import Shape
 from artifacts.store import rows as matrices
 from artifacts.store.expert_maps import map_arrays
@@ -112,6 +111,8 @@ def replicas(artefact: Artefact) -> tuple[Sheet, Heatmap]:
 
 def _verify(store: Path, rows: pa.Table) -> None:
     """Raise BadInput, naming the first, when replica files are damaged, replaced or missing."""
+    from artifacts.quantisation import replica_file  # imports torch, which no other table needs
+
     hashes = dict(zip(rows["file"].to_pylist(), rows["hash"].to_pylist(), strict=True))
     problems = []
     for file, hash in hashes.items():

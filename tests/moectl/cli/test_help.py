@@ -60,6 +60,8 @@ def test_a_usage_error_is_one_line(arguments: list[str], told: str, capsys: pyte
 def test_wrong_names_are_refused_before_torch_is_imported() -> None:
     wrong = [
         ["rnu"],
+        ["inspect", "preset"],
+        ["inspect", "presets", "budymoe"],
         ["run", "my-modle", "--prompt", "x"],
         ["run", "--prompt", "x", "--preset", "horizn"],
         ["run", "--prompt", "x", "--eviction", "lfru"],

@@ -77,6 +77,7 @@ def test_what_is_expected_is_a_replay(folder: Path, planned: Planned) -> None:
     assert [row["tokens_per_s"] for row in tried] == sorted((row["tokens_per_s"] for row in tried), reverse=True)
     assert said["fastest"] == tried[0]["preset"]
     assert said["exact"] == next(row["preset"] for row in tried if not row["alters"])
+    assert any(step.startswith(f"moectl run {folder} --budget 25%") for step in said["next"])
     assert any("--budgets 25%" in step for step in said["next"]) and len(said["assumed"]) >= 5
 
 
