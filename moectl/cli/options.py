@@ -202,11 +202,13 @@ class PresetOptions:
 
     def settings(self, store: Path, *groups: object, **others: object) -> "Settings":
         """Return the settings of a run, with the preset that the store holds under this name if there is one. Imports
-        no torch, so that a wrong name is refused at once."""
+        no torch, so that a wrong name or budget is refused at once."""
         from moectl.shared.preset_choice import AUTO
+        from runtime.control.sizes import check_budget
         from runtime.session.presets import find_presets
         from runtime.session.settings import Settings
 
+        check_budget(self.budget)
         preset = {AUTO.name: AUTO} | find_presets([self.preset], store)
         return fill(Settings, self, *groups, preset=preset.get(self.preset, self.preset), **others)
 

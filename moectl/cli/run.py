@@ -93,7 +93,7 @@ def run(
     given = policies.given(avg_bits)
     settings = chosen.settings(store, options, policies=given, verify=verify, learn=learn)
     with loading(model, preset=chosen.preset, budget=chosen.budget, is_quiet=json) as waiting:
-        with importing():
+        with importing(says=""):
             from moectl.commands import run as command
 
         temperature = 0.0 if drawn.greedy else drawn.temperature

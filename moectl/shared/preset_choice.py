@@ -50,7 +50,7 @@ def choose(known: Known) -> PresetChoice:
     if known.is_emulated:
         return PresetChoice("near", "the emulated machine has a near tier")
     if known.is_in_memory:
-        return PresetChoice("on-demand", "memory holds the model's files")
+        return PresetChoice("on-demand", "the fastest exact one while memory holds the files")
     if known.has_predictors:
         return PresetChoice("foresight", "the store has predictors")
     return PresetChoice("horizon", "loads are slow: fewest of them")

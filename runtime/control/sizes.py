@@ -49,6 +49,14 @@ def budget_nbytes(budget: str, shape: Shape) -> int:
     return math.floor(min(value * scale + 1e-6, shape.nbytes))
 
 
+def check_budget(budget: str) -> None:
+    """Raise BadUsage for text that is no budget of any model; a bare number up to 100 is taken for a forgotten sign."""
+    value, unit = _parse(budget, _BUDGET.format(budget))
+    if not unit and value <= 100:
+        raise BadUsage(f"{_BUDGET.format(budget)}; did you mean {budget.strip()}%?")
+    budget_nbytes(budget, Shape(1, 1, 1, 1))
+
+
 def nbytes(text: str) -> int:
     """Return a size in bytes: `2GiB`, `500MB`, `4096`. Raises BadUsage."""
     message = f"size {text!r} is not understood: write bytes, as 64KiB or 2GB"

@@ -98,7 +98,7 @@ def test_a_text_and_one_line_and_the_rest_on_request(model: Path, capfd: pytest.
     loading, choice, line = said.err.splitlines()
     size = human_bytes(sum(path.stat().st_size for path in model.glob("*.safetensors")))
     assert loading == f"Loading {model}: {size}, preset auto, budget 25%"
-    assert choice == "Preset on-demand: memory holds the model's files"
+    assert choice == "Preset on-demand: the fastest exact one while memory holds the files"
     told = r"\d+\.\d tokens/s, first \d+ ms; hits \d+%; stall \d+ ms; on-demand 25%; load \d\.\d s"
     assert re.fullmatch(told, line) and len(line) <= 80
     assert main(["run", *map(str, options), "--preset", "near", "--verbose"]) == 0
