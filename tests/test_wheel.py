@@ -66,6 +66,6 @@ def test_it_says_what_it_is(wheel: ZipFile) -> None:
     [path] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
     told = Parser().parsestr(wheel.read(path).decode())
     assert told["Name"] == "moectl" and told["Requires-Python"] == ">=3.11" and told["Summary"]
-    assert "from runtime import" in told.get_payload() and "Typing :: Typed" in told.get_all("Classifier")
+    assert "Mixture-of-Experts" in told.get_payload() and "Typing :: Typed" in told.get_all("Classifier")
     [path] = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
     assert wheel.read(path).decode().split() == ["[console_scripts]", "moectl", "=", "moectl.cli:main"]

@@ -108,7 +108,7 @@ def _files(name: str) -> list[Path]:
     path = existing(name)
     paths = [] if path is None else sorted(path.glob("*.yaml")) if path.is_dir() else [path]
     if not paths:
-        raise BadUsage(f"{unknown('task', name, BUILT_IN)}; or give {FORMS}")
+        raise BadUsage(f"{unknown('task', name, BUILT_IN)} (or give {FORMS})")
     return paths
 
 

@@ -107,7 +107,7 @@ def test_a_model_as_one_gguf_file(
     for options, code, line in (
         (("q8_0", "--out", "demo.gguf"), 3, "demo.gguf is there already"),
         (("q8_0",), 2, "give --out FILE"),
-        (("q3_0", "--out", "new.gguf"), 2, "q4_0"),
+        (("q3_0", "--out", "new.gguf"), 2, "did you mean q8_0?"),
     ):
         assert main([*gguf, *options]) == code and line in capfd.readouterr().err
     assert sorted(path.name for path in Path().iterdir()) == ["demo.gguf"]

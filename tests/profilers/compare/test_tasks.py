@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness score alike through a session and through the harness's own model type."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -148,9 +149,16 @@ def test_a_prompt_that_places_experts_is_read_twice(opened: MoeModel, tasks: Pat
     assert phases[:4] == [PREFILL, DECODE, PREFILL, DECODE]
 
 
-@pytest.mark.parametrize("name", ["continuation", "hellaswag", "no/such.yaml"])
-def test_an_unknown_task_is_answered_with_the_known(name: str) -> None:
-    with pytest.raises(BadUsage, match=r"unknown task .* Known: continuations; or give a YAML file .* lm-eval:NAME"):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("continuation", "did you mean continuations?"),
+        ("hellaswag", "Known: continuations;"),
+        ("no/such.yaml", "Known:"),
+    ],
+)
+def test_an_unknown_task_is_answered_with_what_there_is(name: str, told: str) -> None:
+    with pytest.raises(BadUsage, match=rf"unknown task .* {re.escape(told)}.* give a YAML file .* lm-eval:NAME"):
         check_tasks([name])
 
 

@@ -156,7 +156,7 @@ def test_replays_are_those_of_one_process(
         broken.setattr(benchreplay, "Replays", Fragile)
         assert main([*bench, "--executor", "ray:auto"]) == 6
     said = capfd.readouterr()
-    assert said.out == "" and "1 of 7 settings were tried 3 times and could not be replayed: near 25% auto" in said.err
+    assert said.out == "" and "1 of 8 settings were tried 3 times and could not be replayed: near 25% auto" in said.err
     assert main([*bench, "--executor", "ray:auto"]) == 0
     ours = json.loads(capfd.readouterr().out)
     assert "6 settings were replayed by an earlier run" in json.dumps(ours)

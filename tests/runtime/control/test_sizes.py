@@ -31,9 +31,9 @@ def test_less_than_one_expert_is_refused_and_the_least_named(text: str, per_laye
 
 def test_a_bare_number_is_taken_for_a_share_whose_sign_was_forgotten() -> None:
     with pytest.raises(BadUsage, match="did you mean 25%"):
-        sizes.check_budget("25")
-    for budget in ("25%", "4096", "96x", "2GiB"):
-        sizes.check_budget(budget)
+        budget.check_budget("25")
+    for text in ("25%", "4096", "96x", "2GiB"):
+        budget.check_budget(text)
 
 
 def test_one_expert_is_enough_in_global_scope() -> None:
