@@ -35,6 +35,7 @@ PRESETS = (FULL, PLAIN, "near", "horizon", "shadow", "buddymoe")
 PUBLISHED = "50%"  # the middle one of the budgets that BuddyMoE's paper reports
 AT_PUBLISHED = (PLAIN, "buddymoe")
 _NUM_SEQUENCES, _PREFILL, _DECODE = 6, 32, 32
+_PROBES = 20  # of the speed that the link is scaled to; the fastest is that of the machine when nobody disturbs it
 _CALIBRATION = {"samples": 16, "length": 256}  # of replicas: enough for these experts, in seconds
 
 
@@ -73,9 +74,10 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
     if store:
         check_store(store)
     opened = open_quietly(str(demo_model()))
-    rates, window = scaled_rates(opened, target), scaled_window(opened.shape, target)
+    window = scaled_window(opened.shape, target)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as sessions, Phases(3, 4, 10) as phases:
         artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens, phases)
+        rates = max((scaled_rates(opened, target) for _ in range(_PROBES)), key=lambda rates: rates.link)
         phases.begin("measuring presets on held-out text")
         entries = [
             _Entry(preset, held, sessions.enter_context(_session(preset, held, artefacts, rates, window)))
