@@ -23,6 +23,7 @@ from moectl.cli.options import (
     Seed,
     StorePath,
     Threads,
+    known_machine,
     known_presets,
 )
 from moectl.shared.defaults import DEFAULT_STORE
@@ -57,6 +58,7 @@ class BenchOptions:
         typer.Option(
             help="Whose bandwidths to simulate (a100-pcie4), or here: as profiled.",
             autocompletion=completion.machines,
+            callback=known_machine,
         ),
     ] = None
     data: Data = "builtin:held-out"

@@ -34,12 +34,13 @@ def _or_bundled(context: typer.Context, name: str | None) -> str | None:
     return named
 
 
-def _known_machine(context: typer.Context, name: str | None) -> str | None:
+def known_machine(context: typer.Context, name: str | None) -> str | None:
     """Refuse an unknown machine before the imports of the command, which take seconds. Raises BadUsage."""
     if name is not None and not context.resilient_parsing:
-        from artifacts.hardware.machines import machine
+        from artifacts.hardware.machines import HERE, machine
 
-        machine(name)
+        if name != HERE:
+            machine(name)
     return name
 
 
@@ -150,7 +151,7 @@ ScaledTo = Annotated[
     typer.Option(
         metavar="NAME",
         help="Emulate link and near tier in the proportions of a machine.",
-        callback=_known_machine,
+        callback=known_machine,
         autocompletion=completion.machines,
     ),
 ]

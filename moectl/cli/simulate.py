@@ -21,6 +21,7 @@ from moectl.cli.options import (
     Scope,
     StorePath,
     Window,
+    known_machine,
 )
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
@@ -47,6 +48,7 @@ class TraceOptions:
             help="Whose bandwidths; `moectl inspect machines` lists them; NAME:load=14ms,layer=1ms,head=1ms: by times; "
             "here: as profiled.",
             autocompletion=completion.machines,
+            callback=known_machine,
         ),
     ] = "a100-pcie4"
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from moectl.cli import completion
 from moectl.cli.groups import fill
-from moectl.cli.options import Budget, Json, StorePath
+from moectl.cli.options import Budget, Json, StorePath, known_machine
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
 
@@ -28,7 +29,12 @@ class SplitOptions:
         str | None, typer.Option(help="Whose trace: a folder, bundled, or a name as mixtral-8x7b for its shape alone.")
     ] = None
     machine: Annotated[
-        str, typer.Option(help="Whose latencies: a named machine's, or here: the store's hardware profile.")
+        str,
+        typer.Option(
+            help="Whose latencies: a named machine's, or here: the store's hardware profile.",
+            autocompletion=completion.machines,
+            callback=known_machine,
+        ),
     ] = "here"
     link: Annotated[str | None, typer.Option(help="Which link of the hardware profile; else the one of a run.")] = None
     budget: Budget = "25%"

@@ -61,6 +61,7 @@ class Chat:
     def clear(self) -> None:
         """Begin a new conversation."""
         self._turns.clear()
+        print("A new conversation begins.", file=sys.stderr)
 
     def help(self) -> None:
         """Print the commands."""

@@ -64,7 +64,7 @@ def _grounds(tuned: Tuned) -> Grounds:
 
 def _answers(tuned: Tuned) -> Sheet:
     columns = ("preset", "policies", "beside full", "loss %")
-    title = f"Tuned: {tuned.request.budget} of the experts on {tuned.request.machine_name}"
+    title = f"Tuned: {tuned.request.budget} of the experts, {tuned.request.machine_name}"
     note = f"beside full: a token's time beside that of all experts resident, {_grounds(tuned).says}"
     return Sheet(title, columns, [_answer(pick) for pick in tuned.picks], note)
 
