@@ -77,7 +77,9 @@ def connection_to(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
         "autoload_known_extensions": False,
         "temp_directory": f"{path}.tmp",
     }
-    return duckdb.connect(str(path), read_only=read_only, config=config)
+    connection = duckdb.connect(str(path), read_only=read_only, config=config)
+    connection.execute("SET enable_progress_bar = false")  # where Python is interactive it would go to stdout
+    return connection
 
 
 def _check_file(path: Path, *, read_only: bool) -> None:

@@ -52,7 +52,7 @@ def budget_nbytes(budget: str, shape: Shape) -> int:
 def check_budget(budget: str) -> None:
     """Raise BadUsage for text that is no budget of any model; a bare number up to 100 is taken for a forgotten sign."""
     value, unit = _parse(budget, _BUDGET.format(budget))
-    if not unit and value <= 100:
+    if not unit and 0 < value <= 100:
         raise BadUsage(f"{_BUDGET.format(budget)}; did you mean {budget.strip()}%?")
     budget_nbytes(budget, Shape(1, 1, 1, 1))
 

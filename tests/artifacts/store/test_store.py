@@ -1,5 +1,6 @@
 """The store: what was written comes back, whole runs or none. tests/faults has what can be wrong with a file."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import duckdb
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from artifacts.errors import BadInput, Incompatible
+from artifacts.store.database import connection_to
 from artifacts.store.store import Store
 from tests.helpers.stores import MODEL, activations, run_info, traces, verified, write
 
@@ -88,3 +90,10 @@ def test_a_store_of_an_older_moectl_is_told_from_another_models(filled):
             store.require_model("b" * 64, former=MODEL.fingerprint, name="demo")
         store.add_model(again := replace(MODEL, fingerprint="b" * 64))
         assert store.require_model("b" * 64, former=MODEL.fingerprint, name="demo") == again
+
+
+def test_a_long_query_says_nothing_on_stdout(path):
+    """DuckDB draws a progress bar there where Python is interactive, as in a worker of the tests."""
+    with closing(connection_to(path, read_only=False)) as connection:
+        setting = "SELECT value FROM duckdb_settings() WHERE name = 'enable_progress_bar'"
+        assert connection.execute(setting).fetchall() == [("false",)]
