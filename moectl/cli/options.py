@@ -39,8 +39,9 @@ def known_machine(context: typer.Context, name: str | None) -> str | None:
     if name is not None and not context.resilient_parsing:
         from artifacts.hardware.machines import HERE, machine
 
-        if name != HERE:
-            machine(name)
+        known, _, _ = name.partition(":")  # times may follow, which the command reads
+        if known != HERE:
+            machine(known)
     return name
 
 
