@@ -87,7 +87,8 @@ class Expected:
     """A preset on synthetic routers: times with the usual ones, tokens per second from the slowest to the fastest.
 
     `alters` names what makes the output differ from the full model's, empty where nothing does. `moved_nbytes` is per
-    token. `needs` are the artefacts that a checkpoint must have first; `is_study`: nobody would run a model by it.
+    token. `needs` are the artefacts that a checkpoint must have first; `is_study`: it is there for comparison
+    (a control, a baseline, hardware that is not sold).
     """
 
     preset: str
