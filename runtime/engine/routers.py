@@ -42,8 +42,9 @@ class Watcher:
     """Makes a `Step` of every layer.
 
     `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_opening` once the input
-    of a pass is embedded. `first_request` is the number of the first request of the coming passes; with `rereads` they
-    count as decoding, however many tokens they have.
+    of a pass is embedded. `first_request` is the number of the first request of the coming passes; with `decodes` they
+    count as decoding, however many tokens they have. `token_requests`, if given, has the request of each token of the
+    next pass, in place of one request for each row of it.
     """
 
     def __init__(self, opened: MoeModel) -> None:
@@ -51,7 +52,8 @@ class Watcher:
         self.on_pass: Callable[[np.ndarray], None] | None = None
         self.on_opening: Callable[[Opening], None] | None = None
         self.first_request = 0
-        self.rereads = False
+        self.decodes = False
+        self.token_requests: np.ndarray | None = None
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
         self._wants_probabilities = self._wants_embeddings = False
@@ -101,10 +103,12 @@ class Watcher:
         """Note whose tokens the model is given. Returns the number of tokens."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
-        requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
-        rows = real_rows(kwargs.get("attention_mask"), batch, length)
-        requests = requests if rows is None else requests[rows]
-        phase = PREFILL if length > 1 and not self.rereads else DECODE
+        requests, rows = self.token_requests, None
+        if requests is None:
+            requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
+            rows = real_rows(kwargs.get("attention_mask"), batch, length)
+            requests = requests if rows is None else requests[rows]
+        phase = PREFILL if length > 1 and not self.decodes else DECODE
         self._pass = _Pass(phase, rows, requests, ids)
         self._pass_index += 1
         if self.on_pass is not None:
