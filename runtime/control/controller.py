@@ -87,6 +87,15 @@ class Controller:
         return prefetches
 
     @property
+    def window(self) -> int:
+        """Bytes that prefetches may move per step; to be set between passes."""
+        return self._mover.arrivals.window
+
+    @window.setter
+    def window(self, nbytes: int) -> None:
+        self._mover.arrivals.window = nbytes
+
+    @property
     def cache(self) -> Cache:
         """The states, slots and pins of all keys."""
         return self._mover.cache
