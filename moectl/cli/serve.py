@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from artifacts.errors import BadUsage
 from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
@@ -22,6 +23,8 @@ from moectl.cli.options import (
 )
 from moectl.shared.defaults import DEFAULT_STORE
 
+_TURNS = 8  # requests at a time
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -32,11 +35,23 @@ class ServerOptions:
     api_key: Annotated[
         str | None, typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send.")
     ] = None
-    rows: Annotated[int, typer.Option(min=1, help="Requests answered at a time, in turns.")] = 8
+    batch: Annotated[int, typer.Option(min=1, help="Requests that share each pass of the model; 1: none does.")] = 1
+    rows: Annotated[
+        int | None, typer.Option(min=1, show_default="8", help="With --batch 1: requests answered at a time, in turns.")
+    ] = None
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides.")] = 64
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="The longest answer that may be asked for.", rich_help_panel="Server")
     ] = 1024
+
+    @property
+    def num_rows(self) -> int:
+        """Requests answered at a time. Raises BadUsage for turns of requests that share passes."""
+        if self.batch == 1:
+            return self.rows or _TURNS
+        if self.rows:
+            raise BadUsage(f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how many run")
+        return self.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,12 @@ def serve(
     from moectl.commands.serve import ServerLimits
 
     settings = chosen.settings(store, options, policies=policies.given())
-    limits = ServerLimits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)
+    limits = ServerLimits(
+        num_rows=server.num_rows,
+        shares_passes=server.batch > 1,
+        num_waiting=server.queue,
+        max_tokens=server.max_new_tokens,
+    )
     command.serve_command(
         model,
         settings,

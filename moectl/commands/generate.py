@@ -12,8 +12,8 @@ from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
 from moectl.generating.answer_file import AnswerFile, appended
 from moectl.generating.answering import Answering, BatchWork
-from moectl.generating.batch_size import batch_size
 from moectl.generating.prompts import PromptFile
+from moectl.shared.batch_size import batch_size
 from moectl.shared.opening import existing, open_quietly
 from moectl.shared.preset_choice import with_choice
 from moectl.shared.progress import Phases
@@ -24,9 +24,9 @@ from moectl.show.waiting import Waiting
 from runtime.model.open import MoeModel
 from runtime.policies.presets import preset
 from runtime.session.generate import Sampling
-from runtime.session.one_by_one import open_batch
 from runtime.session.session import Session
 from runtime.session.settings import Settings
+from runtime.session.turns import open_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from moectl.generating.answer_file import AnswerFile
 from moectl.generating.prompts import PromptFile, PromptRow
 from runtime.session.batch import RequestBatch, RowResult
 from runtime.session.generate import Sampling, TooLong
-from runtime.session.one_by_one import OneByOne
 from runtime.session.session import Session
+from runtime.session.turns import Turns
 
 
 @dataclass(slots=True)
@@ -40,9 +40,7 @@ class _Asked:
 class Answering:
     """Fills a file of answers. Row number n is drawn with the seed of `sampling` plus n - 1."""
 
-    def __init__(
-        self, session: Session, batch: RequestBatch | OneByOne, sampling: Sampling, answers: AnswerFile
-    ) -> None:
+    def __init__(self, session: Session, batch: RequestBatch | Turns, sampling: Sampling, answers: AnswerFile) -> None:
         self.done = BatchWork()
         self._session, self._batch, self._sampling, self._answers = session, batch, sampling, answers
         self._asked: dict[int, _Asked] = {}
@@ -89,6 +87,8 @@ class Answering:
         if not result.is_over:
             return
         del self._asked[result.request]
+        if result.error and not isinstance(result.error, BadInput):
+            raise result.error
         if result.error:
             self._refuse(asked.row, "nothing_to_draw", str(result.error))
             return

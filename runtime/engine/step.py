@@ -29,8 +29,8 @@ class StepExecutor:
 
     `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts experts that the
     controller took for resident, that had not landed, and that were therefore computed on the replica beside the slots.
-    `last_token` has by layer what the last pass over a single token did: its plan, or the router's choice [1, K] where
-    nothing was left to plan. `on_plan` is called with every step that was planned, and its plan.
+    `last_token` has by layer what the last pass did that gave answers a token each: its plan, or the router's choice
+    [1, K] where nothing was left to plan. `on_plan` is called with every step that was planned, and its plan.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class StepExecutor:
         plan = self.controller.step(step)
         if self.on_plan is not None:
             self.on_plan(step, plan)
-        if is_token:
+        if is_token or self.watcher.decodes:
             self.last_token[layer.index] = plan
         output = self._begin_output(layer, hidden, plan, step, weights)
         self._compute(plan, len(hidden), output)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from artifacts.errors import BadInput
 from runtime.model.row_attention import RowPass, RowPiece, rows_attended
 from runtime.model.row_memory import RowLine, RowMemory, room_for
 from runtime.session.charges import Charge, Charges
@@ -31,14 +30,20 @@ _MANY_PASSES = 1000
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """What one pass gave a request: its token, if it gave one; whether the request is over, and the error that ended
-    it; what it is charged for the pass."""
+    it; what it is charged for the pass; how many tokens of its prompt were known from others."""
 
     request: int
     owner: Hashable
     token_id: int | None
     is_over: bool
     charge: Charge
-    error: BadInput | None = None
+    error: Exception | None = None
+    num_reused: int = 0
+
+    @classmethod
+    def failed(cls, request: int, owner: Hashable, error: Exception) -> "RowResult":
+        """A request that an error ended before it got a token."""
+        return cls(request, owner, None, True, Charge(), error)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,12 +155,19 @@ class RequestBatch:
             self._leave(row.line)
 
     def step(self) -> list[RowResult]:
-        """Run one pass, if a request is not over. Returns what it gave each request that took part. Raises what a pass
-        raises; the requests can then go on."""
+        """Run one pass, if a request is not over. Returns what it gave each request that took part. A pass that fails
+        ends all that are running."""
         self._begin_waiting()
-        plan = self._plan()
-        if not plan.ids:
-            return []
+        try:
+            plan = self._plan()
+            return self._pass(plan) if plan.ids else []
+        except Exception as error:
+            ended = [RowResult.failed(request, row.owner, error) for request, row in self._running.items()]
+            for result in ended:
+                self.cancel(result.request)
+            return ended
+
+    def _pass(self, plan: _Plan) -> list[RowResult]:
         begin_s, session = time.perf_counter(), self.session
         if session.num_passes > _MANY_PASSES:
             session.engine.fold()
@@ -226,13 +238,14 @@ class RequestBatch:
                 self._by_line[row.line] = row
                 self.reading.end(row.prompt, is_read=True)
 
-    def _result(self, row: _Row, token: int | BadInput | None, charge: Charge) -> RowResult:
+    def _result(self, row: _Row, token: int | Exception | None, charge: Charge) -> RowResult:
         request, is_over = row.prompt.request, row.next_token.is_over
         if is_over:
             del self._rows[request], self._running[request]
             self._leave(row.line)
-        error = token if isinstance(token, BadInput) else None
-        return RowResult(request, row.owner, None if error else token, is_over, charge, error)
+        error = token if isinstance(token, Exception) else None
+        reused = row.prompt.num_reused
+        return RowResult(request, row.owner, None if error else token, is_over, charge, error, reused)
 
     def _leave(self, line: RowLine) -> None:
         del self._by_line[line]

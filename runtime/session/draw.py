@@ -83,20 +83,21 @@ class NextToken:
 _COUNTED = (MaxLengthCriteria, EosTokenCriteria)  # which need no tensors
 
 
-def draw(next_tokens: Sequence[NextToken], logits: torch.Tensor) -> list[int | BadInput]:
-    """The next token of each request by logits [R, V], noted with it; an error where its options leave none."""
+def draw(next_tokens: Sequence[NextToken], logits: torch.Tensor) -> list[int | Exception]:
+    """The next token of each request by logits [R, V], noted with it; the error where its options leave none or its
+    rules fail."""
     logits = logits.float()
     highest = logits.argmax(dim=-1).tolist()
     return [_next(one, logits[row : row + 1], highest[row]) for row, one in enumerate(next_tokens)]
 
 
-def _next(next_token: NextToken, logits: torch.Tensor, highest: int) -> int | BadInput:
+def _next(next_token: NextToken, logits: torch.Tensor, highest: int) -> int | Exception:
     try:
         token = highest if next_token.takes_highest else next_token.choose(logits)
-    except BadInput as error:
+        next_token.append(token, logits)
+    except Exception as error:  # which ends this request alone
         next_token.is_over = True
         return error
-    next_token.append(token, logits)
     return token
 
 

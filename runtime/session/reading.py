@@ -12,12 +12,14 @@ LEAST_SHARED = 16  # tokens: for fewer, keys and values are not copied
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """The tokens of a request's prompt and, once it is begun, its keys and values. `num_tokens`: with its answer."""
+    """The tokens of a request's prompt and, once it is begun, its keys and values; those of the first `num_reused` were
+    copied. `num_tokens`: with its answer."""
 
     request: int
     ids: np.ndarray
     num_tokens: int
     line: RowLine | None = None
+    num_reused: int = 0
 
     @property
     def num_read(self) -> int:
@@ -30,7 +32,6 @@ class Reading:
 
     def __init__(self, memory: RowMemory, *, kept_nbytes: int) -> None:
         self.under_way: list[Prompt] = []
-        self.num_reused = 0  # tokens
         self._memory, self._kept_nbytes = memory, kept_nbytes
         self._kept: list[Prompt] = []  # the oldest first
 
@@ -76,7 +77,7 @@ class Reading:
         if longest < LEAST_SHARED:
             longest, source = 0, None
         prompt.line = self._memory.begin(len(prompt.ids), source.line if source else None, longest)
-        self.num_reused += longest
+        prompt.num_reused = longest
         return True
 
     def _before(self, prompt: Prompt) -> Sequence[Prompt]:
