@@ -11,6 +11,7 @@ from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
+    Clients,
     Data,
     Dense,
     Device,
@@ -61,6 +62,7 @@ class BenchOptions:
             callback=known_machine,
         ),
     ] = None
+    clients: Clients = None
     data: Data = "builtin:held-out"
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each setting reads in a round.")] = 768
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from artifacts.errors import BadInput
-from artifacts.traces.trace import Trace
+from artifacts.traces.trace import DECODE, Trace
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 from runtime.control.resplit import Reconfiguration
@@ -40,7 +40,11 @@ def replay(
                 reconfiguration.begin_pass(ordered.request[rows])
             controller.begin_pass(len(step.selected))
             if timing:
-                timing.begin_pass(phase, len(step.selected))
+                timing.begin_pass(
+                    len(step.selected),
+                    num_decoded=int((ordered.phase[rows] == DECODE).sum()),
+                    num_requests=len(last_tokens(ordered.request[rows])),
+                )
             if controller.opens_passes:
                 opened = controller.open_pass(Opening(pass_index, phase, step.embedding))
                 if timing:
