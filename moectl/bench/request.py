@@ -33,8 +33,8 @@ _LIVE_LINKS = (AUTO, "disk", "direct", "cuda")
 class BenchRequest:
     """Validated settings of a bench; lists are separated by commas. Raises BadUsage for an invalid value.
 
-    `machine`, `trace` and `clients` belong to a simulated bench; `scaled_to` and `peers`, which are other programs, to a live one.
-    `stored` holds presets of the store by name.
+    `machine`, `trace` and `clients` belong to a simulated bench; `scaled_to` and `peers`, which are other programs, to
+    a live one. `stored` holds presets of the store by name.
     """
 
     presets: str = "on-demand,near,shadow"

@@ -103,10 +103,11 @@ def simulate(
         _reproduce(source, replay, as_json=json)
         return
     with importing():
+        from artifacts.traces.clients import clients_of
         from moectl.commands import simulate as command
     from moectl.shared.trace_source import TraceSource
 
-    clients = command.clients_of(replay.clients, replay.chunk, seed=replay.seed)
+    clients = clients_of(replay.clients, replay.chunk, seed=replay.seed)
     named = [preset, *command.names_in(replay.compare or "")]
     request = fill(
         command.SimulateRequest,

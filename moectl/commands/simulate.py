@@ -8,7 +8,7 @@ from artifacts.formats.dense import check_dense
 from artifacts.hardware.machines import HERE
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
-from artifacts.traces.clients import Clients, clients_of
+from artifacts.traces.clients import Clients
 from moectl.commands import simulate_table
 from moectl.commands.simulate_table import PLAIN, Simulated, label
 from moectl.shared.place_trace import place_trace

@@ -86,14 +86,15 @@ def records(simulated: Simulated) -> list[dict[str, object]]:
 
 
 def _of_clients(simulated: Simulated, outcome: Outcome) -> dict[str, float | None]:
-    """Return what clients see besides medians, bytes moved for each token of an answer, and the distinct experts and the
-    tokens of a step; empty where there are no clients."""
+    """Return the slowest that clients see, the bytes moved for each token of an answer, and the distinct experts and
+    the tokens of a step; empty where there are no clients."""
     if simulated.served is None:
         return {}
+    moved_nbytes = sum(outcome.counters[name] for name in ("demand_bytes", "prefetch_bytes"))
     num_steps = len(outcome.passes) * simulated.model.shape.num_layers
     return {
         **{name: outcome.times[name] for name in _TAILS},
-        "bytes_per_token": (outcome.counters["demand_bytes"] + outcome.counters["prefetch_bytes"]) / len(simulated.served.answers),
+        "bytes_per_token": moved_nbytes / len(simulated.served.answers),
         "experts_per_step": outcome.counters["requests"] / num_steps,
         "tokens_per_step": len(simulated.trace) / num_steps,
     }
@@ -132,11 +133,11 @@ def _clients(simulated: Simulated) -> dict[str, Callable[[Outcome], object]]:
     else:
         names = {"time, p95": "tpot_p95_ms", "first token, p95": "ttft_p95_ms"}
         tails = {name: lambda outcome, key=key: _to(simulated.plain, key, outcome) for name, key in names.items()}
-    shared = {"bytes a token": ("bytes_per_token", NumBytes), "experts a step": ("experts_per_step", float)}
-    return {
-        **tails,
-        **{name: lambda outcome, key=key, kind=kind: kind(_of_clients(simulated, outcome)[key]) for name, (key, kind) in shared.items()},
-    }
+
+    def shared(name: str, kind: Callable[[float], object] = float) -> Callable[[Outcome], object]:
+        return lambda outcome: kind(_of_clients(simulated, outcome)[name])
+
+    return tails | {"bytes a token": shared("bytes_per_token", NumBytes), "experts a step": shared("experts_per_step")}
 
 
 def _absolute() -> dict[str, Callable[[Outcome], object]]:

@@ -14,7 +14,7 @@ from runtime.control.plan import NO_SLOT, Place, Plan
 
 @dataclass(slots=True)
 class PassTime:
-    """One pass of `num_requests`, of whose `num_tokens` so many were decoded: of its `seconds`, compute waited `stall_s`
+    """One pass of `num_requests`, `num_decoded` of whose tokens are decoded: of its `seconds`, compute waited `stall_s`
     for the link; the near tier computed for `near_s`."""
 
     num_tokens: int

@@ -61,6 +61,11 @@ class Workload:
         self._window = window
         self._splits: dict[tuple, SolvedSplit] = {}  # by budget and policies
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed, of prompts and of answers."""
+        return len(self.trace) // self.trace.num_layers
+
     def run(self, setting: Setting, watch: Callable[[Step, Plan], None] | None = None) -> Outcome:
         """Replay the trace from an empty cache and call `watch` with every step. Raises BadUsage, BadInput or
         Incompatible."""
@@ -216,8 +221,8 @@ def _repeated(served: Served | None) -> list[str]:
     if served is None or not served.num_repeated:
         return []
     return [
-        f"{served.num_repeated} of {len(served.arrived)} requests are repeated, as the trace has too few: requests that "
-        "repeat each other want fewer distinct experts together than others would"
+        f"{served.num_repeated} of {len(served.arrived)} requests are repeated, as the trace has too few: requests "
+        "that repeat each other want fewer distinct experts together than others would"
     ]
 
 
