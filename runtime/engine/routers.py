@@ -27,12 +27,13 @@ class _Routed:
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way: its phase, the rows that are tokens (None: all), their requests, the ids of all rows, each
-    request's mean, and what the first routers carried to the next."""
+    """The pass under way: its phase, the rows that are tokens (None: all), their requests, which are of prompts beside
+    decoded ones, the ids of all rows, each request's mean, and what the first routers carried to the next."""
 
     phase: int
     rows: np.ndarray | None
     requests: np.ndarray
+    prompts: np.ndarray | None = None
     ids: torch.Tensor | None = None  # [B, S], until the last layer
     embedding: np.ndarray | None = None  # [R, H]
     carried: list[torch.Tensor | None] = field(default_factory=list)  # of as many layers as are predicted ahead
@@ -61,6 +62,7 @@ class Watcher:
         self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._pass_index = -1
+        self._newest = -1  # of the requests that were seen
         self._handles: list = []
         self._is_watching = False
 
@@ -105,11 +107,20 @@ class Watcher:
         rows = real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
         phase = PREFILL if length > 1 and not self.rereads else DECODE
-        self._pass = _Pass(phase, rows, requests, ids)
+        self._pass = _Pass(phase, rows, requests, self._prompts(requests) if phase == PREFILL else None, ids)
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)
         return len(requests)
+
+    def _prompts(self, requests: np.ndarray) -> np.ndarray | None:
+        """Return which tokens [T] are of prompts: those of requests with several tokens in this pass, and of requests
+        that were not seen before; None where all are."""
+        last = last_tokens(requests)
+        counts = np.diff(last, prepend=-1)
+        prompts = np.repeat((counts > 1) | (requests[last] > self._newest), counts)
+        self._newest = max(self._newest, int(requests.max(initial=-1)))
+        return None if prompts.all() else prompts
 
     def take_embedded(self, kwargs: dict) -> None:
         """Note the input of a pass that is given embeddings in place of ids, once the pass has begun."""
@@ -146,6 +157,8 @@ class Watcher:
             last=last_tokens(self._pass.requests),
             learned=learned,
             embedding=self._pass.embedding,
+            requests=self._pass.requests,
+            prompts=self._pass.prompts,
         )
         if self.on_step is not None:
             self.on_step(step)

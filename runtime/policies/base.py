@@ -50,8 +50,17 @@ class Residents:
     num_free: Sequence[int]  # empty slots of this layer's scope, on each device
 
     def missing(self, step: Step) -> list[int]:
-        """Return the distinct absent experts that a step of this layer wants, in order of first appearance."""
-        return list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist()))
+        """Return the distinct absent experts that a step of this layer wants, those of most tokens first, of equals in
+        order of first appearance."""
+        return most_wanted(list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected)
+
+
+def most_wanted(experts: list[int], selected: np.ndarray) -> list[int]:
+    """Return the experts by falling number of tokens that select them, `selected` [T, K]; equals keep their order."""
+    if len(selected) == 1 or len(experts) < 2:
+        return experts
+    counts = np.bincount(selected[selected >= 0], minlength=max(experts) + 1).tolist()
+    return sorted(experts, key=lambda expert: -counts[expert])
 
 
 def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:

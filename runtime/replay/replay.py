@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from artifacts.errors import BadInput
-from artifacts.traces.trace import DECODE, Trace
+from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 from runtime.control.resplit import Reconfiguration
@@ -95,4 +95,12 @@ def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, co
         learned=learned,
         last=last,
         embedding=embedding,
+        requests=trace.request[rows],
+        prompts=_prompts(trace.phase[rows]) if phase == PREFILL else None,
     )
+
+
+def _prompts(phases: np.ndarray) -> np.ndarray | None:
+    """Return which tokens [T] are of prompts; None where all are."""
+    prompts = phases == PREFILL
+    return None if prompts.all() else prompts

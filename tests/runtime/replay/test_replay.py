@@ -14,6 +14,7 @@ from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import Predictors
 from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet, write_parquet
+from artifacts.traces.trace import DECODE, PREFILL
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
 from runtime.model.open import MoeModel, open_model
@@ -68,14 +69,18 @@ def random_predictors(shape: Shape, distance: int = 2) -> Predictors:
 def live_and_replayed(
     opened: MoeModel, settings: Settings, known: Artefacts, path: Path
 ) -> tuple[Controller, Controller]:
-    """Run a prompt, tokens after it, then a padded batch; then replay its trace, through Parquet at `path` and back."""
-    mask = torch.ones(3, 7, dtype=torch.int64)
-    mask[1, :3] = 0
+    """Run a prompt, tokens after it, a padded batch of prompts, a token of each of their answers, and a pass in which one
+    has ended and another is read beside the others; then replay the trace, through Parquet at `path` and back."""
+    mask, mixed = torch.ones(3, 7, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64)
+    mask[1, :3] = mixed[:2, :3] = 0
     with Session(opened, settings, artefacts=known) as session:
         recorder = session.record()
         list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
         session.new_requests(3)
         session.forward(torch.randint(3, VOCABULARY, mask.shape), mask=mask)
+        session.forward(torch.randint(3, VOCABULARY, (3, 1)))
+        session.watcher.first_request += 1
+        session.forward(torch.randint(3, VOCABULARY, mixed.shape), mask=mixed)
         session.validate()
         live = session.controller
     write_parquet(recorder.trace(), path)
@@ -115,7 +120,9 @@ def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str,
         policies = {axis: text for axis, text in policies.items() if axis != "miss"}
     settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
     live, again = live_and_replayed(opened, settings, known, tmp_path / "trace.parquet")
-    assert len(live.counters.passes) == 9
+    trace = read_parquet(tmp_path / "trace.parquet")
+    assert set(trace.phase[trace.pass_ == trace.pass_.max()]) == {PREFILL, DECODE}
+    assert len(live.counters.passes) == 11
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
     if preset != "full":
