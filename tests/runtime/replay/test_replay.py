@@ -69,7 +69,7 @@ def random_predictors(shape: Shape, distance: int = 2) -> Predictors:
 def live_and_replayed(
     opened: MoeModel, settings: Settings, known: Artefacts, path: Path
 ) -> tuple[Controller, Controller]:
-    """Run a prompt, tokens after it, a padded batch of prompts, a token of each of their answers, and a pass in which one
+    """Run a prompt, tokens after it, a padded batch of prompts, a token of each answer, and a pass in which one request
     has ended and another is read beside the others; then replay the trace, through Parquet at `path` and back."""
     mask, mixed = torch.ones(3, 7, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64)
     mask[1, :3] = mixed[:2, :3] = 0
