@@ -1,6 +1,6 @@
 """One step: asks the controller for the plan of a layer, issues its loads, and computes its experts as they arrive."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ class StepExecutor:
     `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts experts that the
     controller took for resident, that had not landed, and that were therefore computed on the replica beside the slots.
     `last_token` has by layer what the last pass over a single token did: its plan, or the router's choice [1, K] where
-    nothing was left to plan.
+    nothing was left to plan. `on_plan` is called with every step that was planned, and its plan.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class StepExecutor:
         self.pending: dict[int, Transfer] = {}
         self.num_not_landed = 0
         self.last_token: dict[int, Plan | torch.Tensor] = {}
+        self.on_plan: Callable[[Step, Plan], None] | None = None
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._threads = threads
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
@@ -118,6 +119,8 @@ class StepExecutor:
                     return self._token_output.forward(layer.experts, hidden, experts, places, weights)
         step = self.watcher.step(layer.index, ids, weights)
         plan = self.controller.step(step)
+        if self.on_plan is not None:
+            self.on_plan(step, plan)
         if is_token:
             self.last_token[layer.index] = plan
         output = self._begin_output(layer, hidden, plan, step, weights)
