@@ -77,30 +77,32 @@ def load_tasks(names: Sequence[str]) -> Tasks:
     return Tasks(tuple(loaded), digest)
 
 
-def evaluate(session: Session, tasks: Tasks) -> tuple[TaskScore, ...]:
-    """Return every metric of every task. Likelihoods are computed in one pass over question and answer; generated
-    answers are decoded token by token."""
-    results = _evaluated(session, tasks, keeps_items=False)["results"]
+def evaluate(session: Session, tasks: Tasks, *, batch: int = 1) -> tuple[TaskScore, ...]:
+    """Return every metric of every task, `batch` requests at a time. Likelihoods are computed in one pass over question
+    and answer; generated answers are decoded token by token."""
+    results = _evaluated(session, tasks, batch, keeps_items=False)["results"]
     return tuple(score for task, values in results.items() for score in _scores(task, values))
 
 
-def correct(session: Session, tasks: Tasks) -> dict[str, np.ndarray]:
+def correct(session: Session, tasks: Tasks, *, batch: int = 1) -> dict[str, np.ndarray]:
     """Return, by task, whether each document was answered right, bool [N], for tasks that choose (metric `acc`)."""
-    samples = _evaluated(session, tasks, keeps_items=True)["samples"]
+    samples = _evaluated(session, tasks, batch, keeps_items=True)["samples"]
     return {
         task: np.array([bool(one["acc"]) for one in sorted(of_task, key=lambda one: one["doc_id"])])
         for task, of_task in samples.items()
     }
 
 
-def _evaluated(session: Session, tasks: Tasks, *, keeps_items: bool) -> dict[str, Any]:
+def _evaluated(session: Session, tasks: Tasks, batch: int, *, keeps_items: bool) -> dict[str, Any]:
     from lm_eval.evaluator import evaluate as harness
 
     from profilers.compare.lm_eval_model import SessionLM
 
     task_dict = {"tasks": {task.task_name: task for task in tasks.loaded}, "groups": {}, "group_map": {}}
     with redirect_stderr(io.StringIO()):  # hides its progress bars, which would break up moectl's own
-        return harness(SessionLM(session), task_dict, log_samples=keeps_items, bootstrap_iters=_RESAMPLED)
+        return harness(
+            SessionLM(session, batch_size=batch), task_dict, log_samples=keeps_items, bootstrap_iters=_RESAMPLED
+        )
 
 
 def _files(name: str) -> list[Path]:
