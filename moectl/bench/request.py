@@ -55,6 +55,7 @@ class BenchRequest:
     base: int = FULL_BITS
     dense: int | None = None
     tasks: str = ""
+    batch: int | None = None
     devices: int = 1
     clients: int | None = None
     jobs: int | None = None
@@ -85,6 +86,8 @@ class BenchRequest:
     def _check_mode(self) -> None:
         if not self.simulate and (self.jobs or self.executor != LOCAL):
             raise BadUsage("a live bench measures one setting after another: --jobs and --executor are of --simulate")
+        if self.batch and not self.tasks:
+            raise BadUsage("--batch is of --tasks: give both; --clients N of --simulate serves many requests at a time")
         if self.clients and not self.simulate:
             raise BadUsage("a live bench measures one request at a time: --clients is of --simulate")
         if self.simulate and self.peers:

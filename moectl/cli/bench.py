@@ -86,6 +86,10 @@ class BenchOptions:
             help="Tasks of lm-evaluation-harness too: continuations, a YAML file, a folder of them, lm-eval:NAME."
         ),
     ] = ""
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of --tasks at a time; else 64, or 1 where a preset alters the output."),
+    ] = None
     jobs: Annotated[
         int | None, typer.Option(min=1, help="With --simulate: settings at a time, each in a process of its own.")
     ] = None

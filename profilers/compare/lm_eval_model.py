@@ -20,7 +20,7 @@ from profilers.compare.likelihoods import Likelihood, likelihoods
 from runtime.session.one_by_one import why_one_by_one
 from runtime.session.session import Session, Settings
 
-BATCH = 16
+BATCH = 64
 _GREEDY = {"do_sample": False, "temperature": 0.0}
 
 
@@ -47,7 +47,7 @@ class SessionLM(HFLM):
         max_batch_size: int | None = None,
     ) -> None:
         """`pretrained` is a session, or a checkpoint (folder or hub id) to open with `preset`, `budget`, `link` and the
-        artefacts of `store`. A `batch_size` of auto is 16, or `max_batch_size` if that is less. Raises BadUsage for a
+        artefacts of `store`. A `batch_size` of auto is 64, or `max_batch_size` if that is less. Raises BadUsage for a
         batch that is no number, BadInput for a model without a tokenizer."""
         rows = _rows(batch_size, max_batch_size)
         if isinstance(pretrained, str):
@@ -109,9 +109,8 @@ class SessionLM(HFLM):
             self.batch_size_per_gpu = batch
 
     def _to_continue(self, context: str, options: dict[str, Any]) -> Continued:
-        until = handle_stop_sequences(
-            options["until"], eos=self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        )
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        until = handle_stop_sequences(options["until"], eos=eos)
         room = self.max_length - options["max_gen_toks"]
         ids, _ = self.tok_batch_encode([context], left_truncate_len=room, truncation=self.truncation)
         return Continued(ids, until, options["max_gen_toks"])
@@ -129,7 +128,7 @@ def _rows(batch_size: int | str | None, most: int | None) -> int:
     except ValueError:
         rows = 0
     if rows < 1:
-        raise BadUsage(f"batch_size {batch_size!r} is no number of requests: give 1, 16 or auto")
+        raise BadUsage(f"batch_size {batch_size!r} is no number of requests: give 1, 64 or auto")
     return rows
 
 

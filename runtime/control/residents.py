@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.control.cache import ABSENT, RESIDENT
-from runtime.policies.base import Residents, Step, most_wanted
+from runtime.policies.base import Residents, Step
+from runtime.policies.step import most_wanted
 
 
 class StepResidents(Residents):

@@ -17,7 +17,7 @@ from artifacts.shape import Shape
 from artifacts.splits.solve import SolvedSplit
 from artifacts.traces.next_use import NextUse
 from runtime.policies.shared.maps import Matching
-from runtime.policies.step import Now, Opening, Step
+from runtime.policies.step import Now, Opening, Step, most_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,6 @@ class Residents:
         """Return the distinct absent experts that a step of this layer wants, those of most tokens first, of equals in
         order of first appearance."""
         return most_wanted(list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected)
-
-
-def most_wanted(experts: list[int], selected: np.ndarray) -> list[int]:
-    """Return the experts by falling number of tokens that select them, `selected` [T, K]; equals keep their order."""
-    if len(selected) == 1 or len(experts) < 2:
-        return experts
-    counts = np.bincount(selected[selected >= 0], minlength=max(experts) + 1).tolist()
-    return sorted(experts, key=lambda expert: -counts[expert])
 
 
 def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:

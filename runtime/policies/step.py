@@ -81,3 +81,11 @@ def last_tokens(requests: np.ndarray) -> np.ndarray:
     if len(requests) == 1:
         return _FIRST
     return np.flatnonzero(np.append(requests[1:] != requests[:-1], True))
+
+
+def most_wanted(experts: list[int], selected: np.ndarray) -> list[int]:
+    """Return the experts by falling number of tokens that select them, `selected` [T, K]; equals keep their order."""
+    if len(selected) == 1 or len(experts) < 2:
+        return experts
+    counts = np.bincount(selected[selected >= 0], minlength=max(experts) + 1).tolist()
+    return sorted(experts, key=lambda expert: -counts[expert])

@@ -40,11 +40,7 @@ def replay(
                 reconfiguration.begin_pass(ordered.request[rows])
             controller.begin_pass(len(step.selected))
             if timing:
-                timing.begin_pass(
-                    len(step.selected),
-                    num_decoded=int((ordered.phase[rows] == DECODE).sum()),
-                    num_requests=len(last_tokens(ordered.request[rows])),
-                )
+                timing.begin_pass(**_pass_of(ordered, rows))
             if controller.opens_passes:
                 opened = controller.open_pass(Opening(pass_index, phase, step.embedding))
                 if timing:
@@ -58,6 +54,16 @@ def replay(
             watch(step, plan)
     if timing:
         timing.end_pass()
+
+
+def _pass_of(trace: Trace, rows: slice) -> dict[str, int]:
+    """Return what `ReplayTiming` is told of a pass, by the rows of its first layer."""
+    phases, requests = trace.phase[rows], trace.request[rows]
+    return {
+        "num_tokens": len(phases),
+        "num_decoded": int((phases == DECODE).sum()),
+        "num_requests": len(last_tokens(requests)),
+    }
 
 
 def _begin_idle(trace: Trace) -> frozenset[int]:
