@@ -138,16 +138,15 @@ class Session:
         """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the pieces of `rows` lie.
         Returns the logits [N, V] of the tokens `keep` [N]. Raises as `forward`, for ids that were checked."""
         model, watcher = self.opened.model, self.watcher
-        num_prompt = sum(piece.num_tokens for piece in rows.pieces if piece.num_tokens > 1)
         with self._lock.raw, torch.inference_mode():
             self._lock.check()
-            watcher.token_requests, watcher.decodes = requests, 2 * num_prompt <= len(requests)
+            watcher.token_requests = requests
             try:
                 given = {"input_ids": ids[None], "position_ids": positions[None], "logits_to_keep": keep}
                 given = {name: tensor.to(model.device) for name, tensor in given.items()}
                 return model(**given, use_cache=False, moectl_rows=rows).logits[0]
             finally:
-                watcher.token_requests, watcher.decodes = None, False
+                watcher.token_requests = None
 
     def reread(self, ids: torch.Tensor) -> Output:
         """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding: its logits show what

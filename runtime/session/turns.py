@@ -118,7 +118,7 @@ class Turns:
 def open_batch(session: Session, *, rows: int, tile: int = TILE, room: int = ROOM) -> RequestBatch | Turns:
     """A `RequestBatch` of so many rows; requests one after the other for one row, or where they cannot share a pass,
     which the receipt then says."""
-    reason = _reason(session)
+    reason = why_one_by_one(session)
     if rows > 1 and reason is None:
         return RequestBatch(session, rows=rows, tile=tile, room=room)
     line = f"batch: requests are answered one at a time: {reason}"
@@ -127,7 +127,8 @@ def open_batch(session: Session, *, rows: int, tile: int = TILE, room: int = ROO
     return Turns(session)
 
 
-def _reason(session: Session) -> str | None:
+def why_one_by_one(session: Session) -> str | None:
+    """Why the requests of a session cannot share a pass, None if they can."""
     policy = session.parts.policies.residency
     if policy.places:
         return f"--residency {describe(policy)} chooses the experts of the fast tier by the prompt"

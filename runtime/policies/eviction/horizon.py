@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from artifacts.shape import Shape
-from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.shared.block import in_one_block
 
@@ -99,7 +98,7 @@ class Horizon(SimpleEviction):
         self._ahead.solve()
         self._before[:] = self._known
         num_tokens = len(step.selected)
-        self._is_decode, self._is_single = step.phase != PREFILL, num_tokens == 1
+        self._is_decode, self._is_single = step.decodes, num_tokens == 1
         self._is_prompt = not (self._is_decode or self._is_single)
         self._num_tokens += num_tokens
         self._pass_index = now.pass_index
