@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
@@ -32,6 +33,12 @@ class ServerOptions:
     api_key: Annotated[
         str | None, typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send.")
     ] = None
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Servers behind Ray Serve, each with the budget; else this process.")
+    ] = None
+    executor: Annotated[
+        str, typer.Option(help="Where those run: ray (a cluster begun here), ray:auto, ray:HOST:PORT.")
+    ] = "ray"
     rows: Annotated[int, typer.Option(min=1, help="Requests answered at a time, in turns.")] = 8
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides.")] = 64
     max_new_tokens: Annotated[
@@ -67,17 +74,8 @@ def serve(
     The page shows what cache and link do. It needs the extra `serve`.
     """
     from moectl.commands import serve as command
-    from moectl.commands.serve import ServerLimits
 
     settings = chosen.settings(store, options, policies=policies.given())
-    limits = ServerLimits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)
-    command.serve_command(
-        model,
-        settings,
-        limits,
-        host=server.host,
-        port=server.port,
-        api_key=server.api_key,
-        store=store,
-        base=options.base,
-    )
+    limits = command.ServerLimits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)
+    request = fill(command.ServeRequest, server, settings=settings, limits=limits, store=store, base=options.base)
+    command.serve_command(model, request)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from artifacts.errors import Incompatible
 from runtime.model.open import MoeModel, open_model
+from runtime.session.devices import resolve_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,9 @@ class SameModel:
         """A folder is named from the root on: workers run in folders of their own."""
         return cls(str(Path(name).resolve()) if Path(name).exists() else name, opened.fingerprint)
 
-    def open(self, *, dense: int | None = None) -> MoeModel:
-        """Open it on this machine's CPU. Raises Incompatible where the name leads to another model."""
-        opened = open_model(self.name, dense=dense)
+    def open(self, *, device: str = "cpu", dense: int | None = None) -> MoeModel:
+        """Open it on a device of this machine. Raises Incompatible where the name leads to another model."""
+        opened = open_model(self.name, device=resolve_device(device), dense=dense)
         if opened.fingerprint != self.fingerprint:
             raise Incompatible(
                 f"on {socket.gethostname()} {self.name} is another model: every node needs the same checkpoint under "
