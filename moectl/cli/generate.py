@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from moectl.cli.groups import fill
-from moectl.cli.options import AvgBits, Json, Model, PolicyOptions, PresetOptions, StorePath
+from moectl.cli.options import AvgBits, Executor, Json, Model, PolicyOptions, PresetOptions, StorePath
 from moectl.cli.run import RunOptions, SamplingOptions
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.importing import importing
@@ -18,6 +18,11 @@ def generate(
     data: Annotated[str, typer.Option(metavar="FILE", help="Prompts: a text, jsonl or parquet file.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Answers, a JSON line each; begun ones go on.")],
     batch: Annotated[int | None, typer.Option(min=1, help="Prompts at a time; else what memory allows.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that answer, each on one thread and with the budget; else this one alone."),
+    ] = None,
+    executor: Executor = "local",
     chosen: PresetOptions,
     policies: PolicyOptions,
     avg_bits: AvgBits = None,
@@ -39,5 +44,5 @@ def generate(
             from moectl.commands import generate as command
 
         sampling = fill(command.Sampling, drawn, temperature=0.0 if drawn.greedy else drawn.temperature)
-        request = command.GenerateRequest(data, out, settings, sampling, options.base, batch=batch, as_json=json)
+        request = command.GenerateRequest(data, out, settings, sampling, options.base, batch, executor, jobs, json)
         command.generate_command(model, request, waiting, store=store)

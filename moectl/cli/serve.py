@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from artifacts.errors import BadUsage
+from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
@@ -35,6 +36,12 @@ class ServerOptions:
     api_key: Annotated[
         str | None, typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send.")
     ] = None
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Servers behind Ray Serve, each with the budget; else this process.")
+    ] = None
+    executor: Annotated[
+        str, typer.Option(help="Where those run: ray (a cluster begun here), ray:auto, ray:HOST:PORT.")
+    ] = "ray"
     batch: Annotated[int, typer.Option(min=1, help="Requests that share each pass of the model; 1: none does.")] = 1
     rows: Annotated[
         int | None, typer.Option(min=1, show_default="8", help="With --batch 1: requests answered at a time, in turns.")
@@ -82,22 +89,13 @@ def serve(
     The page shows what cache and link do. It needs the extra `serve`.
     """
     from moectl.commands import serve as command
-    from moectl.commands.serve import ServerLimits
 
     settings = chosen.settings(store, options, policies=policies.given())
-    limits = ServerLimits(
+    limits = command.ServerLimits(
         num_rows=server.num_rows,
         shares_passes=server.batch > 1,
         num_waiting=server.queue,
         max_tokens=server.max_new_tokens,
     )
-    command.serve_command(
-        model,
-        settings,
-        limits,
-        host=server.host,
-        port=server.port,
-        api_key=server.api_key,
-        store=store,
-        base=options.base,
-    )
+    request = fill(command.ServeRequest, server, settings=settings, limits=limits, store=store, base=options.base)
+    command.serve_command(model, request)

@@ -1,33 +1,16 @@
-"""Answers the prompts of a file by a batch that is kept full, until all are answered."""
+"""Answers prompts by a batch that is kept full, until all are answered."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from time import perf_counter
 
 from artifacts.errors import BadInput, first_line
-from moectl.generating.answer_file import AnswerFile
-from moectl.generating.prompts import PromptFile, PromptRow
+from moectl.generating.prompts import PromptRow
+from moectl.generating.work import BatchWork
 from runtime.session.batch import RequestBatch, RowResult
 from runtime.session.generate import Sampling, TooLong
 from runtime.session.session import Session
 from runtime.session.turns import Turns
-
-
-@dataclass(slots=True)
-class BatchWork:
-    """What this command has done so far: answers, tokens of prompts and answers, passes of the model, seconds."""
-
-    num_answers: int = 0
-    num_prompt_tokens: int = 0
-    num_tokens: int = 0
-    num_passes: int = 0
-    seconds: float = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens of answers."""
-        return self.num_tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -38,24 +21,33 @@ class _Asked:
 
 
 class Answering:
-    """Fills a file of answers. Row number n is drawn with the seed of `sampling` plus n - 1."""
+    """Gives `put` the number and the answer of each row, in any order. Row number n is drawn with the seed of
+    `sampling` plus n - 1."""
 
-    def __init__(self, session: Session, batch: RequestBatch | Turns, sampling: Sampling, answers: AnswerFile) -> None:
+    def __init__(
+        self,
+        session: Session,
+        batch: RequestBatch | Turns,
+        sampling: Sampling,
+        put: Callable[[int, Mapping[str, object]], None],
+    ) -> None:
         self.done = BatchWork()
-        self._session, self._batch, self._sampling, self._answers = session, batch, sampling, answers
+        self._session, self._batch, self._sampling, self._put = session, batch, sampling, put
         self._asked: dict[int, _Asked] = {}
 
-    def run(self, prompts: PromptFile, told: Callable[[BatchWork], None]) -> None:
-        """Answer what is not answered yet; `told` is called after each pass. Raises OutOfResources for a full disk and
-        what a pass raises; the file is whole then."""
-        begin_s, batch = perf_counter(), self._batch
-        rows = islice(prompts.rows(), self._answers.num_written, None)
+    def run(self, rows: Iterator[PromptRow], told: Callable[[BatchWork], None] = lambda done: None) -> None:
+        """Answer all rows; `told` is called after each pass. Raises what `put` and a pass raise."""
+        begin_s, batch, before = perf_counter(), self._batch, self._session.effort()
         while self._fill(rows) or not batch.is_idle:
             for result in batch.step():
                 self._take(result)
             self.done.num_passes += 1
             self.done.seconds = perf_counter() - begin_s
             told(self.done)
+        after = self._session.effort()
+        self.done.counters.update(after.counters)
+        self.done.counters.subtract(before.counters)
+        self.done.exposed_ms = after.exposed_ms - before.exposed_ms
 
     def _fill(self, rows: Iterator[PromptRow]) -> bool:
         """Add prompts until one waits for the running ones. False once there are no more."""
@@ -94,7 +86,7 @@ class Answering:
             return
         self.done.num_answers += 1
         self.done.num_prompt_tokens += asked.num_prompt_tokens
-        self._answers.put(asked.row.number, _named(asked.row) | self._answer(asked))
+        self._put(asked.row.number, _named(asked.row) | self._answer(asked))
 
     def _answer(self, asked: _Asked) -> Mapping[str, object]:
         is_whole = len(asked.token_ids) < self._sampling.max_new_tokens
@@ -107,7 +99,7 @@ class Answering:
 
     def _refuse(self, row: PromptRow, code: str, message: str) -> None:
         self.done.num_answers += 1
-        self._answers.put(row.number, {**_named(row), "error": {"code": code, "message": message}})
+        self._put(row.number, {**_named(row), "error": {"code": code, "message": message}})
 
 
 def _named(row: PromptRow) -> dict[str, object]:

@@ -22,9 +22,10 @@ class BatchSize:
     room: int
 
 
-def batch_size(session: Session, rows: int | None) -> BatchSize:
-    """The size for a session that has just been opened; `rows` as asked, None: as many as there is memory for."""
-    left = _left_nbytes(session.opened.model.device)
+def batch_size(session: Session, rows: int | None, *, together: int = 1) -> BatchSize:
+    """The size for a session that has just been opened, one of `together` in this memory; `rows` as asked, None: as
+    many as there is memory for."""
+    left = _left_nbytes(session.opened.model.device) // together
     vocabulary = session.opened.model.get_input_embeddings().num_embeddings
     fitting = max(1, left // _LOGITS_SHARE // (vocabulary * _LOGIT_NBYTES))
     return BatchSize(rows or min(MOST_ROWS, fitting), left - left // _LOGITS_SHARE)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from runtime.session.generate import Sampling
-from runtime.session.turns import open_batch
 from runtime.session.session import Session
+from runtime.session.turns import open_batch
 
 
 @dataclass(slots=True)
