@@ -63,7 +63,7 @@ def test_times_are_those_of_the_passes_that_a_request_waits_for() -> None:
     assert told["ttft_ms"] == told["ttft_p95_ms"] == 3000 and told["tokens_per_s"] == pytest.approx(4 / 31)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     count=st.integers(1, 6),
     chunk=st.integers(1, 9),
