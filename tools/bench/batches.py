@@ -226,7 +226,7 @@ def _cells(count: int, of: list[tuple[float, Way, Rows]]) -> Iterator[str]:
     yield f"{1e3 * median(way.step_s for _, way, _ in of):.1f}"
     yield f"{1e3 * link_s:.1f}"
     yield f"{1e3 * compute_s:.1f}"
-    yield _marked(f"{over:.2f}", missed=over > OVER_BOUND)
+    yield _marked(f"{over:.2f}", missed=over > OVER_BOUND and count > 1)
     yield _marked(f"{moved:.2f}", missed=moved > OVER_DISTINCT)
 
 
