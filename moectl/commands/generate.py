@@ -175,6 +175,6 @@ def _show(job: _Job, done: BatchWork, *, receipt: Mapping[str, object] | None, b
         return
     line = f"{answers.num_written - job.earlier:,} rows in {done.seconds:.1f} s: {done.num_tokens:,} tokens"
     together = f", up to {batch} at a time" if batch else ""
-    print(f"{line}, {done.tokens_per_s:.1f} tokens/s{together}; {request.out}", file=sys.stderr)
+    print(f"{line}, {done.tokens_per_s:.1f} tokens/s{together}; {request.out}")
     if receipt:
         tell_fallbacks(receipt["fallbacks"])
