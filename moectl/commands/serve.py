@@ -58,9 +58,11 @@ def serve_command(
             _say(f"{model} is loading; its page is there: {at}/")
             with importing():
                 from moectl.serving.opening import open_serving
+                from moectl.show.answers import tell_fallbacks
             serving = open_serving(name, settings, limits, model=model, store=store, base=base)
             server.begin(serving)
             _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")
+            tell_fallbacks(serving.scheduler.receipt["fallbacks"])
             server.wait()
 
 
