@@ -122,5 +122,5 @@ def _show(
         )
         return
     line = f"{answers.num_written - earlier:,} rows in {done.seconds:.1f} s: {done.num_tokens:,} tokens"
-    print(f"{line}, {done.tokens_per_s:.1f} tokens/s, up to {rows} at a time; {request.out}", file=sys.stderr)
+    print(f"{line}, {done.tokens_per_s:.1f} tokens/s, up to {rows} at a time; {request.out}")
     tell_fallbacks(receipt["fallbacks"])

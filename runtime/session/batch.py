@@ -102,11 +102,11 @@ class RequestBatch:
 
     def _widen_window(self, undo: ExitStack) -> None:
         """Let a step prefetch what the link moves while a layer of so many rows is computed, unless the user said."""
-        controller, parts = self.session.controller, self.session.parts
+        arrivals, parts = self.session.controller.mover.arrivals, self.session.parts
         if parts.policies.brings_ahead and not parts.settings.window and len(parts.slots):
-            undo.callback(setattr, controller, "window", controller.window)
+            undo.callback(setattr, arrivals, "window", arrivals.window)
             rate = parts.tiers.bandwidth
-            controller.window = widened_window(parts.opened, controller.window, self.rows, bytes_per_s=rate)
+            arrivals.window = widened_window(parts.opened, arrivals.window, self.rows, bytes_per_s=rate)
 
     def __enter__(self) -> "RequestBatch":
         return self

@@ -103,7 +103,7 @@ def _open(options: argparse.Namespace, *, preset: str, budget: str = BUDGET) -> 
     return session, clock
 
 
-def _prompts(session: Session, count: int) -> Iterator[torch.Tensor]:
+def prompts(session: Session, count: int) -> Iterator[torch.Tensor]:
     """Prompts of 20 to 60 tokens from text that the model was not trained on."""
     rng = np.random.default_rng(0)
     ids = [session.encode(found.text[:400])[:, :60] for found in islice(documents("builtin:held-out"), 400)]
@@ -120,9 +120,9 @@ def _alone(preset: str, options: argparse.Namespace) -> float:
     """Tokens a second of requests one after the other, as `moectl run` answers them."""
     session, clock = _open(options, preset=preset)
     with session:
-        prompts = list(_prompts(session, _ONE_BY_ONE))
+        asked = list(prompts(session, _ONE_BY_ONE))
         begin_s = clock.now_s()
-        for prompt in prompts:
+        for prompt in asked:
             assert len(list(session.generate(prompt, _sampling(options)))) == options.tokens
         return _ONE_BY_ONE * options.tokens / (clock.now_s() - begin_s)
 
@@ -130,10 +130,10 @@ def _alone(preset: str, options: argparse.Namespace) -> float:
 def _together(rows: int, options: argparse.Namespace, *, preset: str, budget: str = BUDGET) -> Way:
     session, clock = _open(options, preset=preset, budget=budget)
     with session:
-        prompts, steps = list(_prompts(session, rows)), []
+        asked, steps = list(prompts(session, rows)), []
         with RequestBatch(session, rows=rows) as batch:
             begin_s = clock.now_s()
-            for prompt in prompts:
+            for prompt in asked:
                 batch.add(prompt, _sampling(options))
             while not batch.is_idle:
                 first_pass, step_s = session.num_passes, clock.now_s()
@@ -159,12 +159,12 @@ def _theirs(rows: int, options: argparse.Namespace) -> Way:
     """transformers' continuous batching of the same session, on demand."""
     session, clock = _open(options, preset="on-demand")
     with session:
-        prompts = [prompt[0].tolist() for prompt in _prompts(session, rows)]
+        asked = [prompt[0].tolist() for prompt in prompts(session, rows)]
         wanted = GenerationConfig(max_new_tokens=options.tokens, do_sample=False, eos_token_id=-1, pad_token_id=1)
         room = ContinuousBatchingConfig(num_blocks=max(64, rows), max_batch_tokens=512)
         begin_s = clock.now_s()
         found = session.opened.model.generate_batch(
-            prompts, generation_config=wanted, continuous_batching_config=room, progress_bar=False
+            asked, generation_config=wanted, continuous_batching_config=room, progress_bar=False
         )
         assert sum(len(one.generated_tokens) for one in found.values()) == rows * options.tokens
         return Way(rows * options.tokens / (clock.now_s() - begin_s))
@@ -190,8 +190,8 @@ def _table(rounds: list[tuple[dict[str, float], dict[int, Rows]]], options: argp
     )
     note = (
         f"medians of {options.rounds} rounds; {options.tokens} greedy tokens after prompts of 20 to 60, the bundled "
-        f"toy model at {BUDGET} over a link in the proportions of {MACHINE}, experts {options.experts}; time is CPU time "
-        "plus waiting for the emulated link; bold misses an aim"
+        f"toy model at {BUDGET} over a link in the proportions of {MACHINE}, experts {options.experts}; time is CPU "
+        "time plus waiting for the emulated link; bold misses an aim"
     )
     return Table("Requests at a time", columns, rows, note)
 

@@ -1,10 +1,11 @@
-"""`moectl generate` through kills and a full disk: every prompt is answered once, by the answer of an undisturbed run.
+"""`moectl generate` through kills and a full disk: every prompt is answered once, in its place.
 
     python -m tools.bench.generate_soak                           1,000 prompts, 3 kills and a full disk
     python -m tools.bench.generate_soak --prompts 200 --tokens 64
 
 Each command is a process of its own. A kill is SIGKILL after some more rows were written; the full disk is a limit on
-the size of files, within a line. Exits 1 where an answer is lost, doubled or differs.
+the size of files, within a line. Exits 1 where an answer is lost or doubled. The answers are compared with those of an
+undisturbed run, of which in bfloat16 some differ: after a stop other requests share a pass.
 """
 
 import argparse
@@ -33,10 +34,11 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class SoakResult:
-    """Rows that were asked for, those whose line equals the undisturbed run's, how often a command was killed or found
-    the disk full, and the rows that were there after each."""
+    """Rows that were asked for, those that stand once and in their place, those of them whose answer equals the
+    undisturbed run's, how often a command was killed or found the disk full, and the rows there after each."""
 
     num_rows: int
+    num_placed: int
     num_equal: int
     num_kills: int
     num_full: int
@@ -60,10 +62,16 @@ def soak(
         told.append(_stopped([*command, str(out)], stop, out, nbytes=sum(sizes[:num_rows]) + rng.randrange(1, 20)))
         rows_after.append(out.read_bytes().count(b"\n"))
     assert _ended([*command, str(out)]) in (_DONE, _PARTLY)
-    lines, expected = out.read_bytes().splitlines(), whole.read_bytes().splitlines()
-    num_equal = sum(mine == theirs for mine, theirs in zip(lines, expected, strict=False))
-    num_equal -= abs(len(lines) - len(expected))
-    return SoakResult(num_prompts, num_equal, told.count(KILL), told.count(FULL_DISK), tuple(rows_after))
+    lines, expected = ([json.loads(line) for line in path.read_bytes().splitlines()] for path in (out, whole))
+    pairs = list(zip(lines, expected, strict=False))
+    num_placed = sum(_named(mine) == _named(theirs) for mine, theirs in pairs) - abs(len(lines) - len(expected))
+    num_equal = sum(mine == theirs for mine, theirs in pairs)
+    stopped = told.count(KILL), told.count(FULL_DISK)
+    return SoakResult(num_prompts, num_placed, num_equal, *stopped, tuple(rows_after))
+
+
+def _named(line: dict) -> tuple:
+    return line["row"], line.get("id"), "error" in line
 
 
 def _write_prompts(path: Path, num_prompts: int, rng: random.Random) -> None:
@@ -129,7 +137,7 @@ def main() -> int:
             seed=options.seed,
         )
     print(f"{result} in {time.perf_counter() - begin_s:.0f} s")
-    is_sound = result.num_equal == result.num_rows and result.num_kills + result.num_full == len(stops)
+    is_sound = result.num_placed == result.num_rows and result.num_kills + result.num_full == len(stops)
     return 0 if is_sound else 1
 
 

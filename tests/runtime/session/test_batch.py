@@ -226,3 +226,14 @@ def test_a_pass_that_fails_ends_the_requests_in_it(session: Session, way: type, 
             found[result.request].append(result.token_id)
     assert [found[number] for number in numbers[num_failed:]] == expected and len(found) == 3 - num_failed
     session.validate()
+
+
+def test_a_step_may_prefetch_more_while_more_rows_are_computed(session: Session, opened: MoeModel) -> None:
+    arrivals = session.controller.mover.arrivals
+    own, passes = arrivals.window, session.num_passes
+    with RequestBatch(session, rows=64):
+        assert arrivals.window > own > 0
+    assert arrivals.window == own and session.num_passes == passes
+    session.close()
+    with Session(opened, Settings(budget="50%", preset="specmd", window="1KiB")) as told, RequestBatch(told, rows=64):
+        assert told.controller.mover.arrivals.window == 1024
