@@ -54,10 +54,12 @@ def _serve(name: str, request: ServeRequest, listening: socket.socket) -> None:
         with importing():
             from moectl.serving.opening import open_serving
             from moectl.shared.opening import open_quietly
+            from moectl.show.answers import tell_fallbacks
         opened = open_quietly(name, device=settings.device, dense=settings.dense)
         serving = open_serving(opened, name, request, model=model)
         server.begin(serving)
         _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")
+        tell_fallbacks(serving.scheduler.receipt["fallbacks"])
         server.wait()
 
 

@@ -63,7 +63,7 @@ def main() -> int:
     options = _options()
     asked = _requests(options)
     with tempfile.TemporaryDirectory() as folder:
-        model = _in_float32(Path(folder) / "demo") if options.float32 else demo_model()
+        model = in_float32(Path(folder) / "demo") if options.float32 else demo_model()
         if options.rounds:
             show_sheet(_speeds(asked, model, options))
             return 0
@@ -132,7 +132,7 @@ def _speeds(asked: list[Asked], model: Path, options: argparse.Namespace) -> She
     return Sheet(f"In {options.rounds} rounds by turns", columns, rows, _note(options))
 
 
-def _in_float32(path: Path) -> Path:
+def in_float32(path: Path) -> Path:
     """A copy of the bundled model whose weights are float32."""
     shutil.copytree(demo_model(), path)
     weights = load_file(path / "model.safetensors")

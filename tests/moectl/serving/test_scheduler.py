@@ -333,14 +333,18 @@ def test_a_switch_keeps_its_place_in_the_order(begin: Begin) -> None:
 def test_a_switch_waits_for_the_prompt_that_is_encoded(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session that encodes is not closed meanwhile."""
     scheduler = begin()
-    before, are_closed = scheduler.session, []
-    monkeypatch.setattr(
-        before, "encode", lambda prompt: (time.sleep(0.3), are_closed.append(before._lock.is_closed))[0]
-    )
-    job = Asked(2)
+    before, are_closed, begun, job = scheduler.session, [], threading.Event(), Asked(2)
+
+    def encode(prompt: str) -> None:
+        begun.set()
+        time.sleep(0.3)
+        are_closed.append(before._lock.is_closed)
+
+    monkeypatch.setattr(before, "encode", encode)
     with held(scheduler, Asked(1, torch.tensor([[7]]))):
         switch = scheduler.switch("near")
         scheduler.submit(job)
+        assert begun.wait(WAIT_S)
     switch.settled.result(WAIT_S)
     assert are_closed == [False] and job.end() == Failed("internal error: AttributeError", 500)
 

@@ -211,6 +211,28 @@ def test_requests_that_cannot_share_a_pass_go_one_by_one(opened: MoeModel) -> No
         assert "answered one at a time: --residency" in " ".join(session.receipt()["fallbacks"])
 
 
+@pytest.mark.parametrize(("way", "num_failed"), [(RequestBatch, 2), (Turns, 1)])
+def test_a_pass_that_fails_ends_the_requests_in_it(session: Session, way: type, num_failed: int) -> None:
+    def fail(requests: np.ndarray) -> None:
+        session.watcher.on_pass = None
+        raise ValueError("broken")
+
+    expected = alone(session)[num_failed:3]
+    with way(session, rows=2) as batch:
+        numbers = [batch.add(prompt, SIX) for prompt in PROMPTS[:3]]
+        batch.step()
+        session.watcher.on_pass = fail
+        failed = batch.step()
+        assert [(one.request, one.is_over, str(one.error)) for one in failed] == [
+            (number, True, "broken") for number in numbers[:num_failed]
+        ]
+        found: dict[int, list[int]] = defaultdict(list)
+        for result in to_end(batch):
+            found[result.request].append(result.token_id)
+    assert [found[number] for number in numbers[num_failed:]] == expected and len(found) == 3 - num_failed
+    session.validate()
+
+
 def test_a_step_may_prefetch_what_the_link_moves_beside_so_many_rows(opened: MoeModel) -> None:
     with Session(opened, Settings(budget="50%", preset="specmd", link="1000GB/s")) as session:
         arrivals = session.controller.mover.arrivals
