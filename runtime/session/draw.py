@@ -59,7 +59,9 @@ class NextToken:
 
     def choose(self, logits: torch.Tensor) -> int:
         """The next token by logits [1, V] float32. Raises BadInput where the options leave none."""
-        scores = self._processors(self.tokens, logits)
+        scores = logits
+        for processor in self._processors:  # one by one: the list as a whole inspects the signature of each
+            scores = processor(self.tokens, scores)
         if self._generator is None:
             return int(scores.argmax(dim=-1))
         try:

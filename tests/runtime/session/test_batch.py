@@ -204,3 +204,14 @@ def test_requests_that_cannot_share_a_pass_go_one_by_one(opened: MoeModel) -> No
             results += to_end(batch)
             assert [result.request for result in results] == [first] + [second] * 6
         assert "answered one at a time: --residency" in " ".join(session.receipt()["fallbacks"])
+
+
+def test_a_step_may_prefetch_more_while_more_rows_are_computed(session: Session, opened: MoeModel) -> None:
+    arrivals = session.controller.mover.arrivals
+    own, passes = arrivals.window, session.num_passes
+    with RequestBatch(session, rows=64):
+        assert arrivals.window > own > 0
+    assert arrivals.window == own and session.num_passes == passes
+    session.close()
+    with Session(opened, Settings(budget="50%", preset="specmd", window="1KiB")) as told, RequestBatch(told, rows=64):
+        assert told.controller.mover.arrivals.window == 1024
