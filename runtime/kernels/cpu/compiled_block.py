@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from runtime.kernels.cpu.cache_room import CacheRoom
 from runtime.kernels.cpu.compiled_attention import CompiledAttention, mask_operand
 from runtime.kernels.cpu.compiled_norm import Norm, like_of, norm_operand
+from runtime.kernels.cpu.dense import linear_operand
 from runtime.kernels.cpu.trial import ModuleTrial, run_trials
 from runtime.kernels.load import kernels
 from runtime.model.open import MoeModel
@@ -51,7 +52,7 @@ class CompiledBlock:
             kernels("cpu.block").attend_block,
             heads.query.in_features,
             heads.sizes,
-            tuple(address for layer in heads.linear for address in _addresses(layer)),
+            tuple(map(linear_operand, heads.linear)),
             tuple(map(norm_operand, (parts.before, query_norm, key_norm, parts.behind))),
             attention.rotation.order,
             heads.scaling,
@@ -125,7 +126,3 @@ def _trial(module: nn.Module, ways: list[BlockParts]) -> ModuleTrial:
         return CompiledBlock(module, ways[way], num_outputs=num_outputs)
 
     return ModuleTrial(module, ways[0].attention.layer_index, list(range(len(ways))), make, _SIZES)
-
-
-def _addresses(layer: nn.Linear) -> tuple[int, int]:
-    return layer.weight.data_ptr(), 0 if layer.bias is None else layer.bias.data_ptr()

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from runtime.kernels.cpu.compiled_norm import Norm
 from runtime.kernels.cpu.trial import run_trials
 from runtime.model.open import MoeModel
+from runtime.model.quantised_linear import QuantisedEmbedding
 
 _RECORDED = ("output_hidden_states", "output_attentions", "output_router_logits")  # flags of a config
 
@@ -21,7 +22,7 @@ _RECORDED = ("output_hidden_states", "output_attentions", "output_router_logits"
 class BodyParts:
     """The children of a decoder that has no others."""
 
-    embedding: nn.Embedding
+    embedding: nn.Embedding | QuantisedEmbedding
     rotary: nn.Module
     layers: nn.ModuleList
     norm: nn.Module
@@ -99,7 +100,7 @@ def compiled_bodies(opened: MoeModel, norms: Mapping[nn.Module, Norm | None]) ->
 def _parts(module: nn.Module, norms: Mapping[nn.Module, Norm | None]) -> BodyParts | None:
     children = list(module.children())
     kinds = [
-        [child for child in children if isinstance(child, nn.Embedding)],
+        [child for child in children if isinstance(child, nn.Embedding | QuantisedEmbedding)],
         [child for child in children if hasattr(child, "inv_freq")],
         [child for child in children if isinstance(child, nn.ModuleList)],
         [child for child in children if norms.get(child)],
