@@ -49,19 +49,26 @@ class TokenKernels:
         """Whether experts of so many bits are packed."""
         return isinstance(self._forms[bits], CpuPacked)
 
-    def whole_layer(self, slots: Sequence[int], top_k: int) -> Callable[[int, int, int, bool, int], bool]:
-        """The kernel of a layer of the experts in these slots [E], `NO_SLOT` for one that is absent: of the addresses
-        of x, ids and weights, whether those are float32, and the address of the output. It returns whether all are
-        there."""
-        starts = np.array([0 if slot == NO_SLOT else self._starts[slot] for slot in slots])
-        form, like = self._forms[FULL_BITS].whole(), self._like
+    def starts_of(self, slots: Sequence[int]) -> list[int]:
+        """Addresses of the experts in these slots, 0 for `NO_SLOT`."""
+        return [0 if slot == NO_SLOT else self._starts[slot] for slot in slots]
+
+    def whole_layer(self, starts: np.ndarray, top_k: int) -> Callable[[int, int, int, bool, int], bool]:
+        """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent: of the addresses of x,
+        ids and weights, whether those are float32, and the address of the output. It returns whether all are there."""
+        form, like = self.whole_form, self._like
         sizes = form.hidden_size, form.num_neurons, top_k
         run = partial(kernels("cpu.whole_layer").compute_layer, starts, form.matrices, sizes)
         return lambda x, ids, weights, are_wide, out: run(x, ids, weights, are_wide, out, like)
 
+    @property
+    def whole_form(self) -> LayerForm | None:
+        """How kernels take whole layers of unreduced experts; None: they do not."""
+        return self._forms[FULL_BITS].whole() if FULL_BITS in self._forms else None
+
     def computes_layers(self, top_k: int) -> bool:
         """Whether there is a `whole_layer` for a token's `top_k` experts, which threads would not share."""
-        form = self._forms[FULL_BITS].whole() if FULL_BITS in self._forms else None
+        form = self.whole_form
         return form is not None and self._threads.num_shares(top_k * form.nbytes) == 1
 
     def take(self, hidden: torch.Tensor) -> None:

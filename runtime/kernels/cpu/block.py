@@ -7,9 +7,9 @@ Values are rounded wherever modules round them: the bits are those of its parts 
 import numpy as np
 from numba import carray
 
-from artifacts.common.numba_loops import kernel
+from artifacts.common.numba_loops import kernel, part
 from runtime.kernels.cpu.attention import CACHE, MASK, NORM, ORDER, SIZES, TURN, attended, place, prepare
-from runtime.kernels.cpu.gated import LIKE, part, pointer, rounded
+from runtime.kernels.cpu.gated import LIKE, pointer, rounded
 from runtime.kernels.cpu.linear import LINEAR, linear
 from runtime.kernels.cpu.norms import FLOATS, read, round_all, scale_to_unit, write
 

@@ -30,27 +30,24 @@ class RouterOutput:
 
 
 class CompiledRouter:
-    """Computes a router for one token. `num_unclear` counts the tokens that it left to the module."""
+    """Computes a router for one token. `num_unclear` counts the tokens that it left to the module; `operand` and `how`
+    are what kernels take of it."""
 
     def __init__(self, gate: nn.Module, routing: RouterOutput) -> None:
         weight, bias = gate.weight, getattr(gate, "bias", None)
-        self._theirs, self._routing, self._dtype = partial(type(gate).forward, gate), routing, weight.dtype
-        self._num_experts, self._num_inputs = weight.shape
+        self._theirs, self.routing, self._dtype = partial(type(gate).forward, gate), routing, weight.dtype
+        self.num_experts, self.num_inputs = weight.shape
         self.num_unclear = 0
         wide = (routing.logits_dtype is torch.float32, routing.weights_dtype is torch.float32)
-        self._run = partial(
-            kernels("cpu.routing").route,
-            (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), self._num_inputs, self._num_experts),
-            (routing.is_shared_out, *wide),
-            routing.top_k,
-            _TOLERANCE[self._dtype],
-        )
+        self.operand = weight.data_ptr(), 0 if bias is None else bias.data_ptr(), self.num_inputs, self.num_experts
+        self.how = (routing.is_shared_out, *wide), routing.top_k, _TOLERANCE[self._dtype]  # as kernels take it
+        self._run = partial(kernels("cpu.routing").route, self.operand, *self.how)
         self._like = like_of(self._dtype)
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
         """The replacement of the module's forward; it computes more than one token, and choices that are not clear."""
         x = hidden_states
-        is_token = x.numel() == self._num_inputs and x.dtype is self._dtype and x.is_contiguous()
+        is_token = x.numel() == self.num_inputs and x.dtype is self._dtype and x.is_contiguous()
         if not is_token or others or named or x.requires_grad:
             return self._theirs(x, *others, **named)
         outputs = self.route(x)
@@ -61,8 +58,8 @@ class CompiledRouter:
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """The logits [1, E], weights and ids [1, K] of a token [.., H]; None where its choice is not clear."""
-        routing = self._routing
-        logits = torch.empty(1, self._num_experts, dtype=routing.logits_dtype)
+        routing = self.routing
+        logits = torch.empty(1, self.num_experts, dtype=routing.logits_dtype)
         weights = torch.empty(1, routing.top_k, dtype=routing.weights_dtype)
         ids = torch.empty(1, routing.top_k, dtype=torch.int64)
         places = logits.data_ptr(), weights.data_ptr(), ids.data_ptr()
