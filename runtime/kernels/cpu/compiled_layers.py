@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from runtime.kernels.cpu.cache_room import CacheRoom
-from runtime.kernels.cpu.compiled_attention import Angles
+from runtime.kernels.cpu.compiled_attention import Angles, Turn
 from runtime.kernels.cpu.compiled_block import CompiledBlock, first_of
 from runtime.kernels.cpu.compiled_norm import like_of, norm_operand
 from runtime.kernels.cpu.compiled_router import CompiledRouter
@@ -46,7 +46,7 @@ class CompiledLayers:
     def __init__(self, blocks: Sequence[CompiledBlock], routers: Sequence[CompiledRouter], hooks: list[dict]) -> None:
         parts, heads = blocks[0].parts, blocks[0].parts.attention.heads
         self.experts: ExpertsInPlace | None = None
-        self._blocks, self._hooks, self._routing = blocks, hooks, routers[0].routing
+        self._blocks, self._routers, self._hooks, self._routing = blocks, routers, hooks, routers[0].routing
         self._dtype, self._attention, self._num_experts = heads.dtype, parts.attention, routers[0].num_experts
         self._linears = np.array([[linear_operand(layer) for layer in block.linear] for block in blocks])
         norms = [[norm_operand(norm) for norm in block.parts.norms] for block in blocks]
@@ -87,28 +87,32 @@ class CompiledLayers:
         caches = [past.layers[block.parts.attention.layer_index] for block in self._blocks]
         if any(layer.keys.dtype is not self._dtype for layer in caches):
             return 0
-        ids, normalised, done = self._computed(first, x, caches, angles, whole)
+        ids, normalised, done = self._computed(first, x, caches, self._attention.turn(angles), whole)
         for layer in caches[first : done + 1]:
             CacheRoom.of(layer).extend(layer)
-        self.experts.count(first, ids[first:done].split(1))
+        self.experts.count(first, ids[first:done, None].unbind())
         if done == len(caches):
             return done - first
         self._blocks[done].mix(x, normalised)
         return done + 1 - first
 
     def _computed(
-        self, first: int, x: torch.Tensor, caches: Sequence, angles: Angles, whole: WholeExperts
+        self, first: int, x: torch.Tensor, caches: Sequence[DynamicLayer], turn: Turn, whole: WholeExperts
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The ids [L, K] that routers chose, the norm of the last x, and the number of the layer that is left."""
-        routing, num_layers = self._routing, len(caches)
+        routing, num_layers, is_routed = self._routing, len(caches), False
         ids = torch.empty(num_layers, routing.top_k, dtype=torch.int64)
         weights = torch.empty(num_layers, routing.top_k, dtype=routing.weights_dtype)
         logits = torch.empty(self._num_experts, dtype=routing.logits_dtype)
         normalised, given = torch.empty_like(x), torch.empty_like(x)
         places = tuple(each.data_ptr() for each in (x, normalised, given, logits, weights, ids))
         operands = np.array([CacheRoom.of(layer).operand(layer) for layer in caches])
-        turn = self._attention.turn(angles)
-        return ids, normalised, self._run(*whole, first, places, turn, operands, self._like)
+        while True:
+            done, is_absent = self._run(*whole, first, is_routed, places, turn, operands, self._like)
+            if is_absent or done == num_layers:
+                return ids, normalised, done
+            _, weights[done], ids[done] = self._routers[done].left(normalised[0])
+            first, is_routed = done, True
 
 
 def _kind(block: CompiledBlock, router: CompiledRouter) -> tuple:

@@ -15,17 +15,27 @@ from runtime.kernels.cpu.whole_layer import compute_layer
 _OPERANDS = "int64[:, :, ::1], int64[:, :, ::1], float64[:, ::1], int64[:, ::1]"
 _EXPERTS = "int64[:, ::1], int64[:, :, ::1], int64"  # starts [L, E], matrices [L, 3, 2], neurons
 _PLACES = "UniTuple(int64, 6)"  # addresses of x, its norm, what experts give, logits, weights and ids
-_LAYERS = f"{_OPERANDS}, int64, {SIZES}, {ORDER}, {HOW}, {_EXPERTS}, int64, {_PLACES}, {TURN}, int64[:, ::1]"
+_LAYERS = f"{_OPERANDS}, int64, {SIZES}, {ORDER}, {HOW}, {_EXPERTS}, int64, boolean, {_PLACES}, {TURN}, int64[:, ::1]"
 
 
 @part
-def _linear(own, i):
-    return own[i, 0], own[i, 1], own[i, 2]
+def _linear(own):
+    return own[0], own[1], own[2]
 
 
 @part
-def _norm(own, floats, i):
-    return own[i, 0], own[i, 1], floats[i], own[i, 2] != 0
+def _linears(own):
+    return _linear(own[0]), _linear(own[1]), _linear(own[2]), _linear(own[3])
+
+
+@part
+def _norm(own, eps):
+    return own[0], own[1], eps, own[2] != 0
+
+
+@part
+def _norms(own, eps):
+    return _norm(own[0], eps[0]), _norm(own[1], eps[1]), _norm(own[2], eps[2]), _norm(own[3], eps[3])
 
 
 @part
@@ -47,7 +57,7 @@ def _add(x, other, count, like):
     write(sums, x, like)
 
 
-@kernel([f"int64({_LAYERS}, {like})" for like in LIKE], nogil=True)
+@kernel([f"UniTuple(int64, 2)({_LAYERS}, {like})" for like in LIKE], nogil=True)
 def compute_layers(
     linears,
     norms,
@@ -63,13 +73,15 @@ def compute_layers(
     matrices,
     num_neurons,
     first,
+    is_routed,
     places,
     turn,
     caches,
     like,
 ):
-    """Compute x [H] in place by the layers from number `first` on, and return how many there are, or the number of the
-    first whose choice is not clear or an expert of which is absent: of that one all before its router is done.
+    """Compute x [H] in place by the layers from number `first` on; that one may be done up to its router (`is_routed`).
+    Return how many layers there are, or the number of the first that could not be done: with 0, its choice is not
+    clear; with 1, an expert is absent. Of that layer all is done but its experts.
 
     By layer there are the operands of linear layers [4, 3] and norms [4, 3], whose `floats` [5] are four epsilons and
     the scaling; `more` [3], the addresses of sinks and of the router's matrix and bias; and of the cache. Weights and
@@ -77,26 +89,39 @@ def compute_layers(
     x, normalised, given, logits, weights, ids = places
     num_experts, weight_nbytes = starts.shape[1], FLOATS.itemsize if how[2] else like.itemsize
     for layer in range(first, len(starts)):
-        own, own_floats = linears[layer], floats[layer]
-        projections = _linear(own, 0), _linear(own, 1), _linear(own, 2), _linear(own, 3)
-        own = norms[layer]
-        around = (
-            _norm(own, own_floats, 0),
-            _norm(own, own_floats, 1),
-            _norm(own, own_floats, 2),
-            _norm(own, own_floats, 3),
-        )
-        sinks, matrix, bias = more[layer]
-        cache = _cache(caches[layer])
-        attend_block(
-            hidden, sizes, projections, around, order, own_floats[4], sinks, x, turn, cache, (0, 0), x, normalised, like
-        )
         own_weights, own_ids = weights + layer * top_k * weight_nbytes, ids + layer * top_k * 8
-        router = matrix, bias, hidden, num_experts
-        if not route(router, how, top_k, tolerance, normalised, logits, own_weights, own_ids, like):
-            return layer
-        chosen, sizes_of = _matrices(matrices[layer]), (hidden, num_neurons, top_k)
-        if not compute_layer(starts[layer], chosen, sizes_of, normalised, own_ids, own_weights, how[2], given, like):
-            return layer
+        if layer > first or not is_routed:
+            floats_of, (sinks, matrix, bias) = floats[layer], _linear(more[layer])
+            attend_block(
+                hidden,
+                sizes,
+                _linears(linears[layer]),
+                _norms(norms[layer], floats_of),
+                order,
+                floats_of[4],
+                sinks,
+                x,
+                turn,
+                _cache(caches[layer]),
+                (0, 0),
+                x,
+                normalised,
+                like,
+            )
+            router = matrix, bias, hidden, num_experts
+            if not route(router, how, top_k, tolerance, normalised, logits, own_weights, own_ids, like):
+                return layer, 0
+        if not compute_layer(
+            starts[layer],
+            _matrices(matrices[layer]),
+            (hidden, num_neurons, top_k),
+            normalised,
+            own_ids,
+            own_weights,
+            how[2],
+            given,
+            like,
+        ):
+            return layer, 1
         _add(x, given, hidden, like)
-    return len(starts)
+    return len(starts), 0

@@ -178,7 +178,7 @@ def test_a_session_installs_what_agrees_and_its_receipt_says_so(checkpoint: Chec
         own = {"Attention", "DecoderLayer", "Model", "RMSNorm", "TopKRouter"}
         assert {type(module).__name__ for module in replaced} == {"Linear", *(f"Qwen2Moe{name}" for name in own)}
         assert opened.model.lm_head in replaced
-        counts = {"norms": 5, "attentions": 2, "blocks": 2, "bodies": 1, "routers": 2, "unclear_choices": 0}
+        counts = {"norms": 5, "attentions": 2, "blocks": 2, "bodies": 1, "routers": 2, "whole": 0, "unclear_choices": 0}
         assert session.receipt()["compiled"] == counts | {"attentions_left": {}}
     assert not any("forward" in vars(module) for module in opened.model.modules())
     with Session(opened, Settings(budget="50%")) as session:
