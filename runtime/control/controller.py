@@ -200,12 +200,12 @@ class Controller:
             self.counters.add_bits(layer, places)
         return places
 
-    def count_fixed(self, layer: int) -> None:
-        """Count one token's requests of a layer: all are hits, or all are computed on resident replicas."""
-        self.now.step += 1
-        self.now.layer = layer
+    def count_fixed(self, first: int, num_layers: int = 1) -> None:
+        """Count one token's requests of layers: all are hits, or all are computed on resident replicas."""
+        self.now.step += num_layers
+        self.now.layer = first + num_layers - 1
         for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
-            self.counters.table[counter, layer] += self.shape.top_k
+            self.counters.table[counter, first : first + num_layers] += self.shape.top_k
 
     def clear(self) -> None:
         """Empty the cache, as after a step that failed; counters and history stay."""

@@ -14,6 +14,7 @@ from runtime.engine.output_gpu import GpuOutput
 from runtime.engine.output_torch import TorchOutput
 from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
+from runtime.kernels.cpu.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.links.link import DEMAND, PREFETCH, Transfer
 from runtime.model.open import MoeLayer, MoeModel
@@ -132,21 +133,40 @@ class StepExecutor:
     ) -> torch.Tensor | None:
         """The output of one token where experts never leave, without asking the controller where they are; None where
         one may be absent."""
-        output, controller = self._whole_output, self.controller
-        if self.pending or not controller.holds_all:
+        if self.pending or not self.controller.holds_all or not self._is_noted(layer):
             return None
-        if layer not in output.whole:
-            if output.needs_all and not controller.cache.is_whole(layer):
-                return None
-            first, num_experts = layer * controller.shape.num_experts, controller.shape.num_experts
-            places = controller.cache.places[first : first + num_experts]
-            output.note_layer(layer, [place.slot if place else NO_SLOT for place in places])
-        out = output.forward_whole(layer, hidden, ids, weights)
+        out = self._whole_output.forward_whole(layer, hidden, ids, weights)
         if out is None:
-            del output.whole[layer]  # to be noted anew once they are there
+            del self._whole_output.whole[layer]  # to be noted anew once they are there
         else:
-            controller.count_fixed(layer)
+            self.controller.count_fixed(layer)
         return out
+
+    def _is_noted(self, layer: int) -> bool:
+        """Note where a layer's experts are, unless that is done; False where the output needs one that is absent."""
+        output, cache, num_experts = self._whole_output, self.controller.cache, self.controller.shape.num_experts
+        if layer in output.whole:
+            return True
+        if output.needs_all and not cache.is_whole(layer):
+            return False
+        places = cache.places[layer * num_experts : (layer + 1) * num_experts]
+        output.note_layer(layer, [place.slot if place else NO_SLOT for place in places])
+        return True
+
+    def whole(self) -> WholeExperts | None:
+        """Where the experts of all layers are, if one token can be computed without asking the controller."""
+        is_settled = self.watcher.on_step is None and not self.pending and self.controller.holds_all
+        if not is_settled or not isinstance(self._whole_output, CpuOutput):
+            return None
+        for layer in range(self.controller.shape.num_layers):
+            self._is_noted(layer)
+        return self._whole_output.all_whole
+
+    def count(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
+        """Count one token's use of layers from number `first` on, by what routers chose in each, [1, K]."""
+        if chosen:
+            self.last_token.update(enumerate(chosen, first))
+            self.controller.count_fixed(first, len(chosen))
 
     def _begin_output(
         self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor
