@@ -158,8 +158,9 @@ def look_ahead(
     count. Compare what this layer `used` [L, E] with what was predicted of it.
 
     `known` [D, L, 3, E]: for each expert whether some token has it among its k, how likely some token selects it, and
-    the rate behind its wait in `waits` [L, E]. `weights` [D, 3] turn this into the chance of use at the visit, and that into `nearness`
-    [L, E]. `is_pending` [D, L], 1: predictions not yet compared, for `moments` [D, 3, 3] and `products` [D, 3].
+    the rate behind its wait in `waits` [L, E]. `weights` [D, 3] turn this into the chance of use at the visit, and that
+    into `nearness` [L, E]. `is_pending` [D, L], 1: predictions not yet compared, for `moments` [D, 3, 3] and `products`
+    [D, 3].
     """
     num_layers, num_experts = waits.shape
     best = np.empty(top_k)
@@ -196,9 +197,7 @@ def _mark(keys, first_key, used):
 def _wait(weights, levels, known, wait):
     """Set the features `known` [F, E], 1 and the roots of `levels` [F - 1, E], and `wait` [E], linear in them and
     clipped to its limits."""
-    for expert in range(len(wait)):
-        known[0, expert] = 1
-        wait[expert] = weights[0]
+    known[0], wait[:] = 1, weights[0]
     for kind in range(1, len(weights)):
         for expert in range(len(wait)):
             known[kind, expert] = np.sqrt(levels[kind - 1, expert])
@@ -280,9 +279,9 @@ def learn(weights, known, later, used, moments, products):
     and, for what it did not use (`used` [L, E]), LATER of the wait after `later` (least-squares temporal differences,
     Bradtke and Barto 1996)."""
     num_layers, num_kinds, num_experts = known.shape
-    weighed, change, wait = np.empty((num_kinds, num_experts)), np.empty((num_kinds, num_experts)), np.empty(num_experts)
+    weighed, change = np.empty((num_kinds, num_experts)), np.empty((num_kinds, num_experts))
     for layer in range(num_layers):
-        wait[:] = 0
+        wait = np.zeros(num_experts)
         for kind in range(num_kinds):
             for expert in range(num_experts):
                 wait[expert] += weights[kind] * known[layer, kind, expert]
