@@ -75,14 +75,18 @@ def compiler(folder: Path) -> Iterator[None]:
         yield
 
 
-def cubin_size(kernel, capability: int, tensors: dict[str, str], **constants: object) -> int:
-    """Compile a kernel for a GPU of that compute capability and return its bytes; parameters not in `tensors` or
-    `constants` are int32."""
+def compiled(
+    kernel, capability: int, tensors: dict[str, str], *, odd: tuple[str, ...] = (), stages: int = 3, **constants: object
+) -> dict[str, object]:
+    """Compile a kernel for a GPU of that compute capability and return its codes by name (`ptx`, `cubin`). Parameters
+    not in `tensors` or `constants` are int32; all but the `odd` are multiples of 16, as for a model's usual sizes."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     names = kernel.arg_names
     types = {name: "constexpr" if name in constants else tensors.get(name, "i32") for name in names}
-    source = ASTSource(kernel, types, {(names.index(name),): value for name, value in constants.items()})
-    return len(triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"])
+    even = [name for name in names if name not in constants and name not in odd]
+    divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in even}
+    source = ASTSource(kernel, types, {(names.index(name),): value for name, value in constants.items()}, divisible)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": stages}).asm

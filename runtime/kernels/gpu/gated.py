@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.addressing import Strides
-from runtime.kernels.gpu.blocks import load_block, swiglu
+from runtime.kernels.gpu.blocks import expert_start, load_block, swiglu
 
 _ROWS = 8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
 _COLUMNS = 256  # weights of a row at a time
@@ -88,7 +88,7 @@ def _inner(
     pair = tl.program_id(1)
     number = tl.load(numbers_ptr + pair)
     if number >= 0:
-        expert_ptr = arena_ptr + tl.load(starts_ptr + number)
+        expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         token_ptr = x_ptr + (pair // top_k) * hidden
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
         gate = _product(token_ptr, expert_ptr + gate_offset, rows, neurons, hidden, row, 1, block_rows, block_columns)
@@ -107,7 +107,7 @@ def _down(
     pair = tl.program_id(1)
     number = tl.load(numbers_ptr + pair)
     if number >= 0:
-        down_ptr = arena_ptr + tl.load(starts_ptr + number) + down_offset
+        down_ptr = arena_ptr + expert_start(starts_ptr, number) + down_offset
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
         acts_ptr, out_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
         y = _product(acts_ptr, down_ptr, rows, hidden, neurons, output, neuron, block_rows, block_columns)

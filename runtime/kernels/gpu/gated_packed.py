@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.addressing import Matrix
-from runtime.kernels.gpu.blocks import swiglu
+from runtime.kernels.gpu.blocks import expert_start, swiglu
 from runtime.kernels.gpu.low_bit import product
 
 _OUTPUTS = 32  # of one program: few, so that one token's experts are work for every multiprocessor
@@ -45,7 +45,7 @@ def multiply(
 @triton.jit
 def _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales):
     """Return where the words, zero-points and scales lie of one matrix of an expert."""
-    start = tl.load(starts_ptr + number)
+    start = expert_start(starts_ptr, number)
     return words_ptr + start + words, words_ptr + start + zeros, scales_ptr + 2 * start + scales
 
 

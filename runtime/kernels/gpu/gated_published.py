@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.gpu.blocks import clamped_swiglu, swiglu
+from runtime.kernels.gpu.blocks import clamped_swiglu, expert_start, swiglu
 from runtime.kernels.gpu.published import block_sizes, product
 from runtime.kernels.gpu.stored_matrix import GatedMatrices
 
@@ -39,12 +39,6 @@ def multiply(
 
 
 @triton.jit
-def _expert(number, starts_ptr, arena_ptr):
-    """Where an expert begins. Slots begin on 64-byte borders, which the compiler cannot know by itself."""
-    return arena_ptr + tl.multiple_of(tl.load(starts_ptr + number), 64)
-
-
-@triton.jit
 def _inner(
     x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, top_k,
     matrices: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
@@ -55,12 +49,13 @@ def _inner(
     if number >= 0:
         neurons: tl.constexpr = matrices.down.num_inputs
         dtype: tl.constexpr = inner_ptr.dtype.element_ty
-        expert_ptr = _expert(number, starts_ptr, arena_ptr)
+        expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         token_ptr = x_ptr + (pair // top_k) * matrices.gate.num_inputs
         places = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        rows = places * matrices.step
-        gates = product(token_ptr, expert_ptr, rows, matrices.gate, dtype, block_rows, block_columns)
-        ups = product(token_ptr, expert_ptr, rows + matrices.up_first, matrices.up, dtype, block_rows, block_columns)
+        step: tl.constexpr = matrices.step
+        gate, up = tl.program_id(0) * block_rows * step, tl.program_id(0) * block_rows * step + matrices.up_first
+        gates = product(token_ptr, expert_ptr, gate, step, matrices.gate, dtype, block_rows, block_columns)
+        ups = product(token_ptr, expert_ptr, up, step, matrices.up, dtype, block_rows, block_columns)
         if matrices.activation is None:
             acts = swiglu(gates, ups, dtype)
         else:
@@ -77,9 +72,11 @@ def _down(
     pair = tl.program_id(1)
     number = tl.load(numbers_ptr + pair)
     if number >= 0:
-        expert_ptr = _expert(number, starts_ptr, arena_ptr)
+        expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         acts_ptr = inner_ptr + pair * matrix.num_inputs
-        rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        y = product(acts_ptr, expert_ptr, rows, matrix, inner_ptr.dtype.element_ty, block_rows, block_columns)
+        first_row = tl.program_id(0) * block_rows
+        dtype: tl.constexpr = inner_ptr.dtype.element_ty
+        y = product(acts_ptr, expert_ptr, first_row, 1, matrix, dtype, block_rows, block_columns)
+        rows = first_row + tl.arange(0, block_rows)
         places = y_ptr + pair * matrix.num_outputs + rows
         tl.store(places, y.to(y_ptr.dtype.element_ty), mask=rows < matrix.num_outputs)
