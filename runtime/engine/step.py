@@ -15,7 +15,7 @@ from runtime.engine.output_torch import TorchOutput
 from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.links.link import DEMAND, PREFETCH, Transfer
+from runtime.links.link import DEMAND, PREFETCH, Transfer, Wanted
 from runtime.model.open import MoeLayer, MoeModel
 from runtime.policies.step import Opening, Step
 from runtime.tiers.fast import ResidentExperts
@@ -188,6 +188,12 @@ class StepExecutor:
         self, coming: list[Place], ready: list[Place], num_tokens: int, output: StepOutput, following: dict[int, Place]
     ) -> None:
         """Compute the experts that are `ready`, then those `coming` as they land, all that have landed in one call."""
+        if self.link.is_queued and num_tokens == 1:  # two calls: compute runs beside copies, and each is few kernels
+            if ready:
+                self._add(ready, output, following)
+            if coming:
+                self._add(self._all_arrived(coming), output, following)
+            return
         if self._waits_for_all and num_tokens == 1:  # one call for all takes less than one each beside reading threads
             for place in reversed(coming):  # the last lands when hardly another is under way: one wait, not one each
                 self.link.collect(self.pending[place.slot])
@@ -217,12 +223,23 @@ class StepExecutor:
         self.link.collect(self.pending.pop(place.slot))
         return place
 
+    def _all_arrived(self, coming: Sequence[Place]) -> list[Place]:
+        """As `_arrived`, for several at once."""
+        if self._shadows:
+            return [self._arrived(place) for place in coming]
+        self.link.collect_all([self.pending.pop(place.slot) for place in coming])
+        return list(coming)
+
     def _issue(self, loads: Sequence[Place], urgency: int) -> None:
-        for place in loads:
-            if place.slot in self.pending:
-                self.link.cancel(self.pending.pop(place.slot))
-            slot = self.resident.room(place)
-            self.pending[place.slot] = self.link.issue(place.key, slot, urgency=urgency, bits=place.bits)
+        if loads:
+            transfers = self.link.issue_all(map(self._freed, loads), urgency=urgency)
+            self.pending.update(zip([place.slot for place in loads], transfers, strict=True))
+
+    def _freed(self, place: Place) -> Wanted:
+        """A load into a slot, into which nothing else comes from here on."""
+        if place.slot in self.pending:
+            self.link.cancel(self.pending.pop(place.slot))
+        return Wanted(place.key, self.resident.room(place), place.bits)
 
     def _all_rows(self, selected: np.ndarray, num_rows: int) -> np.ndarray:
         """The plan's experts with rows for padding: [rows, K], -1 there."""
