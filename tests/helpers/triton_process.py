@@ -9,16 +9,27 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests import ROOT
 
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="triton is not installed here: kernels for GPUs stay untested"
-)
+
+def why_not(triton: str | None, numpy: str) -> str:
+    """Why kernels for GPUs cannot be tested with these versions; empty if they can."""
+    if triton is None:
+        return "triton is not installed here: kernels for GPUs stay untested"
+    if Version(triton) < Version("3.7") and Version(numpy) >= Version("2.4"):
+        return f"the interpreter of triton {triton} fails with numpy {numpy}: it needs triton 3.7 or numpy below 2.4"
+    return ""
+
+
+_WHY_NOT = why_not(version("triton") if find_spec("triton") else None, version("numpy"))
+needs_triton = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 # Imports once, which takes seconds, and forks for every request, so that requests share no state.
 _SERVER = """
 import io, json, os, sys, traceback

@@ -1,7 +1,6 @@
 """Recorded routing for tools.gpu.bench: of its own texts, for perfect prefetching, and of others, for tuning."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -68,8 +67,17 @@ def tuned(opened: MoeModel, text: Text, rates: Rates, *, budget: str, link: str)
 
 def _candidates() -> list[Combination]:
     plain = [one for one in space.lossless(1.0) if (one.miss, one.residency) == ("fetch", "uniform")]
-    left_out = set() if find_spec("numba") else _COMPILED
+    left_out = set() if _has_numba() else _COMPILED
     return [one for one in plain if left_out.isdisjoint(one) and not build(one.policies).requires]
+
+
+def _has_numba() -> bool:
+    """Whether numba can be imported: one that does not fit the machine's numpy is found, and then fails."""
+    try:
+        import numba  # noqa: F401
+    except Exception:
+        return False
+    return True
 
 
 def other_texts(text: Text, vocabulary: int) -> Text:

@@ -180,7 +180,7 @@ def session_row(
 def prompt_row(opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates) -> Row:
     """A row of moectl on prompts, the first of which warms up; the floor counts each wanted expert once and no
     arithmetic."""
-    from tools.gpu.checks.sessions import finish
+    from tools.gpu.timing import finish
 
     device, seconds, stall_s = opened.model.device, [], []
     with Session(opened, settings) as session:
@@ -242,7 +242,7 @@ def _decoded(session: Session, text: Text) -> dict[str, int]:
 
 
 def _median_s(work: Callable[[], object], device: str, *, turns: int = 8) -> float:
-    from tools.gpu.checks.sessions import finish
+    from tools.gpu.timing import finish
 
     seconds = []
     for _ in range(turns):

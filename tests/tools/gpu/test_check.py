@@ -13,7 +13,17 @@ from artifacts.quantisation.widths import WIDTHS
 from tools.gpu import check as gpu_check
 from tools.gpu.checks import low_bit
 from tools.gpu.checks.replicas import FEW_BITS
-from tools.gpu.checks.sessions import RUNS, SMALL, Check, Said, attempt, bandwidth, compare, save_random
+from tools.gpu.checks.sessions import (
+    RUNS,
+    SMALL,
+    Check,
+    Said,
+    attempt,
+    bandwidth,
+    compare,
+    compare_rounded,
+    save_random,
+)
 
 TINY = SMALL | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 8, "vocab_size": 96}
 
@@ -89,13 +99,24 @@ def test_speed_and_overlap_are_figures(ran: tuple) -> None:
 
 def test_a_difference_fails_and_the_host_may_round_otherwise() -> None:
     theirs = Said((torch.tensor([1.0, 2.0]),), [3, 4])
-    for difference, elsewhere, passes in ((0.0, False, True), (1e-4, False, False), (1e-4, True, True)):
+    for difference, allowed, passes in ((0.0, None, True), (1e-4, None, False), (1e-4, 1e-4, True)):
         ours = Said((torch.tensor([1.0, 2.0 + difference]),), [3, 4])
-        assert compare(ours, theirs, torch.float32, elsewhere=elsewhere)[0] == passes
+        assert compare(ours, theirs, torch.float32, allowed=allowed)[0] == passes
     other = Said(theirs.logits, [3, 5])
-    assert "DIFFER" in compare(other, theirs, torch.float32, elsewhere=True)[1]
-    assert not compare(other, theirs, torch.bfloat16, elsewhere=False)[0]
-    assert compare(other, theirs, torch.bfloat16, elsewhere=True)[0]
+    assert "DIFFER" in compare(other, theirs, torch.float32, allowed=1e-4)[1]
+    assert not compare(other, theirs, torch.bfloat16)[0]
+
+
+def test_in_bfloat16_kernels_may_differ_as_far_as_bfloat16_itself() -> None:
+    """The cut bundled model lies 0.07 from plain bfloat16 and 0.03 from float32: it is the better one of both."""
+
+    def said(logit: float) -> Said:
+        return Said((torch.tensor([1.0, logit]),), [3])
+
+    exact, theirs = said(10.0), said(10.7)
+    assert compare_rounded(said(9.7), theirs, exact)[0] and compare_rounded(said(11.0), theirs, exact)[0]
+    assert not compare_rounded(said(11.2), theirs, exact)[0]
+    assert not compare_rounded(said(10.6), exact, exact)[0]
 
 
 def test_a_check_that_cannot_run_fails_in_one_line() -> None:
