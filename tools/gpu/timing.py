@@ -1,5 +1,5 @@
-"""Times of kernels by the device's own clock: calls are captured in a CUDA graph and replayed, so that what Python needs
-to launch them does not count."""
+"""Times of kernels by the device's own clock: calls are captured in a CUDA graph and replayed, so that what Python
+needs to launch them does not count."""
 
 import time
 from collections.abc import Callable

@@ -5,9 +5,8 @@ import statistics
 import torch
 from torch.nn import functional as F
 
-from tools.gpu.timing import microseconds
-
 from artifacts.quantisation.packing import Packed, packed_shapes
+from tools.gpu.timing import microseconds
 
 ALLOWED = 5e-3  # relative to the product with the same weights in float32
 SHAPES = ((1024, 2048, 128), (2048, 1024, 128), (130, 512, 64), (64, 96, 32), (50, 24, 24))  # out, in, group

@@ -188,9 +188,7 @@ def compare_rounded(ours: Said, theirs: Said, exact: Said) -> Finding:
     model's: a rounding may change a router's selection, and then either may be the nearer one. Tokens may differ."""
     relative, own, plain_own = difference(ours, theirs), difference(ours, exact), difference(theirs, exact)
     allowed = max(COARSE, NO_WORSE * plain_own)
-    detail = (
-        f"{own:.1e} of the largest logit from float32, the plain model {plain_own:.1e}; from each other {relative:.1e}"
-    )
+    detail = f"{own:.1e} from float32's logits, the plain model {plain_own:.1e}; from each other {relative:.1e}"
     figures = {"bit_equal": not relative, "relative": relative, "from_float32": own, "plain_from_float32": plain_own}
     return own <= allowed, detail, figures | {"tokens_equal": ours.tokens == theirs.tokens, "allowed": allowed}
 
