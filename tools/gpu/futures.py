@@ -12,6 +12,7 @@ from artifacts.traces.trace import Trace
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import preset
 from runtime.search import space
 from runtime.search.results import SearchPlan, Tried
 from runtime.search.search import Search
@@ -46,23 +47,42 @@ def known_future(opened: MoeModel, text: Text, *, link: str) -> Artefacts:
 def tuned(opened: MoeModel, text: Text, rates: Rates, *, budget: str, link: str) -> Tried:
     """The fastest lossless policies that fetch misses and need no artefacts, by replays of these texts; measure them
     on other texts."""
-    trace = recorded(opened, text, link=link, prefetch=_SEEN_AHEAD)
-    nbytes, shape = opened.shape.expert_nbytes, opened.shape
-    expert_s = expert_seconds(opened, is_fused=True)
-    costs = Costs(
-        expert=Work(expert_s),
-        load_s=nbytes / rates.link,
-        load_latency_s=0.0,
-        near=Work(float("inf")),
-        rest=Work(rest_seconds(opened) / shape.num_layers),
-        head=Work(0.0),
-    )
-    fast, gbps = nbytes / expert_s / 1e9, rates.link / 1e9
-    machine = Machine(HERE, fast, float("inf"), gbps, 0.0, gbps, "measured")
-    model = replace(guessed(shape), name="measured", assumed=())  # only its shape counts
-    search = Search(trace, model, machine, artefacts=Artefacts(), budget=budget, costs=costs)
+    search = Forecast(opened, text, rates, link=link).search(budget)
     plan = SearchPlan(CANDIDATES, search.num_passes, CLIMBING, seed=0, max_loss=0.0)
     return search.run(plan, spaces=(_candidates(), [])).lossless[0]
+
+
+class Forecast:
+    """Replays of these texts with times measured here, as `moectl tune` and `moectl plan` make them."""
+
+    def __init__(self, opened: MoeModel, text: Text, rates: Rates, *, link: str) -> None:
+        self._trace = recorded(opened, text, link=link, prefetch=_SEEN_AHEAD)
+        shape, nbytes = opened.shape, opened.shape.expert_nbytes
+        expert_s = expert_seconds(opened, is_fused=True)
+        self._costs = Costs(
+            expert=Work(expert_s),
+            load_s=nbytes / rates.link,
+            load_latency_s=0.0,
+            near=Work(float("inf")),
+            rest=Work(rest_seconds(opened) / shape.num_layers),
+            head=Work(0.0),
+        )
+        fast, gbps = nbytes / expert_s / 1e9, rates.link / 1e9
+        self._machine = Machine(HERE, fast, float("inf"), gbps, 0.0, gbps, "measured")
+        self._model = replace(guessed(shape), name="measured", assumed=())  # only its shape counts
+
+    def search(self, budget: str) -> Search:
+        own = {"artefacts": Artefacts(), "budget": budget, "costs": self._costs}
+        return Search(self._trace, self._model, self._machine, **own)
+
+    def predicted_ms(self, settings: Settings) -> float | None:
+        """Milliseconds of a decoded token; None for policies that need artefacts."""
+        policies = build(settings.texts())
+        if policies.requires:
+            return None
+        scope = settings.scope or preset(settings.preset).scope
+        search = self.search(preset(settings.preset).budget or settings.budget)
+        return search.replay(Combination(**settings.texts(), scope=str(scope)), search.num_passes).ms
 
 
 def _candidates() -> list[Combination]:

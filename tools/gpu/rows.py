@@ -45,6 +45,7 @@ class Text:
 class Row:
     """One way to run a model: milliseconds of a prompt and of a decoded token, bytes moved and stall of the latter, all
     of them means. `floor_ms`: the longer of bytes moved over the link's rate and bytes read over memory's.
+    `predicted_ms`: what a replay with measured times says of a decoded token.
 
     A row without decoding has bytes and floor of its prompts.
     """
@@ -58,14 +59,16 @@ class Row:
     link_utilisation: float = 0.0
     hit_rate: float | None = None
     floor_ms: float | None = None
+    predicted_ms: float | None = None
     fast_nbytes: int | None = None
     experts: str = ""
     why_not: str = ""
 
     @property
-    def over_floor(self) -> float | None:
+    def floor_share(self) -> float | None:
+        """The floor's share of the time taken: 1 is the best possible."""
         taken_ms = self.ttft_ms if self.tpot_ms is None else self.tpot_ms
-        return None if taken_ms is None or not self.floor_ms else taken_ms / self.floor_ms
+        return None if not taken_ms or self.floor_ms is None else self.floor_ms / taken_ms
 
 
 def attempt(name: str, budget: str, measure: Callable[[], Row]) -> Row:
