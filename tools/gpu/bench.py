@@ -25,6 +25,7 @@ from runtime.session.session import Settings
 from tools.gpu import models, sparse
 from tools.gpu import rows as gpu_rows
 from tools.gpu.check import forget, gpu, versions
+from tools.gpu.futures import ORACLE, Forecast, known_future, other_texts, tuned
 from tools.gpu.groups import tell
 from tools.gpu.models import SHAPES
 from tools.gpu.rows import Rates, Row, Text
@@ -33,6 +34,7 @@ from tools.gpu.table import markdown
 PRESETS, BUDGETS = ("on-demand", "mixtral-offloading"), ("50%", "25%", "12.5%", "5%")
 AIMED_AT = "25%"  # where perfect prefetching, tuned policies and Accelerate run
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU; its models are very small
+ON_DISK = [name for name, shape in SHAPES.items() if not shape.is_sparse]
 NO_TIME = "not measured: out of time"
 
 Run = tuple[str, str, Callable[[], Row]]
@@ -168,21 +170,15 @@ class Runs:
         return self._forecast.predicted_ms(settings)
 
     @cached_property
-    def _forecast(self) -> "Forecast":
-        from tools.gpu.futures import Forecast
-
+    def _forecast(self) -> Forecast:
         return Forecast(self.opened, self.text, self.rates, link=self._link)
 
     def _oracle(self) -> Row:
-        from tools.gpu.futures import ORACLE, known_future
-
         settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, policies=ORACLE)
         known = known_future(self.opened, self.text, link=self._link)
         return gpu_rows.session_row(self.opened, settings, self.text, self.rates, artefacts=known)
 
     def _tuned(self) -> Row:
-        from tools.gpu.futures import other_texts, tuned
-
         others = other_texts(self.text, self.opened.config.vocab_size)
         best = tuned(self.opened, others, self.rates, budget=AIMED_AT, link=self._link).combination
         self.told["tuned"] = best._asdict()
@@ -248,9 +244,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the JSON report to this file")
     parser.add_argument("--table", type=Path, help="write the Markdown table to this file")
-    parser.add_argument(
-        "--models", nargs="+", choices=SHAPES, default=[name for name in SHAPES if not SHAPES[name].is_sparse]
-    )
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=ON_DISK)
     parser.add_argument("--layers", type=int, help="of every model, instead of its own number")
     parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help="beside 100%%, the largest first")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")

@@ -18,17 +18,8 @@ from tools.gpu import bench, models
 from tools.gpu.bench import NO_TIME, markdown
 from tools.gpu.rows import Row, attempt
 
-TINY = {
-    "tiny": True,
-    "layers": None,
-    "prompt": 12,
-    "tokens": 3,
-    "sequences": 1,
-    "threads": 1,
-    "scratch": None,
-    "lines": False,
-    "only": "",
-}
+TINY = {"tiny": True, "layers": None, "prompt": 12, "tokens": 3, "sequences": 1, "threads": 1, "scratch": None}
+TINY |= {"lines": False, "only": ""}
 TINY |= {"long_prompt": 24}
 NUM_ROWS = 2 + 2 + 4 + 1  # of moectl with everything resident, with an aim, with long prompts; Accelerate's
 # In a process of its own: what is imported here already is there.
