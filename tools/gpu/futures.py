@@ -1,6 +1,7 @@
 """Recorded routing for tools.gpu.bench: of its own texts, for perfect prefetching, and of others, for tuning."""
 
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from runtime.search.space import Combination
 from runtime.session.probe import expert_seconds, rest_seconds
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
+from tools.gpu.packages import experts_by, has_numba
 from tools.gpu.rows import Rates, Text
 
 ORACLE = {"eviction": "belady", "prefetch": "oracle"}
@@ -32,7 +34,12 @@ def recorded(opened: MoeModel, text: Text, *, link: str, prefetch: str = "none")
     """The routing of every sequence, from a lossless run with moectl's kernels."""
     from profilers.compare.quality import read
 
-    settings = Settings(policies={"prefetch": prefetch}, budget="100%", link=link, experts=FUSED)
+    settings = Settings(
+        policies={"prefetch": prefetch},
+        budget="100%",
+        link=link,
+        experts=experts_by(opened.model.device),
+    )
     with Session(opened, settings) as session:
         recorder = session.record()
         read(session, text.sequences, prefill=text.prompt)
@@ -48,6 +55,9 @@ def tuned(opened: MoeModel, text: Text, rates: Rates, *, budget: str, link: str)
     """The fastest lossless policies that fetch misses and need no artefacts, by replays of these texts; measure them
     on other texts."""
     search = Forecast(opened, text, rates, link=link).search(budget)
+    if not has_numba():  # the search also replays the published presets, some of which need it
+        drawn = space.drawn(_candidates(), CANDIDATES, seed=0)
+        return min((search.replay(one, search.num_passes) for one in drawn), key=attrgetter("ms"))
     plan = SearchPlan(CANDIDATES, search.num_passes, CLIMBING, seed=0, max_loss=0.0)
     return search.run(plan, spaces=(_candidates(), [])).lossless[0]
 
@@ -58,7 +68,7 @@ class Forecast:
     def __init__(self, opened: MoeModel, text: Text, rates: Rates, *, link: str) -> None:
         self._trace = recorded(opened, text, link=link, prefetch=_SEEN_AHEAD)
         shape, nbytes = opened.shape, opened.shape.expert_nbytes
-        expert_s = expert_seconds(opened, is_fused=True)
+        expert_s = expert_seconds(opened, is_fused=experts_by(opened.model.device) == FUSED)
         self._costs = Costs(
             expert=Work(expert_s),
             load_s=nbytes / rates.link,
@@ -87,17 +97,8 @@ class Forecast:
 
 def _candidates() -> list[Combination]:
     plain = [one for one in space.lossless(1.0) if (one.miss, one.residency) == ("fetch", "uniform")]
-    left_out = set() if _has_numba() else _COMPILED
+    left_out = set() if has_numba() else _COMPILED
     return [one for one in plain if left_out.isdisjoint(one) and not build(one.policies).requires]
-
-
-def _has_numba() -> bool:
-    """Whether numba can be imported: one that does not fit the machine's numpy is found, and then fails."""
-    try:
-        import numba  # noqa: F401
-    except Exception:
-        return False
-    return True
 
 
 def other_texts(text: Text, vocabulary: int) -> Text:

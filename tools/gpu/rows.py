@@ -15,7 +15,8 @@ from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset, Scope
 from runtime.session.session import Session, Settings
-from runtime.session.settings import EXACT, FUSED
+from runtime.session.settings import EXACT
+from tools.gpu.packages import experts_by
 
 _COPIED = 256 << 20  # bytes, more than a GPU's cache holds
 
@@ -149,7 +150,7 @@ def settings_of(
         budget=budget,
         scope=str(Scope.GLOBAL) if has_few else scope,
         link=link,
-        experts=FUSED if fused else EXACT,
+        experts=experts_by(opened.model.device) if fused else EXACT,
     )
 
 

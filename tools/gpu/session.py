@@ -44,7 +44,8 @@ def stage(number: int, *, device: str, tiny: bool) -> list[Group]:
 
     def bench(model: str, limit_s: float, *more: str) -> Group:
         sizes = ("--prompt", "8", "--tokens", "2", "--sequences", "1", "--long-prompt", "16") if tiny else ()
-        arguments = ("--models", model, "--limit", str(0.85 * limit_s), "--lines", *own, *sizes, *more)
+        sizes += ("--budgets", "25%") if tiny else ()
+        arguments = ("--models", model, "--limit", str(0.85 * limit_s), "--lines", *own, *more, *sizes)
         return Group(f"bench {model}", "tools.gpu.bench", arguments, limit_s)
 
     stages = {

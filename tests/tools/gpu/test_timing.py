@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.triton_process import why_not
-from tools.gpu import futures
+from tools.gpu.packages import has_numba
 from tools.gpu.timing import gbps, microseconds
 
 
@@ -47,9 +47,9 @@ def test_a_gpus_time_is_that_of_replayed_graphs(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_numba_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert futures._has_numba()
+    assert has_numba.__wrapped__()
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert not futures._has_numba()
+    assert not has_numba.__wrapped__()
 
 
 def test_an_interpreter_that_would_fail_is_not_asked() -> None:

@@ -12,9 +12,9 @@ import torch
 
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
-from runtime.session.settings import FUSED
 from tools.gpu import models
 from tools.gpu.groups import tell
+from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
 from tools.gpu.timing import microseconds
 
@@ -26,7 +26,7 @@ def main() -> None:
         models.save(models.SHAPES["olmoe-1b-7b"], Path(folder), layers=2, device=options.device, tiny=options.tiny)
         opened = open_model(folder, device=torch.device(options.device))
         link = "auto" if options.device != "cpu" else "1GB/s"
-        with Session(opened, Settings("full", experts=FUSED, link=link)) as session:
+        with Session(opened, Settings("full", experts=experts_by(options.device), link=link)) as session:
             session.forward(torch.arange(3, 67)[None])
             layer, shape = opened.layers[0], opened.shape
             hidden = torch.randn(1, opened.config.hidden_size, dtype=opened.dtype, device=options.device)

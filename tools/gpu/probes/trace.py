@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
-from runtime.session.settings import FUSED
 from tools.gpu import models
 from tools.gpu.groups import tell
+from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
 
 TOKENS, PROMPT = 8, 64
@@ -32,7 +32,7 @@ def main() -> None:
         for budget in ("25%", "100%"):
             preset = "full" if budget == "100%" else "mixtral-offloading"
             link = "auto" if options.device != "cpu" else "1GB/s"
-            settings = Settings(preset, budget=budget, experts=FUSED, link=link)
+            settings = Settings(preset, budget=budget, experts=experts_by(options.device), link=link)
             tell(name=f"a token at {budget}", layers=opened.shape.num_layers, **_counted(opened, settings))
 
 
