@@ -126,7 +126,7 @@ class StepExecutor:
         plan = self.controller.step(step)
         if is_token:
             self.last_token[layer.index] = plan
-        output = self._begin_output(layer, hidden, plan, step, weights)
+        output = self._begin_output(layer, hidden, plan, step, ids, weights)
         self._compute(plan, len(hidden), output)
         return output.finish()
 
@@ -152,8 +152,11 @@ class StepExecutor:
         return out
 
     def _begin_output(
-        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor
+        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor
     ) -> StepOutput:
+        if self.gpu_output and len(hidden) == 1 and plan.weights is None and plan.selected is step.selected:
+            self.gpu_output.begin_kept(layer.experts, hidden, plan.selected, ids, weights)
+            return self.gpu_output
         if self._fused_output and len(hidden) == 1:
             applied = step.weights if plan.weights is None else plan.weights
             self._fused_output.begin_token(layer.experts, hidden, plan.selected[0].tolist(), applied[0])

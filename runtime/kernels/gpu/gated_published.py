@@ -9,14 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.gpu.blocks import clamped_swiglu, expert_start, swiglu
+from runtime.kernels.gpu.addressing import Numbers, arguments
+from runtime.kernels.gpu.blocks import clamped_swiglu, expert_start, number_of, swiglu
 from runtime.kernels.gpu.published import block_sizes, product
 from runtime.kernels.gpu.stored_matrix import GatedMatrices
 
 
 def multiply(
     x: torch.Tensor,
-    numbers: torch.Tensor,
+    numbers: Numbers,
     starts: torch.Tensor,
     arena: torch.Tensor,
     *,
@@ -25,27 +26,27 @@ def multiply(
 ) -> None:
     """Write y [T * K, H] for the pairs that have an expert: x [T, H]; numbers [T, K] are indices into `starts`, in
     bytes from the beginning of `arena`, uint8; a negative number is no expert."""
-    top_k, num_pairs = numbers.shape[1], numbers.numel()
+    top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     down, neurons = matrices.down, matrices.down.num_inputs
     inner = torch.empty(num_pairs, neurons, dtype=x.dtype, device=x.device)
     blocks = block_sizes(matrices.gate)
     _inner[(triton.cdiv(neurons, blocks["block_rows"]), num_pairs)](
-        x, numbers, starts, arena, inner, top_k, matrices=matrices, **blocks
+        x, *own, starts, arena, inner, top_k, matrices=matrices, are_packed=are_packed, **blocks
     )
     blocks = block_sizes(down)
     _down[(triton.cdiv(down.num_outputs, blocks["block_rows"]), num_pairs)](
-        inner, numbers, starts, arena, y, matrix=down, **blocks
+        inner, *own, starts, arena, y, matrix=down, are_packed=are_packed, **blocks
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, top_k,
-    matrices: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr, top_k,
+    matrices: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute the activation of gate and up for some neurons of one pair."""
     pair = tl.program_id(1)
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         neurons: tl.constexpr = matrices.down.num_inputs
         dtype: tl.constexpr = inner_ptr.dtype.element_ty
@@ -63,14 +64,14 @@ def _inner(
         tl.store(inner_ptr + pair * neurons + places, acts, mask=places < neurons)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
-    inner_ptr, numbers_ptr, starts_ptr, arena_ptr, y_ptr,
-    matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
+    matrix: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         acts_ptr = inner_ptr + pair * matrix.num_inputs

@@ -19,8 +19,9 @@ TENSORS = (
     | dict.fromkeys(("y_ptr", "weights_ptr", "shares_ptr"), "*fp32")
     | {"starts_ptr": "*i64", "scales_ptr": "*fp16", "expert_ptr": "*u8"}
 )
+TENSORS |= dict.fromkeys(("first", "second", "third", "fourth"), "i64")
 IN_BF16, IN_BYTES = TENSORS | {"arena_ptr": "*bf16"}, TENSORS | {"arena_ptr": "*u8"}
-ODD = ("top_k", "count", "num_tokens")
+ODD = ("top_k", "count", "num_tokens", "first", "second", "third", "fourth")
 WIDE = re.compile(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg\.shared\.global \[.*\], \[.*\], 0x10")
 OF_TWO_BYTES = re.compile(r"ld\.global[.\w:]*\.b16")
 Ptx = Callable[..., str]
@@ -47,11 +48,11 @@ def test_experts_of_a_token_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
     """Each step of a program takes 4 KiB of a matrix: 128 threads, twice 16 bytes."""
     from runtime.kernels.gpu import gated
 
-    few = {"block_rows": gated._ROWS, "block_columns": gated._COLUMNS}
+    few = {"are_packed": True, "block_rows": gated._ROWS, "block_columns": gated._COLUMNS}
     inner, down = ptx(gated._inner, IN_BF16, **few), ptx(gated._down, IN_BF16, adds=False, neuron=1, **few)
     assert (wide(inner), wide(down)) == (4, 2)
     assert not OF_TWO_BYTES.search(inner + down)
-    cut = ptx(gated._down, IN_BF16, adds=True, output=1, block_rows=64, block_columns=32)
+    cut = ptx(gated._down, IN_BF16, are_packed=False, adds=True, output=1, block_rows=64, block_columns=32)
     assert wide(cut) == 4
 
 
@@ -70,7 +71,7 @@ def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
 def test_packed_words_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
     from runtime.kernels.gpu import gated_packed, low_bit
 
-    blocks = {"block_outputs": 32, "block_inputs": 64}
+    blocks = {"are_packed": True, "block_outputs": 32, "block_inputs": 64}
     assert wide(ptx(gated_packed._inner, TENSORS, bits=4, **blocks)) == 8
     assert wide(ptx(gated_packed._down, TENSORS, bits=3, **blocks)) == 8
     blocks = {"bits": 3, "block_outputs": 64, "block_inputs": 64}
@@ -83,7 +84,7 @@ def test_codes_of_published_formats_are_read_16_bytes_a_thread(ptx: Ptx) -> None
 
     for name, count in {"fp8 in blocks": 1, "mxfp4": 1, "packed, 8 bits": 1, "gptq_v2, 3 bits": 8, "awq": 3}.items():
         matrix = gated_matrices(layout_of(name)).down
-        code = ptx(gated_published._down, IN_BYTES, matrix=matrix, **published.block_sizes(matrix))
+        code = ptx(gated_published._down, IN_BYTES, matrix=matrix, are_packed=True, **published.block_sizes(matrix))
         assert wide(code) >= count, name
 
 
@@ -93,7 +94,7 @@ def test_the_other_kernels_compile(tmp_path: Path) -> None:
     with compiler(tmp_path):
         assert compiled(gated._combine, 90, TENSORS, width=8, block_tokens=8, block=256)["cubin"]
         clamped = gated_matrices(layout_of("mxfp4"), ClampedGate(1.702, 7.0))
-        own = {"matrices": clamped, **published.block_sizes(clamped.gate)}
+        own = {"matrices": clamped, "are_packed": True, **published.block_sizes(clamped.gate)}
         assert compiled(gated_published._inner, 80, IN_BYTES, **own)["cubin"]
         for name, capability in (("packed, 4 bits, in any order", 80), ("nvfp4, inverse", 90)):
             matrix = gated_matrices(layout_of(name)).down
