@@ -13,7 +13,7 @@ from tools.gpu.groups import tell
 from tools.gpu.probes.options import parsed
 
 SIZES = (1 << 20, 4 << 20, 9 << 20, 64 << 20)
-_MOVED = 1 << 30  # bytes of one measurement
+_MOVED, _RANKS = 1 << 30, 8  # bytes of one measurement; experts of a token
 
 
 def main() -> None:
@@ -28,6 +28,17 @@ def main() -> None:
             streams = [torch.cuda.Stream(device) for _ in range(2)]
             both = _gbps(lambda h=host, t=there, s=streams: _on_two(h, t, s), host.nbytes, device)
             tell(name=f"copies of {nbytes >> 20} MiB, on two streams", gbps=both)
+            tell(name=f"eight of {nbytes >> 20} MiB, by a kernel", gbps=_filled_gbps(device, nbytes))
+
+
+def _filled_gbps(device: str, nbytes: int) -> float:
+    """GB/s at which a kernel brings eight experts of so many bytes from page-locked memory by itself."""
+    from runtime.kernels.gpu.decide import fill
+
+    words, ranks = nbytes // 4, torch.arange(_RANKS, dtype=torch.int32, device=device)
+    host = torch.ones(_RANKS, words, dtype=torch.int32, pin_memory=True)
+    arena, starts = torch.empty(_RANKS * words, dtype=torch.int32, device=device), ranks.long() * words
+    return _gbps(lambda: fill(host, starts, arena, ranks, ranks, first_key=0, first_slot=0), host.nbytes, device)
 
 
 def _copy(host: torch.Tensor, there: torch.Tensor) -> None:
