@@ -18,10 +18,10 @@ def number_of(pair, numbers_ptr, first, second, third, fourth, are_packed: tl.co
 
 
 @triton.jit
-def expert_start(starts_ptr, number):
-    """Where an expert begins, in elements of its arena. Slots begin on 64-byte borders, which the compiler cannot see
-    in a number that it loads: without this every thread would load single elements."""
-    return tl.multiple_of(tl.load(starts_ptr + number), 16)
+def expert_start(starts_ptr, number, border: tl.constexpr = 16):
+    """Where an expert begins, in elements of its arena: a multiple of `border`, which the compiler cannot see in a
+    number that it loads. Without this every thread would load single elements. Slots begin on borders of 64 bytes."""
+    return tl.multiple_of(tl.load(starts_ptr + number), border)
 
 
 @triton.jit

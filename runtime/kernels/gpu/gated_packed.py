@@ -43,7 +43,7 @@ def multiply(
 @triton.jit
 def _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales):
     """Return where the words, zero-points and scales lie of one matrix of an expert."""
-    start = expert_start(starts_ptr, number)
+    start = expert_start(starts_ptr, number, 4)  # replicas that stay beside the slots begin on borders of 16 bytes
     return words_ptr + start + words, words_ptr + start + zeros, scales_ptr + 2 * start + scales
 
 
