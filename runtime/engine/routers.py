@@ -136,7 +136,7 @@ class Watcher:
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
         """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a step to the host."""
         routed = self._routed[layer]
-        tensors = [ids, weights.float()]
+        tensors = [ids, weights]
         if self._wants_probabilities:
             tensors.append(self._opened.layers[layer].distribution(routed.logits))
         tensors += self._predictions(layer, routed)

@@ -16,7 +16,7 @@ from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
 from runtime.kernels.cpu.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.links.link import DEMAND, PREFETCH, Transfer
+from runtime.links.link import DEMAND, PREFETCH, Transfer, Wanted
 from runtime.model.open import MoeLayer, MoeModel
 from runtime.policies.step import Opening, Step
 from runtime.tiers.fast import ResidentExperts
@@ -101,6 +101,12 @@ class StepExecutor:
         if self._whole_output is not None:
             self._whole_output.clear()
 
+    def load_all(self) -> None:
+        """Load every expert, where the fast tier has room for all of them. Nothing is counted."""
+        places = self.controller.cache.admit_all()
+        self._issue(places, DEMAND)
+        self._all_arrived(places)
+
     def open_pass(self, opening: Opening) -> None:
         """Send for what the controller brings before the first layer has run."""
         self._issue(self.controller.open_pass(opening), PREFETCH)
@@ -124,7 +130,7 @@ class StepExecutor:
             self.on_plan(step, plan)
         if is_token or self.watcher.decodes:
             self.last_token[layer.index] = plan
-        output = self._begin_output(layer, hidden, plan, step, weights)
+        output = self._begin_output(layer, hidden, plan, step, ids, weights)
         self._compute(plan, len(hidden), output)
         return output.finish()
 
@@ -169,8 +175,11 @@ class StepExecutor:
             self.controller.count_fixed(first, len(chosen))
 
     def _begin_output(
-        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor
+        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor
     ) -> StepOutput:
+        if self.gpu_output and len(hidden) == 1 and plan.weights is None and plan.selected is step.selected:
+            self.gpu_output.begin_kept(layer.experts, hidden, plan.selected, ids, weights)
+            return self.gpu_output
         if self._fused_output and len(hidden) == 1:
             applied = step.weights if plan.weights is None else plan.weights
             self._fused_output.begin_token(layer.experts, hidden, plan.selected[0].tolist(), applied[0])
@@ -211,6 +220,12 @@ class StepExecutor:
         self, coming: list[Place], ready: list[Place], num_tokens: int, output: StepOutput, following: dict[int, Place]
     ) -> None:
         """Compute the experts that are `ready`, then those `coming` as they land, all that have landed in one call."""
+        if self.link.is_queued and num_tokens == 1:  # two calls: compute runs beside copies, and each is few kernels
+            if ready:
+                self._add(ready, output, following)
+            if coming:
+                self._add(self._all_arrived(coming), output, following)
+            return
         if self._waits_for_all and num_tokens == 1:  # one call for all takes less than one each beside reading threads
             for place in reversed(coming):  # the last lands when hardly another is under way: one wait, not one each
                 self.link.collect(self.pending[place.slot])
@@ -240,12 +255,23 @@ class StepExecutor:
         self.link.collect(self.pending.pop(place.slot))
         return place
 
+    def _all_arrived(self, coming: Sequence[Place]) -> list[Place]:
+        """As `_arrived`, for several at once."""
+        if self._shadows:
+            return [self._arrived(place) for place in coming]
+        self.link.collect_all([self.pending.pop(place.slot) for place in coming])
+        return list(coming)
+
     def _issue(self, loads: Sequence[Place], urgency: int) -> None:
-        for place in loads:
-            if place.slot in self.pending:
-                self.link.cancel(self.pending.pop(place.slot))
-            slot = self.resident.room(place)
-            self.pending[place.slot] = self.link.issue(place.key, slot, urgency=urgency, bits=place.bits)
+        if loads:
+            transfers = self.link.issue_all(map(self._freed, loads), urgency=urgency)
+            self.pending.update(zip([place.slot for place in loads], transfers, strict=True))
+
+    def _freed(self, place: Place) -> Wanted:
+        """A load into a slot, into which nothing else comes from here on."""
+        if place.slot in self.pending:
+            self.link.cancel(self.pending.pop(place.slot))
+        return Wanted(place.key, self.resident.room(place), place.bits)
 
     def _all_rows(self, selected: np.ndarray, num_rows: int) -> np.ndarray:
         """The plan's experts with rows for padding: [rows, K], -1 there."""

@@ -6,7 +6,7 @@ import torch
 
 from artifacts.shape import FULL_BITS, Shape
 from runtime.links.clock import Clock, Timeline, WallClock
-from runtime.links.link import DEMAND, PREFETCH, ExpertSource, Transfer
+from runtime.links.link import DEMAND, PREFETCH, ExpertSource, Link, Transfer
 
 
 @dataclass(eq=False, slots=True)
@@ -17,7 +17,7 @@ class _TimedTransfer(Transfer):
     lands_at_s: float = 0.0
 
 
-class EmulatedLink:
+class EmulatedLink(Link):
     """Transfers take their time on a timeline one after another, on the wall clock unless another is given.
 
     There is no thread: each call starts the queued transfers that would have begun by now, and bytes are copied on

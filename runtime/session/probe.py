@@ -14,6 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
+from runtime.engine.across_devices import made_current
 from runtime.engine.engine import NAME as ENGINE
 from runtime.engine.output import choose_output
 from runtime.kernels.cpu.decoder import CompiledDecoder
@@ -153,7 +154,7 @@ def seconds_of(work: Callable[[int], object], device: torch.device, *, warm_up: 
     """Measure the seconds of each call of `work`, which gets its number, until the device is done; those of the warm-up
     are left out."""
     seconds = []
-    with torch.inference_mode():
+    with torch.inference_mode(), made_current(device):
         for turn in range(warm_up + turns):
             begin_s = time.perf_counter()
             work(turn)
