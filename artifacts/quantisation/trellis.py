@@ -1,0 +1,157 @@
+"""Matrices of half a bit to 4 bits a weight in trellis codes: the layout of the codes, and what they stand for.
+
+A bitshift trellis with a computed codebook (QTIP, Tseng et al. 2024): every column of a matrix [out, in] is one
+circular stream of bits along the outputs, and a weight is a hash of a window of L bits. Its first bits are its own; the
+others belong to the rows that follow. A column has h half bits a row, h from 1 to 8, so row r's window begins at bit
+`h r // 2`.
+
+What is coded is not W [out, in] but R = W U^T, or V W U^T where outputs are rotated too, U and V being the rotations of
+`artifacts.quantisation.rotation`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from artifacts.quantisation.rotation import rotate_back
+
+STATE_BITS = 12
+"""L of the codes that are written; readers take 8 to 16."""
+
+HALF_BITS = range(1, 9)
+"""What a column may have: from one bit for two rows to 4 bits a row."""
+
+PARTS = ("codes", "scale", "high", "row_scales")
+BLOCK_ROWS = 32  # padded to: h words of a column belong to so many rows
+HIGH_COLUMNS = 16  # columns with half a bit more come in such numbers: whole vectors of a kernel
+
+MULTIPLIER = 1301319755
+OFFSETS = (781961443, 2599103706)  # of even and of odd rows
+MIDDLE = 510  # the mean of the sum of four bytes, so that levels are -510 to 510
+_DEVIATION = 147.8  # of that sum
+_GAINS = (0.7, 0.895, 0.96, 1.0, 1.0, 1.0, 1.0, 1.0)  # deviation of the levels by h, for weights of deviation 1
+ROW_STEPS = 32  # row scales by factor 2
+
+
+@cache
+def steps() -> np.ndarray:
+    """float32 [9]: what one level is worth at h half bits, of a matrix with the scale 1. [0] is not used."""
+    return np.array([0.0, *(gain / _DEVIATION for gain in _GAINS)], np.float32)
+
+
+@cache
+def row_factors() -> np.ndarray:
+    """float32 [256]: `2^(-u / 32)`, what a row's scale u multiplies."""
+    return np.exp2(-np.arange(256) / ROW_STEPS).round(12).astype(np.float32)
+
+
+def levels(states: np.ndarray, odd: np.ndarray | int) -> np.ndarray:
+    """int16 of each state, -510 to 510: the sum of the four bytes of `multiplier * state + offset` modulo 2^32, less
+    510. `odd` is 1 for states of odd rows and 0 for those of even rows."""
+    hashed = states.astype(np.uint32) * np.uint32(MULTIPLIER) + np.array(OFFSETS, np.uint32)[odd]
+    pairs = (hashed & 0xFF00FF) + ((hashed >> 8) & 0xFF00FF)
+    return ((pairs + (pairs >> 16)) & 0xFFFF).astype(np.int16) - np.int16(MIDDLE)
+
+
+def num_words(half_bits: int, num_outputs: int) -> int:
+    """16-bit words of one column; its stream is exactly as long."""
+    return half_bits * -(-num_outputs // BLOCK_ROWS)
+
+
+def starts(half_bits: int, count: int) -> np.ndarray:
+    """int [count]: the bit at which each row's window begins."""
+    return half_bits * np.arange(count) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Trellis:
+    """One matrix [out, in]; its tensors may be views of a buffer.
+
+    Columns that are set in `high` have `half_bits + 1` half bits a row, the others `half_bits`. `codes` int16 [n] holds
+    the words of the latter, [words, columns] with columns in their order, and behind them those of the former. Word w
+    of a column holds bits 16w to 16w+15 of its stream, lowest first; the window of the last rows goes on at bit 0. Rows
+    beyond `num_outputs`, up to a multiple of 32, stand for nothing.
+
+    `high` uint8 [ceil(in / 8)]: bit c % 8 of byte c // 8 is that of column c; columns beyond are not set. `scale`
+    float32 [1]. `row_scales` uint8 [out], or None where outputs are rotated. With l the levels and h a column's half
+    bits: `R[o, c] = scale * row_factors()[row_scales[o]] * steps()[h] * l[o, c]`.
+    """
+
+    half_bits: int
+    state_bits: int
+    num_outputs: int
+    codes: torch.Tensor
+    high: torch.Tensor
+    scale: torch.Tensor
+    row_scales: torch.Tensor | None
+    num_inputs: int
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether outputs are rotated: then W x = V^T (R (U x)), and else R (U x)."""
+        return self.row_scales is None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(part.nbytes for part in (self.codes, self.high, self.scale, self.row_scales) if part is not None)
+
+    def is_high(self) -> np.ndarray:
+        """bool [in]: which columns have half a bit more."""
+        return np.unpackbits(self.high.numpy(), count=self.num_inputs, bitorder="little").astype(bool)
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """For both kinds of columns: half bits, the columns int [n] in order, and their words int16 [words, n]."""
+        is_high, words = self.is_high(), self.codes.numpy()
+        for half_bits, columns in (
+            (self.half_bits, np.flatnonzero(~is_high)),
+            (self.half_bits + 1, np.flatnonzero(is_high)),
+        ):
+            size = num_words(half_bits, self.num_outputs) * len(columns)
+            yield half_bits, columns, words[:size].reshape(-1, len(columns)) if size else words[:0].reshape(0, 0)
+            words = words[size:]
+
+    def rotated(self) -> np.ndarray:
+        """R, float32 [out, in]."""
+        matrix = np.empty((self.num_outputs, self.num_inputs), np.float32)
+        for half_bits, columns, words in self.blocks():
+            if len(columns):
+                level = levels(states(words, half_bits, self.num_outputs, self.state_bits), _odd(self.num_outputs))
+                matrix[:, columns] = steps()[half_bits] * level
+        if self.row_scales is not None:
+            matrix *= row_factors()[self.row_scales.numpy()][:, None]
+        return matrix * self.scale.numpy()
+
+    def dequantised(self) -> torch.Tensor:
+        """W, float32 [out, in]."""
+        matrix = rotate_back(self.rotated())
+        return torch.from_numpy(np.ascontiguousarray(rotate_back(matrix.T).T) if self.is_rotated else matrix)
+
+
+def states(words: np.ndarray, half_bits: int, num_outputs: int, state_bits: int) -> np.ndarray:
+    """The windows uint32 [out, n] of the columns whose words are int16 [w, n]."""
+    first, shift = np.divmod(starts(half_bits, num_outputs), 16)
+    streams = words.view(np.uint16).astype(np.uint32)
+    both = streams[first] | streams[(first + 1) % len(streams)] << np.uint32(16)
+    return (both >> shift[:, None].astype(np.uint32)) & np.uint32(2**state_bits - 1)
+
+
+def trellis_shapes(
+    num_outputs: int, num_inputs: int, half_bits: int, num_high: int, *, is_rotated: bool
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Type and shape of each tensor of a Trellis with so many high columns, by name; no data is needed."""
+    low, high = (num_words(half_bits + more, num_outputs) for more in (0, 1))
+    shapes = {
+        "codes": (torch.int16, (low * (num_inputs - num_high) + high * num_high,)),
+        "scale": (torch.float32, (1,)),
+        "high": (torch.uint8, (-(-num_inputs // 8),)),
+        "row_scales": (torch.uint8, (num_outputs,)),
+    }
+    return {name: shape for name, shape in shapes.items() if name != "row_scales" or not is_rotated}
+
+
+def _odd(num_outputs: int) -> np.ndarray:
+    return (np.arange(num_outputs) % 2)[:, None]
