@@ -36,7 +36,8 @@ def cosines(size: int) -> np.ndarray:
 
 
 def rotate(x: np.ndarray) -> np.ndarray:
-    """U x for each row of x [..., n], float32: `T (signs * x)`, where T is `cosines(m)` (x) Hadamard / sqrt(2^p).
+    """U x for each row of x [..., n], float32 or float64: `T (signs * x)`, where T is the Kronecker product of
+    `cosines(m)` and the Hadamard matrix over sqrt(2^p).
 
     The result is the same on every machine: each number is a chain of additions in one order.
     """
@@ -44,13 +45,13 @@ def rotate(x: np.ndarray) -> np.ndarray:
 
 
 def rotate_back(x: np.ndarray) -> np.ndarray:
-    """U^T x for each row of x [..., n], float32: the inverse of `rotate`."""
+    """U^T x for each row of x [..., n], float32 or float64: the inverse of `rotate`."""
     return _transform(x, cosines(factors(x.shape[-1])[0]).T) * signs(x.shape[-1])
 
 
 def _transform(x: np.ndarray, odd: np.ndarray) -> np.ndarray:
     m, power = factors(x.shape[-1])
-    parts = x.astype(np.float32, copy=False).reshape(-1, m, power)
+    parts = x.reshape(-1, m, power)
     mixed = np.zeros_like(parts)
     for index in range(m):
         mixed += odd[:, index, None] * parts[:, index, None]
@@ -59,7 +60,7 @@ def _transform(x: np.ndarray, odd: np.ndarray) -> np.ndarray:
         pairs = mixed.reshape(-1, 2, half)
         mixed = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
         half *= 2
-    return (mixed * np.float32(np.sqrt(1 / power))).reshape(x.shape)
+    return (mixed * mixed.dtype.type(np.sqrt(1 / power))).reshape(x.shape)
 
 
 def _fixed(array: np.ndarray) -> np.ndarray:

@@ -139,6 +139,17 @@ def states(words: np.ndarray, half_bits: int, num_outputs: int, state_bits: int)
     return (both >> shift[:, None].astype(np.uint32)) & np.uint32(2**state_bits - 1)
 
 
+def pack(states: np.ndarray, half_bits: int) -> np.ndarray:
+    """The words int16 [w, n] of states [rows, n] along paths: each row's own bits, its lowest. Rows are a multiple of
+    32."""
+    bit = np.arange(half_bits * len(states) // 2)
+    first = starts(half_bits, len(states))
+    row = np.searchsorted(first, bit, side="right") - 1
+    bits = (states[row] >> (bit - first[row])[:, None].astype(np.uint16) & 1).astype(np.uint8)
+    octets = np.packbits(bits, axis=0, bitorder="little").reshape(len(bit) // 16, 2, states.shape[1])
+    return (octets[:, 0] | octets[:, 1].astype(np.uint16) << np.uint16(8)).view(np.int16)
+
+
 def trellis_shapes(
     num_outputs: int, num_inputs: int, half_bits: int, num_high: int, *, is_rotated: bool
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
