@@ -10,12 +10,13 @@ Shapes: T tokens, I inputs, O outputs, V vectors of numbers.
 import numpy as np
 import torch
 from numba import carray
+from torch.nn import functional as F
 
 from artifacts.common.numba_loops import kernel
 from artifacts.quantisation.trellis import MULTIPLIER, Trellis, num_words, row_factors, steps, tables
 from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.rotation import rotate, rotate_back, rotation
-from runtime.kernels.cpu.trellis_vectors import MOST_COLUMNS, ROWS, UNIT, call, functions
+from runtime.kernels.cpu.trellis_vectors import LEVELS, MOST_COLUMNS, ROWS, UNIT, call, functions
 
 CODES, SCALE, HIGH, ROW_SCALES = range(4)
 """Places in a matrix's addresses, int64 [4]; that of row scales is 0 where outputs are rotated."""
@@ -52,11 +53,42 @@ def sizes_of(trellis: Trellis) -> np.ndarray:
 
 def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     """Multiply x [T, I] by the matrix: [T, O] in x's dtype. A token's sums do not depend on the other tokens."""
-    token = (x.detach() if x.requires_grad else x).float().contiguous().numpy()
-    rotated, y = np.empty_like(token), np.zeros((len(x), trellis.num_outputs), np.float32)
-    rotate(token, *rotation(trellis.num_inputs, is_back=False), rotated)
-    _multiply(functions(), addresses_of(trellis), sizes_of(trellis), rotated, num_digits(x.dtype), y)
+    y = np.zeros((len(x), trellis.num_outputs), np.float32)
+    matrix = addresses_of(trellis), sizes_of(trellis)
+    _multiply(functions(), *matrix, rotated(x, trellis.num_inputs), num_digits(x.dtype), y)
+    return _turned_back(torch.from_numpy(y), trellis).to(x.dtype)
+
+
+def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
+    """The same by way of the levels, unpacked as numbers of x's dtype: for many tokens."""
+    table = torch.tensor(_TABLES) if x.dtype is torch.float32 else torch.tensor(_TABLES).to(x.dtype).view(torch.int16)
+    levels = np.empty((-(-trellis.num_outputs // ROWS) * ROWS, trellis.num_inputs), np.int16)
+    _unpack(functions(), addresses_of(trellis), sizes_of(trellis), table.numpy(), levels)
+    matrix = torch.from_numpy(levels)[: trellis.num_outputs]
+    matrix = matrix.float() if x.dtype is torch.float32 else matrix.view(x.dtype)
+    is_high = trellis.is_high()
+    order, half_bits = np.argsort(is_high, kind="stable"), trellis.half_bits + np.sort(is_high)
+    token = rotated(x, trellis.num_inputs)[:, order] * (_STEPS[half_bits] * trellis.scale.numpy())
+    y = F.linear(torch.from_numpy(token).to(x.dtype), matrix).float()
+    if trellis.row_scales is not None:
+        y *= torch.from_numpy(_ROW_FACTORS)[trellis.row_scales.long()]
     return _turned_back(y, trellis).to(x.dtype)
+
+
+def rotated(x: torch.Tensor, num_inputs: int) -> np.ndarray:
+    """U x of each row of x [T, I], float32."""
+    token = (x.detach() if x.requires_grad else x).float().contiguous().numpy()
+    out = np.empty_like(token)
+    rotate(token, *rotation(num_inputs, is_back=False), out)
+    return out
+
+
+def _turned_back(y: torch.Tensor, trellis: Trellis) -> torch.Tensor:
+    if not trellis.is_rotated:
+        return y
+    out = torch.empty_like(y)
+    rotate_back(y.numpy(), *rotation(trellis.num_outputs, is_back=True), out.numpy())
+    return out
 
 
 @part
@@ -162,9 +194,19 @@ def _multiply(functions, addresses, sizes, x, digits, y):
     product(functions, addresses, sizes, x, digits, y)
 
 
-def _turned_back(y: np.ndarray, trellis: Trellis) -> torch.Tensor:
-    if not trellis.is_rotated:
-        return torch.from_numpy(y)
-    out = np.empty_like(y)
-    rotate_back(y, *rotation(trellis.num_outputs, is_back=True), out)
-    return torch.from_numpy(out)
+@kernel("void(int64[::1], int64[::1], int64[::1], int16[:, ::1], int16[:, ::1])", nogil=True)
+def _unpack(functions, addresses, sizes, table, out):
+    """Write what `table` [2, 64] holds for the levels to out [., I], columns with half a bit more behind the others."""
+    num_inputs, num_high = sizes[NUM_INPUTS], sizes[NUM_HIGH]
+    codes, num_blocks, count = addresses[CODES], padded(sizes[NUM_OUTPUTS], 2 * ROWS) // ROWS, num_inputs - num_high
+    first_column = 0
+    for half_bits in (sizes[HALF_BITS], sizes[HALF_BITS] + 1):
+        num_words = half_bits * (num_blocks // 2)
+        for block in range(len(out) // ROWS if count else 0):
+            first, phase = half_bits * block // 2, half_bits * block & 1
+            words, left = codes + 2 * first * count, num_words - first
+            place = out.ctypes.data + 2 * (block * ROWS * num_inputs + first_column)
+            operands = (half_bits, phase, words, 2 * count, left, num_words, count, table.ctypes.data)
+            call(functions[LEVELS], operands + (sizes[FACTOR], place, 2 * num_inputs, 0))
+        codes += 2 * num_words * count
+        first_column, count = count, num_high

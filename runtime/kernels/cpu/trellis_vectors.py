@@ -41,6 +41,9 @@ UNIT = 32
 MOST_COLUMNS = 8192
 """Columns whose sums of levels times numbers of 16 bits are whole numbers of 32 bits."""
 
+LEVELS = 3
+"""The place in `functions` of that which writes levels; that of V vectors of numbers is V // 2."""
+
 _HAS_WORD_TABLES, _HAS_DOT, _HAS_BYTE_TABLES = (f"+{name}" in FEATURES for name in ("avx512bw", "avx512vnni", "avx2"))
 _FUNCTION = ir.FunctionType(ir.VoidType(), [I64] * 12)
 _TABLE_NBYTES = 128  # of 64 levels
@@ -251,7 +254,7 @@ _levels = _of_every_kind("trellis_levels", _write_levels)
 @kernel("void(int64[::1])")
 def _find(addresses):
     addresses[0], addresses[1], addresses[2] = _sums_of_one(), _sums_of_two(), _sums_of_four()
-    addresses[3] = _levels()
+    addresses[LEVELS] = _levels()
 
 
 @cache
