@@ -1,5 +1,7 @@
 """Trellis codes: windows of circular streams, the hash, and the weights of both kinds of columns."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 import torch
@@ -48,12 +50,16 @@ def test_a_window_is_a_piece_of_the_circular_stream(half_bits: int, num_outputs:
         np.testing.assert_array_equal(states(words.view(np.int16), half_bits, num_outputs, STATE_BITS)[row], expected)
 
 
-def test_levels_are_sums_of_bytes_of_a_hash() -> None:
-    for state in (0, 1, 4095):
-        for odd in (0, 1):
-            hashed = (state * trellis.MULTIPLIER + trellis.OFFSETS[odd]) % 2**32
-            expected = sum(hashed.to_bytes(4, "little")) - 510
-            assert trellis.levels(np.array([state]), odd)[0] == expected
+@pytest.mark.parametrize("odd", [0, 1])
+def test_states_choose_every_level_equally_often(odd: int) -> None:
+    every = trellis.levels(np.arange(2**STATE_BITS), odd)
+    assert every[1] == trellis.LEVELS[(37, 45)[odd] * (trellis.MULTIPLIER * 16 >> 10) % 64]
+    np.testing.assert_array_equal(np.bincount(np.searchsorted(trellis.LEVELS, every)), 64)
+
+
+def test_levels_are_the_medians_of_equal_parts_of_gaussian_numbers() -> None:
+    expected = [NormalDist().inv_cdf((part + 0.5) / 64) for part in range(64)]
+    np.testing.assert_array_equal(trellis.LEVELS, np.round(127 * np.array(expected) / expected[-1]))
 
 
 @pytest.mark.parametrize("is_rotated", [True, False])
