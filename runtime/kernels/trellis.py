@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from artifacts.quantisation.trellis import Trellis
 from runtime.kernels.load import kernels
 
-MANY_TOKENS = 8
+MANY_TOKENS = 64
 """From this number on it pays to unpack the levels: docs/lowbit.md."""
 
 
