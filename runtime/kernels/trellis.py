@@ -14,16 +14,13 @@ from torch.nn import functional as F
 from artifacts.quantisation.trellis import Trellis
 from runtime.kernels.load import kernels
 
-MANY_TOKENS = 64
-"""From this number on it pays to unpack the levels: docs/lowbit.md."""
-
 
 def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     """Multiply x [t, in] by the matrix on the same device: [t, out] in x's dtype, without gradients."""
     compiled = _kernels(x.device)
     if compiled is None:
         return F.linear(x, trellis.dequantised().to(x.dtype))
-    return compiled.multiply(x, trellis) if len(x) < MANY_TOKENS else compiled.multiply_unpacked(x, trellis)
+    return compiled.multiply(x, trellis) if len(x) < compiled.MANY_TOKENS else compiled.multiply_unpacked(x, trellis)
 
 
 def project_trellis(
@@ -36,9 +33,10 @@ def project_trellis(
 
 def kernel_name(device: torch.device) -> str:
     """What computes on trellis codes on this device, for the receipt."""
-    if _kernels(device) is None:
+    compiled = _kernels(device)
+    if compiled is None:
         return "torch, dequantised (no triton)"
-    return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {MANY_TOKENS} tokens on"
+    return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {compiled.MANY_TOKENS} tokens on"
 
 
 def _kernels(device: torch.device) -> ModuleType | None:

@@ -33,6 +33,9 @@ CODES, SCALE, HIGH, ROW_SCALES = range(4)
 NUM_OUTPUTS, NUM_INPUTS, HALF_BITS, NUM_HIGH, FACTOR = range(5)
 """Places in a matrix's sizes, int64 [5]. The factor is the multiplier in the place of the state's bits."""
 
+MANY_TOKENS = 64
+"""From this number on it pays to unpack the levels: docs/lowbit.md."""
+
 MOST_VECTORS = 4
 _PANEL = 256  # rows that are unpacked at a time: they stay in the cache
 _LARGEST, _LEAST, _SECOND = np.float32(32767), np.float32(1e-30), np.float32(1 << 15)
