@@ -12,6 +12,7 @@ What is coded is not W [out, in] but R = W U^T, or V W U^T where outputs are rot
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ import torch
 from artifacts.quantisation.rotation import rotate_back
 
 STATE_BITS = 12
-"""L of the codes that are written; readers take 8 to 16."""
+"""L of the codes that are written."""
+
+READABLE_STATE_BITS = range(8, 17)
 
 HALF_BITS = range(1, 9)
 """What a column may have: from one bit for two rows to 4 bits a row."""
@@ -115,6 +118,10 @@ class Trellis:
         """Bytes of all tensors."""
         return sum(part.nbytes for part in (self.codes, self.high, self.scale, self.row_scales) if part is not None)
 
+    def packed(self) -> "Trellis":
+        """The matrix as files have it, which it is already."""
+        return self
+
     def is_high(self) -> np.ndarray:
         """bool [in]: which columns have half a bit more."""
         return np.unpackbits(self.high.numpy(), count=self.num_inputs, bitorder="little").astype(bool)
@@ -182,6 +189,19 @@ def trellis_shapes(
         "row_scales": (torch.uint8, (num_outputs,)),
     }
     return {name: shape for name, shape in shapes.items() if name != "row_scales" or not is_rotated}
+
+
+def fitting(num_outputs: int, num_inputs: int, bits: float, *, is_rotated: bool) -> tuple[int, int]:
+    """Half bits, and the number of columns with half a bit more, of the largest Trellis that takes at most `bits` a
+    weight in all; of the smallest where none does."""
+    most_bytes = bits * num_outputs * num_inputs / 8
+    best = HALF_BITS[0], 0
+    for half_bits in HALF_BITS:
+        for num_high in range(0, num_inputs + 1 if half_bits < HALF_BITS[-1] else 1, HIGH_COLUMNS):
+            shapes = trellis_shapes(num_outputs, num_inputs, half_bits, num_high, is_rotated=is_rotated)
+            if sum(dtype.itemsize * prod(shape) for dtype, shape in shapes.values()) <= most_bytes:
+                best = half_bits, num_high
+    return best
 
 
 def _odd(num_outputs: int) -> np.ndarray:

@@ -18,22 +18,19 @@ from artifacts.errors import BadInput
 from artifacts.quantisation.rotation import rotate
 from artifacts.quantisation.trellis import (
     BLOCK_ROWS,
-    HALF_BITS,
-    HIGH_COLUMNS,
     ROW_STEPS,
     STATE_BITS,
     Trellis,
+    fitting,
     levels,
     pack,
     row_factors,
     steps,
-    trellis_shapes,
 )
 from artifacts.quantisation.trellis_metric import factorise, products, solve
 from artifacts.quantisation.trellis_search import code_columns
 
 VERSION = 1  # of the encoder: replicas of another version are not resumed
-DAMP = 0.01
 _DRAFT_STATE_BITS = 8  # of the draft that shows how far errors move the weights of each row
 _MORE_BITS = 1.15  # what the water level counts a bit as: the best on two models
 _WATER_STEPS = 4  # levels by factor 2, so that the last bits of eigenvalues do not matter
@@ -42,28 +39,22 @@ _LEAST_DAMP = 1e-6  # of the mean of all groups, for one that no token reaches
 _FIT = (0.3, 3.0)  # what a scale may change by once codes are known
 
 
-def rate(num_outputs: int, num_inputs: int, bits: float, *, is_rotated: bool) -> tuple[int, int]:
-    """Half bits, and the number of columns with half a bit more, of the largest Trellis that takes at most `bits` a
-    weight in all; of the smallest where none does."""
-    most_bytes = bits * num_outputs * num_inputs / 8
-    best = HALF_BITS[0], 0
-    for half_bits in HALF_BITS:
-        for num_high in range(0, num_inputs + 1 if half_bits < HALF_BITS[-1] else 1, HIGH_COLUMNS):
-            shapes = trellis_shapes(num_outputs, num_inputs, half_bits, num_high, is_rotated=is_rotated)
-            if sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in shapes.values()) <= most_bytes:
-                best = half_bits, num_high
-    return best
-
-
 class Encoder:
     """One matrix [out, in] and the Hessians [G, in, in] of its groups of rows; `groups` int [out], by default all one.
+    `damp` is added to diagonals, as a share of their mean.
 
     Where outputs are rotated, rows are mixed, so that there can be one group only. Raises BadInput for numbers that are
     not finite.
     """
 
     def __init__(
-        self, weight: np.ndarray, hessians: np.ndarray, groups: np.ndarray | None = None, *, rotates_outputs: bool
+        self,
+        weight: np.ndarray,
+        hessians: np.ndarray,
+        groups: np.ndarray | None = None,
+        *,
+        rotates_outputs: bool,
+        damp: float,
     ) -> None:
         if not (np.isfinite(weight).all() and np.isfinite(hessians).all()):
             raise BadInput("weights or calibration inputs hold values that are not finite: the checkpoint is damaged")
@@ -72,19 +63,19 @@ class Encoder:
         self._is_rotated, self._num_outputs = rotates_outputs, len(weight)
         self._order = np.argsort(groups, kind="stable").astype(np.int32)
         self._ends = np.cumsum(np.bincount(groups, minlength=len(hessians))).astype(np.int32)
-        moments = _normal(hessians.astype(np.float64))
+        moments = _normal(hessians.astype(np.float64), damp)
         mean = moments.mean(0)
         self._inputs = np.argsort(mean.diagonal(), kind="stable")  # the largest is coded first: the others can help it
         self._sizes = moments.diagonal(axis1=1, axis2=2).mean(1).astype(np.float32)
         self._eigenvalues = np.linalg.eigvalsh(mean)
-        self._hessians = moments[:, self._inputs[:, None], self._inputs].astype(np.float32)
+        self._hessians = np.ascontiguousarray(moments[:, self._inputs[:, None], self._inputs], np.float32)
         rotated = rotate(weight.astype(np.float32))
         rotated = rotate(np.ascontiguousarray(rotated.T)).T if rotates_outputs else rotated
         self._weights = np.ascontiguousarray(rotated.T[self._inputs][:, self._order])
 
     def at(self, bits: float, *, state_bits: int = STATE_BITS) -> Trellis:
-        """The matrix in at most so many bits a weight, scales and all (`rate`)."""
-        half_bits, num_high = rate(self._num_outputs, len(self._weights), bits, is_rotated=self._is_rotated)
+        """The matrix in at most so many bits a weight, scales and all (`fitting`)."""
+        half_bits, num_high = fitting(self._num_outputs, len(self._weights), bits, is_rotated=self._is_rotated)
         ridges = self._sizes * self._water((half_bits + num_high / len(self._weights)) / 2)
         ratios, pivots = self._hessians.copy(), np.empty(self._hessians.shape[:2], np.float32)
         factorise(ratios, pivots, ridges)
@@ -195,13 +186,13 @@ class _Coded:
 def _values(state_bits: int) -> np.ndarray:
     """float32 [9, 2, states]: what each state stands for, by half bits and by even and odd rows."""
     states = np.arange(2**state_bits)
-    return steps()[:, None, None] * np.stack([levels(states, odd) for odd in (0, 1)]).astype(np.float32)
+    return steps()[:, None, None] * np.stack([levels(states, odd, state_bits) for odd in (0, 1)]).astype(np.float32)
 
 
-def _normal(hessians: np.ndarray) -> np.ndarray:
+def _normal(hessians: np.ndarray, damp: float) -> np.ndarray:
     """Hessians [G, in, in] of rotated inputs, damped, with a mean diagonal of 1."""
     moments = rotate(np.ascontiguousarray(rotate(hessians).swapaxes(1, 2)))
     sizes = moments.diagonal(axis1=1, axis2=2).mean(1)
     mean = sizes.mean() or 1.0
-    ridges = DAMP * sizes + _LEAST_DAMP * mean
+    ridges = damp * sizes + _LEAST_DAMP * mean
     return (moments + ridges[:, None, None] * np.eye(moments.shape[1])) / mean

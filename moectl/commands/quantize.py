@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadUsage
+from artifacts.quantisation.widths import TRELLIS_WIDTHS, USUAL_WIDTHS, Width, as_width
 from artifacts.store.runs import ModelInfo
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
@@ -15,7 +16,7 @@ from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.quantise.method import Method, check_method, projections, smaller
+from profilers.quantise.method import TRELLIS, Method, check_method, projections, smaller
 from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from profilers.text.corpus import documents
@@ -40,10 +41,13 @@ class QuantizeRequest:
         check_executor(self.executor)
 
 
-def parse_bits(text: str) -> tuple[int, ...]:
-    """Parse `1,2,3,4` into rising widths. Raises BadUsage for anything but numbers."""
+def parse_bits(text: str | None, recipe: str) -> tuple[Width, ...]:
+    """Parse `1,1.5,2` into rising widths; None is what the recipe usually makes. Raises BadUsage for anything but
+    numbers."""
+    if text is None:
+        return TRELLIS_WIDTHS if recipe == TRELLIS else USUAL_WIDTHS
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({as_width(part) for part in text.split(",")}))
     except ValueError as error:
         raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
 
@@ -127,7 +131,7 @@ def _remade(built: BuiltReplicas) -> str:
     return f", {built.remade:,} of other weights made again" if built.remade else ""
 
 
-def nbytes(built: BuiltReplicas) -> dict[int, int]:
+def nbytes(built: BuiltReplicas) -> dict[Width, int]:
     """Return the bytes of all replicas, by width."""
     return {bits: sum(record.nbytes[bits] for record in built.records) for bits in sorted(built.records[0].nbytes)}
 

@@ -9,7 +9,7 @@ from artifacts.errors import BadInput, Incompatible
 from artifacts.hardware.machines import HERE
 from artifacts.quantisation.replica_file import replica_root
 from artifacts.quantisation.replicas import Replicas, in_memory, passed_on
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import WIDTHS, as_width
 from artifacts.routing.similarity import Similarity
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.splits.slots_by_layer import loads_on_demand
@@ -152,7 +152,7 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
         no_smaller = [WIDTHS[WIDTHS.index(bits)] for bits in run.info.parameters.get("no_smaller", ())]
     replicas = Replicas(
         nbytes={FULL_BITS: shape.expert_nbytes}
-        | {int(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits)},
+        | {as_width(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits.tolist())},
         loss=mse,
         lost=lost,
         use=np.nanmean(use, axis=2),

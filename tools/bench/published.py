@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from moectl.show.render import Sheet, show_sheet
 from runtime.engine.form import CpuForm
 from runtime.engine.forms_cpu import form_of
@@ -61,7 +61,7 @@ def main() -> None:
 
 def _chosen(options: argparse.Namespace, dtype: torch.dtype) -> list[tuple[str, MakeExpert]]:
     makers = {name: partial(random_expert, stored, dtype=dtype) for name, stored in variants(GROUP).items()}
-    makers |= {f"replicas, {bits} bits": partial(random_replica, bits) for bits in reversed(WIDTHS)}
+    makers |= {f"replicas, {bits} bits": partial(random_replica, bits) for bits in reversed(SCALAR_WIDTHS)}
     if dtype is not torch.bfloat16:
         makers[f"{options.dtype}, not quantised"] = partial(plain_expert, dtype=dtype)
     return [(name, make) for name, make in makers.items() if options.only in name]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tools import ROOT
 from tools.gpu.checks import formats, kernels, low_bit
 from tools.gpu.checks.replicas import FEW_BITS, few_bits
@@ -130,7 +130,7 @@ def _published(device: str, name: str) -> Finding:
 
 
 def _lowbit(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
-    for bits in WIDTHS:
+    for bits in SCALAR_WIDTHS:
         yield f"replicas: {bits} bits, exact", lambda bits=bits: low_bit.agreement(device, bits)
         yield f"replicas: {bits} bits, speed", lambda bits=bits: low_bit.speed(device, bits)
 
