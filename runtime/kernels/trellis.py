@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from types import ModuleType
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from artifacts.quantisation.trellis import Trellis
@@ -21,14 +20,6 @@ def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     if compiled is None:
         return F.linear(x, trellis.dequantised().to(x.dtype))
     return compiled.multiply(x, trellis) if len(x) < compiled.MANY_TOKENS else compiled.multiply_unpacked(x, trellis)
-
-
-def project_trellis(
-    module: nn.Module, weights: dict[str, Trellis | torch.Tensor], name: str, x: torch.Tensor
-) -> torch.Tensor:
-    """Compute one projection of a replica, x [t, in] -> [t, out]; `expert_forward` takes it in place of `project`."""
-    y = linear(x, weights[name])
-    return y + weights[f"{name}_bias"] if module.has_bias else y
 
 
 def kernel_name(device: torch.device) -> str:

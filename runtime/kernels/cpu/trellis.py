@@ -28,7 +28,8 @@ from runtime.kernels.cpu.trellis_vectors import (
 )
 
 CODES, SCALE, HIGH, ROW_SCALES = range(4)
-"""Places in a matrix's addresses, int64 [4]; that of row scales is 0 where outputs are rotated."""
+"""Places in a matrix's addresses, int64 [4], in the order of the format's PARTS; that of row scales is 0 where outputs
+are rotated."""
 
 NUM_OUTPUTS, NUM_INPUTS, HALF_BITS, NUM_HIGH, FACTOR = range(5)
 """Places in a matrix's sizes, int64 [5]. The factor is the multiplier in the place of the state's bits."""
@@ -42,6 +43,13 @@ _LARGEST, _LEAST, _SECOND = np.float32(32767), np.float32(1e-30), np.float32(1 <
 _BYTE, _WORD, _FLOAT = np.zeros(1, np.uint8), np.zeros(1, np.int16), np.zeros(1, np.float32)
 _STEPS, _ROW_FACTORS, _TABLES = np.array(steps()), np.array(row_factors()), np.array(tables())
 f32, i32, i16 = np.float32, np.int32, np.int16
+
+
+def make_ready() -> None:
+    """Compile what a token needs."""
+    functions()
+    for each in (rotate, rotate_back, _multiply):
+        each.compiled()
 
 
 def num_digits(dtype: torch.dtype) -> int:
@@ -166,8 +174,9 @@ def _add_vectors(functions, addresses, sizes, numbers, sums):
     """Add the matrix, without its scales, times `numbers` int16 [V, I] to `sums` [V, .]."""
     num_inputs, half_bits, num_high = sizes[NUM_INPUTS], sizes[HALF_BITS], sizes[NUM_HIGH]
     is_high = carray(pointer(addresses[HIGH], _BYTE), ((num_inputs + 7) // 8,))
-    low = np.zeros((len(numbers), padded(num_inputs - num_high, UNIT) + 1), np.int16)
-    high = np.zeros((len(numbers), padded(num_high, UNIT) + 1), np.int16)
+    # Room for all columns in both: bits of a damaged file may say that there are more high ones.
+    low = np.zeros((len(numbers), padded(num_inputs, UNIT) + 1), np.int16)
+    high = np.zeros((len(numbers), padded(num_inputs, UNIT) + 1), np.int16)
     num_low = num_inputs - num_high
     for v in range(len(numbers)):
         i, j = 0, 0

@@ -147,7 +147,9 @@ def _arrange(
         places = tl.where(more == 1, num_inputs - num_high + before, columns - before)
         worth = tl.load(worths_ptr + half_bits + more) * tl.load(scale_ptr + (start + scale) // 4)
         x = tl.load(x_ptr + (pair // num_shared) * num_inputs + columns, mask=is_column, other=0.0)
-        tl.store(out_ptr + pair * num_inputs + places, x * worth, mask=is_column)
+        # Bits of a damaged file may say that there are more high ones.
+        in_range = is_column & (places >= 0) & (places < num_inputs)
+        tl.store(out_ptr + pair * num_inputs + places, x * worth, mask=in_range)
 
 
 @triton.jit
