@@ -27,7 +27,7 @@ from artifacts.quantisation.trellis import (
     row_factors,
     steps,
 )
-from artifacts.quantisation.trellis_metric import factorise, products, solve
+from artifacts.quantisation.trellis_metric import factorise, solve, weigh
 from artifacts.quantisation.trellis_search import code_columns
 
 VERSION = 1  # of the encoder: replicas of another version are not resumed
@@ -39,9 +39,14 @@ _LEAST_DAMP = 1e-6  # of the mean of all groups, for one that no token reaches
 _FIT = (0.3, 3.0)  # what a scale may change by once codes are known
 
 
+def rotated(moments: np.ndarray) -> np.ndarray:
+    """Moments X^T X [in, in] of inputs as those of rotated inputs, float32."""
+    return rotate(np.ascontiguousarray(rotate(moments.astype(np.float32)).T))
+
+
 class Encoder:
-    """One matrix [out, in] and the Hessians [G, in, in] of its groups of rows; `groups` int [out], by default all one.
-    `damp` is added to diagonals, as a share of their mean.
+    """One matrix [out, in] and the Hessians [G, in, in] of its groups of rows, of rotated inputs (`rotated`). `groups`
+    int [out] is by default all one; `damp` is added to diagonals, as a share of their mean.
 
     Where outputs are rotated, rows are mixed, so that there can be one group only. Raises BadInput for numbers that are
     not finite.
@@ -63,15 +68,15 @@ class Encoder:
         self._is_rotated, self._num_outputs = rotates_outputs, len(weight)
         self._order = np.argsort(groups, kind="stable").astype(np.int32)
         self._ends = np.cumsum(np.bincount(groups, minlength=len(hessians))).astype(np.int32)
-        moments = _normal(hessians.astype(np.float64), damp)
+        moments = _normal(hessians, damp)
         mean = moments.mean(0)
         self._inputs = np.argsort(mean.diagonal(), kind="stable")  # the largest is coded first: the others can help it
-        self._sizes = moments.diagonal(axis1=1, axis2=2).mean(1).astype(np.float32)
-        self._eigenvalues = np.linalg.eigvalsh(mean)
-        self._hessians = np.ascontiguousarray(moments[:, self._inputs[:, None], self._inputs], np.float32)
-        rotated = rotate(weight.astype(np.float32))
-        rotated = rotate(np.ascontiguousarray(rotated.T)).T if rotates_outputs else rotated
-        self._weights = np.ascontiguousarray(rotated.T[self._inputs][:, self._order])
+        self._sizes = moments.diagonal(axis1=1, axis2=2).mean(1)
+        self._eigenvalues = np.linalg.eigvalsh(mean.astype(np.float64))
+        self._hessians = np.ascontiguousarray(moments[:, self._inputs[:, None], self._inputs])
+        columns = rotate(weight.astype(np.float32)).T
+        columns = rotate(np.ascontiguousarray(columns)) if rotates_outputs else columns
+        self._weights = np.ascontiguousarray(columns[self._inputs][:, self._order])
 
     def at(self, bits: float, *, state_bits: int = STATE_BITS) -> Trellis:
         """The matrix in at most so many bits a weight, scales and all (`fitting`)."""
@@ -87,7 +92,7 @@ class Encoder:
         draft = run(self._scales(np.sqrt(np.square(aim).mean(0))), _DRAFT_STATE_BITS)
         scales = self._scales(np.sqrt(draft.energies))
         coded = run(scales, state_bits)
-        fitted = self._fitted(aim - coded.errors, scales)
+        fitted = self._fitted(aim - coded.errors, coded.weighed, scales, (ratios, pivots, ridges))
         return self._stored(coded.paths, half_bits, is_high, fitted, state_bits)
 
     def _run(
@@ -101,10 +106,13 @@ class Encoder:
     ) -> "_Coded":
         rows = -(-self._num_outputs // BLOCK_ROWS) * BLOCK_ROWS
         coded = _Coded(
-            np.empty((len(aim), rows), np.uint16), np.empty_like(aim), np.empty(self._num_outputs, np.float32)
+            np.empty((len(aim), rows), np.uint16),
+            np.empty_like(aim),
+            np.empty(self._num_outputs, np.float32),
+            aim.copy(),
         )
         deviations = scales.deviations(self._num_outputs)
-        arguments = (aim, ratios, pivots, self._order, self._ends, deviations, half_bits, _values(state_bits))
+        arguments = (coded.weighed, ratios, pivots, self._order, self._ends, deviations, half_bits, _values(state_bits))
         code_columns(*arguments, coded.paths, coded.errors, coded.energies)
         return coded
 
@@ -115,7 +123,7 @@ class Encoder:
         return np.float32(grid[np.searchsorted(-needed, -_MORE_BITS * bits).clip(max=len(grid) - 1)])
 
     def _by_place(self, of_groups: np.ndarray) -> np.ndarray:
-        return np.repeat(of_groups, np.diff(self._ends, prepend=0))
+        return np.repeat(of_groups, np.diff(self._ends, prepend=0), axis=-1)
 
     def _is_high(self, pivots: np.ndarray, num_high: int) -> np.ndarray:
         """bool [in]: the columns whose errors would cost most."""
@@ -132,13 +140,21 @@ class Encoder:
         below = -ROW_STEPS * np.log2(np.maximum(deviations / largest, _LEAST_SCALE))
         return _Scales(largest, below.round().clip(0, 255).astype(np.uint8))
 
-    def _fitted(self, values: np.ndarray, scales: "_Scales") -> "_Scales":
-        """The scales at which these values [in, places] cost least."""
-        sums = np.empty((2, values.shape[1]))
-        products(self._hessians, self._ends, values, self._weights, sums)
-        if self._is_rotated:
-            sums[:] = sums.sum(1, keepdims=True)
-        factors = np.divide(sums[0], sums[1], out=np.ones(len(sums[0])), where=sums[1] > 0)
+    def _fitted(
+        self,
+        values: np.ndarray,
+        weighed: np.ndarray,
+        scales: "_Scales",
+        metric: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> "_Scales":
+        """The scales at which these values [in, places] cost least; `weighed` is L^T times the aims less the values."""
+        ratios, pivots, ridges = metric
+        mine = np.empty_like(values)
+        weigh(ratios, self._ends, values, mine)
+        prices = self._by_place(pivots.T).astype(np.float64)
+        sums = np.stack([prices * mine * (mine + weighed), prices * mine * mine - self._by_place(ridges) * values**2])
+        sums = sums.sum((1, 2), keepdims=True)[..., 0] if self._is_rotated else sums.sum(1)
+        factors = np.divide(sums[0], sums[1], out=np.ones_like(sums[0]), where=sums[1] > 0)
         return self._scales(scales.deviations(self._num_outputs) * factors.clip(*_FIT))
 
     def _stored(
@@ -180,6 +196,7 @@ class _Coded:
     paths: np.ndarray
     errors: np.ndarray
     energies: np.ndarray
+    weighed: np.ndarray
 
 
 @cache
@@ -190,9 +207,10 @@ def _values(state_bits: int) -> np.ndarray:
 
 
 def _normal(hessians: np.ndarray, damp: float) -> np.ndarray:
-    """Hessians [G, in, in] of rotated inputs, damped, with a mean diagonal of 1."""
-    moments = rotate(np.ascontiguousarray(rotate(hessians).swapaxes(1, 2)))
-    sizes = moments.diagonal(axis1=1, axis2=2).mean(1)
+    """Hessians float32 [G, in, in], damped, with a mean diagonal of 1."""
+    sizes = hessians.diagonal(axis1=1, axis2=2).astype(np.float64).mean(1)
     mean = sizes.mean() or 1.0
-    ridges = damp * sizes + _LEAST_DAMP * mean
-    return (moments + ridges[:, None, None] * np.eye(moments.shape[1])) / mean
+    moments = (hessians / mean).astype(np.float32)
+    ridges = (damp * sizes / mean + _LEAST_DAMP).astype(np.float32)
+    np.einsum("gii->gi", moments)[:] += ridges[:, None]
+    return moments

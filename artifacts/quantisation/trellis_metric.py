@@ -1,5 +1,5 @@
-"""The cost of errors for groups of rows, each group with a Hessian of its own: factors, solutions and least squares.
-Importing this module imports numba.
+"""The cost of errors for groups of rows, each group with a Hessian of its own: factors, solutions, products. Importing
+this module imports numba.
 
 Matrices are [in, places], places by group, as `trellis_search.code_columns` has them. Float32 in one order, without
 fused operations, so that codes are the same on every machine.
@@ -7,7 +7,10 @@ fused operations, so that codes are the same on every machine.
 
 import numpy as np
 
-from artifacts.common.numba_loops import kernel
+from artifacts.common.numba_loops import exact_part, kernel
+
+BLOCK = 16
+"""Columns that are passed on together: of so many, what every other column reads stays in the cache."""
 
 
 @kernel("void(f4[:,:,::1], f4[:,::1], f4[::1])", exact=True, nogil=True)
@@ -29,39 +32,69 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
                 upper[row] = upper[row] / pivot
 
 
+@exact_part
+def pass_down(
+    target: np.ndarray,
+    source: np.ndarray,
+    ratios: np.ndarray,
+    ends: np.ndarray,
+    columns: tuple[int, int],
+    block: tuple[int, int],
+    sign: float,
+) -> None:
+    """Add `sign * L[l, j] source[l]` to each `target[j]`, for j in the range `columns` and all l > j in the range
+    `block`."""
+    for column in range(columns[0], columns[1]):
+        row, start = target[column], 0
+        for group in range(ends.size):
+            for later in range(max(block[0], column + 1), block[1]):
+                ratio, values = sign * ratios[group, column, later], source[later]
+                for place in range(start, ends[group]):
+                    row[place] += ratio * values[place]
+            start = ends[group]
+
+
+@exact_part
+def _pass_up(
+    columns: np.ndarray, ratios: np.ndarray, ends: np.ndarray, rows: tuple[int, int], block: tuple[int, int]
+) -> None:
+    """Subtract `L[l, j] columns[j]` from each `columns[l]`, for l in the range `rows` and all j < l in the range
+    `block`."""
+    for later in range(rows[0], rows[1]):
+        row, start = columns[later], 0
+        for group in range(ends.size):
+            for column in range(block[0], min(block[1], later)):
+                ratio, values = ratios[group, column, later], columns[column]
+                for place in range(start, ends[group]):
+                    row[place] -= ratio * values[place]
+            start = ends[group]
+
+
 @kernel("void(f4[:,:,::1], f4[:,::1], i4[::1], f4[:,::1])", exact=True, nogil=True)
 def solve(ratios: np.ndarray, pivots: np.ndarray, ends: np.ndarray, columns: np.ndarray) -> None:
     """Multiply each place of `columns` [in, places] by the inverse of its group's factorised Hessian, in place."""
-    size, start = len(columns), 0
-    for group in range(ends.size):
-        for column in range(size):
-            for later in range(column + 1, size):
-                ratio = ratios[group, column, later]
-                for place in range(start, ends[group]):
-                    columns[later, place] -= ratio * columns[column, place]
-        for column in range(size - 1, -1, -1):
+    size, less = len(columns), np.float32(-1)
+    for first in range(0, size, BLOCK):
+        end = min(first + BLOCK, size)
+        _pass_up(columns, ratios, ends, (first, end), (first, end))
+        _pass_up(columns, ratios, ends, (end, size), (first, end))
+    for column in range(size):
+        start = 0
+        for group in range(ends.size):
             for place in range(start, ends[group]):
                 columns[column, place] /= pivots[group, column]
-            for later in range(column + 1, size):
-                ratio = ratios[group, column, later]
-                for place in range(start, ends[group]):
-                    columns[column, place] -= ratio * columns[later, place]
-        start = ends[group]
+            start = ends[group]
+    for end in range(size, 0, -BLOCK):
+        first = max(end - BLOCK, 0)
+        for column in range(end - 1, first - 1, -1):
+            pass_down(columns, columns, ratios, ends, (column, column + 1), (first, end), less)
+        pass_down(columns, columns, ratios, ends, (0, first), (first, end), less)
 
 
-@kernel("void(f4[:,:,::1], i4[::1], f4[:,::1], f4[:,::1], f8[:,::1])", exact=True, nogil=True)
-def products(hessians: np.ndarray, ends: np.ndarray, values: np.ndarray, weights: np.ndarray, sums: np.ndarray) -> None:
-    """Write to `sums` [2, places] the products `v H w` and `v H v` of each place's values and weights [in, places]."""
-    row, start = np.empty(values.shape[1], np.float32), 0
-    sums[:] = 0
-    for group in range(ends.size):
-        for first in range(len(values)):
-            row[start : ends[group]] = np.float32(0)
-            for second in range(len(values)):
-                entry = hessians[group, first, second]
-                for place in range(start, ends[group]):
-                    row[place] += entry * values[second, place]
-            for place in range(start, ends[group]):
-                sums[0, place] += np.float64(row[place]) * weights[first, place]
-                sums[1, place] += np.float64(row[place]) * values[first, place]
-        start = ends[group]
+@kernel("void(f4[:,:,::1], i4[::1], f4[:,::1], f4[:,::1])", exact=True, nogil=True)
+def weigh(ratios: np.ndarray, ends: np.ndarray, columns: np.ndarray, weighed: np.ndarray) -> None:
+    """Write L^T times each place of `columns` [in, places] to `weighed`, L being its group's factor."""
+    weighed[:] = columns
+    for first in range(0, len(columns), BLOCK):
+        end = min(first + BLOCK, len(columns))
+        pass_down(weighed, columns, ratios, ends, (0, end), (first, end), np.float32(1))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from artifacts.common.numba_loops import exact_part, kernel
+from artifacts.quantisation.trellis_metric import BLOCK, pass_down
 
 _FAR = np.float32(1e30)
 
@@ -130,7 +131,7 @@ def _circle(
     nogil=True,
 )
 def code_columns(
-    weights: np.ndarray,
+    moved: np.ndarray,
     ratios: np.ndarray,
     pivots: np.ndarray,
     order: np.ndarray,
@@ -142,9 +143,9 @@ def code_columns(
     errors: np.ndarray,
     energies: np.ndarray,
 ) -> None:
-    """Code each column of `weights` [in, places], from the last to the first, moved so as to undo the errors of those
-    before. Writes the states to `paths` [in, rows rounded up], the weights less their values to `errors` [in, places],
-    and the mean square of the moved weights to `energies` [places].
+    """Code each column of `moved` [in, places], from the last to the first, moved so as to undo the errors of those
+    before. Writes the states to `paths` [in, rows rounded up], the columns less their values to `errors` [in, places],
+    and the mean square of the moved columns to `energies` [places]; leaves in `moved` L^T times the errors.
 
     Place p is row `order[p]`; places are by group, and `ends` [G] says where each group ends. With `ratios` [G, in, in]
     and `pivots` [G, in] as `factorise` leaves them. `values` [9, 2, states], by half bits and by even and odd rows, are
@@ -153,37 +154,43 @@ def code_columns(
     columns, rows, num_states = paths.shape[0], paths.shape[1], values.shape[2]
     costs, best = np.empty((2, num_states), np.float32), np.empty(num_states, np.float32)
     choices, path = np.empty((rows, num_states), np.uint8), np.empty(rows, np.int64)
-    moved, x, prices = np.empty(order.size, np.float32), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    energies[:] = np.float32(0)
-    for column in range(columns - 1, -1, -1):
-        moved[:] = weights[column]
-        _move(moved, errors, ratios, ends, column)
-        start = 0
-        for group in range(ends.size):
-            for place in range(start, ends[group]):
-                x[order[place]] = moved[place] / deviations[place]
-                prices[order[place]] = pivots[group, column] * (deviations[place] * deviations[place])
-            start = ends[group]
-        _level(prices)
-        half = half_bits[column]
-        _circle(x, prices, half, values[half], path, costs, best, choices)
-        paths[column] = path.astype(np.uint16)
-        for place in range(order.size):
-            row = order[place]
-            errors[column, place] = weights[column, place] - deviations[place] * values[half, row & 1, path[row]]
-            energies[place] += moved[place] * moved[place] / np.float32(columns)
+    x, prices = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    energies[:], errors[:] = np.float32(0), moved
+    for end in range(columns, 0, -BLOCK):
+        block = (max(end - BLOCK, 0), end)
+        for column in range(end - 1, block[0] - 1, -1):
+            pass_down(moved, errors, ratios, ends, (column, column + 1), block, np.float32(1))
+            _price(moved[column], pivots[:, column], order, ends, deviations, x, prices)
+            half = half_bits[column]
+            _circle(x, prices, half, values[half], path, costs, best, choices)
+            paths[column] = path.astype(np.uint16)
+            for place in range(order.size):
+                row = order[place]
+                energies[place] += moved[column, place] * moved[column, place] / np.float32(columns)
+                value = deviations[place] * values[half, row & 1, path[row]]
+                errors[column, place] -= value
+                moved[column, place] -= value
+        pass_down(moved, errors, ratios, ends, (0, block[0]), block, np.float32(1))
 
 
 @exact_part
-def _move(moved: np.ndarray, errors: np.ndarray, ratios: np.ndarray, ends: np.ndarray, column: int) -> None:
-    """Add to a column what the errors of later ones ask of it."""
+def _price(
+    moved: np.ndarray,
+    pivots: np.ndarray,
+    order: np.ndarray,
+    ends: np.ndarray,
+    deviations: np.ndarray,
+    x: np.ndarray,
+    prices: np.ndarray,
+) -> None:
+    """Write a column in the order of rows, in units of their deviations, and what the square of an error costs."""
     start = 0
     for group in range(ends.size):
-        for later in range(column + 1, len(errors)):
-            ratio = ratios[group, column, later]
-            for place in range(start, ends[group]):
-                moved[place] += ratio * errors[later, place]
+        for place in range(start, ends[group]):
+            x[order[place]] = moved[place] / deviations[place]
+            prices[order[place]] = pivots[group] * (deviations[place] * deviations[place])
         start = ends[group]
+    _level(prices)
 
 
 @exact_part

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from artifacts.quantisation.gptq import gram
+from artifacts.quantisation.rotation import rotate
 from artifacts.quantisation.trellis import Trellis
-from artifacts.quantisation.trellis_encoder import Encoder
+from artifacts.quantisation.trellis_encoder import Encoder, rotated
 from artifacts.quantisation.widths import Width
 from profilers.quantise.calibration import LayerInputs, Weights, activations, moments_dtype, spaced
 from profilers.quantise.method import DOWN, Method, first_projection
@@ -81,7 +82,7 @@ def _fitted(down: torch.Tensor, seen: torch.Tensor, exact: torch.Tensor, weights
     ridge = damp * moments.diagonal().mean()
     wanted = weighted.T @ exact.to(weighted) + ridge * down.T.to(weighted)
     aim = torch.linalg.solve(moments + ridge * torch.eye(len(moments)).to(moments), wanted).T if ridge > 0 else down
-    return Encoder(_array(aim), _array(moments)[None], rotates_outputs=True, damp=damp)
+    return Encoder(_array(aim), rotated(_array(moments))[None], rotates_outputs=True, damp=damp)
 
 
 def _sensitivity(module: nn.Module, weights: Weights, tokens: Tokens) -> tuple[np.ndarray, torch.Tensor]:
@@ -99,19 +100,20 @@ def _sensitivity(module: nn.Module, weights: Weights, tokens: Tokens) -> tuple[n
 
 
 def _hessians(inputs: LayerInputs, tokens: Tokens, sensitivity: torch.Tensor) -> np.ndarray:
-    """[G, in, in]: of each group, its own moments and those of all tokens."""
+    """[G, in, in] of rotated inputs: of each group, its own moments and those of all tokens."""
     weights, num_inputs = tokens.weights(tokens.x.shape[1]), tokens.x.shape[1]
-    total = float(tokens.own.sum()) + num_inputs
     own = tokens.x[: len(tokens.own)] * tokens.own.sqrt()[:, None].to(tokens.x)
-    mean = (gram(own.to(moments_dtype(num_inputs))) + num_inputs * inputs.mean_moments().to(own.device)) / total
+    moments = gram(own.to(moments_dtype(num_inputs))) + num_inputs * inputs.mean_moments().to(own.device)
+    mean = torch.from_numpy(rotated(_array(moments / (float(tokens.own.sum()) + num_inputs)))).to(own.device)
     importance = weights.to(sensitivity) @ sensitivity
-    chosen = torch.from_numpy(spaced(len(tokens.x), _GUIDING_TOKENS)).to(tokens.x.device)
+    chosen = torch.from_numpy(spaced(len(tokens.x), _GUIDING_TOKENS)).to(own.device)
     x, guide = tokens.x[chosen], (sensitivity * weights.to(sensitivity)[:, None])[chosen]
+    x = torch.from_numpy(rotate(_array(x))).to(own.device)
     guide *= importance / guide.sum(0).clamp_min(torch.finfo(guide.dtype).tiny)
     share = _OWN_SHARE * len(x) / (len(x) + num_inputs)
-    hessians = importance[:, None, None] * ((1 - share) * mean).float()
-    for group, moments in enumerate(hessians):
-        moments += share * ((x * guide[:, group, None]).T @ x)
+    hessians = importance[:, None, None] * ((1 - share) * mean)
+    for group, of_group in enumerate(hessians):
+        of_group += share * ((x * guide[:, group, None]).T @ x)
     return _array(hessians)
 
 
