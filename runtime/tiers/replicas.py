@@ -9,7 +9,7 @@ import torch
 from artifacts.errors import BadInput, Incompatible, shortage
 from artifacts.quantisation.replica_file import check_identity, verify
 from artifacts.quantisation.replicas import Replicas
-from artifacts.quantisation.widths import Width, label
+from artifacts.quantisation.widths import Width, as_width, label
 from artifacts.shape import Shape
 from runtime.model.checkpoint import Shard, StoredTensor
 from runtime.model.open import MoeModel
@@ -85,7 +85,7 @@ def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[
         bits: ReplicaStore(
             replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs, model=opened.fingerprint
         )
-        for bits in widths
+        for bits in map(as_width, widths)
     }
     for store in stores.values():
         for name, shape in first.shapes.items():
