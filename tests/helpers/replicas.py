@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from artifacts.quantisation.gptq import group_size_for, round_to_nearest
 from artifacts.quantisation.replica_file import read_replica, replica_nbytes, write_replicas
 from artifacts.quantisation.replicas import Replicas, in_memory
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS, WIDTHS
 from artifacts.shape import FULL_BITS
 from runtime.kernels.low_bit import dequantise
 from runtime.model.layout import aligned
@@ -35,7 +35,7 @@ def made(opened: MoeModel, folder: Path) -> Replicas:
                 for name, matrix in matrices.items()
             }
             | biases
-            for bits in WIDTHS
+            for bits in SCALAR_WIDTHS
         }
         files.append(folder / f"{key}.safetensors")
         layer, expert = divmod(key, shape.num_experts)
