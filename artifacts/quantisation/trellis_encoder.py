@@ -30,7 +30,6 @@ from artifacts.quantisation.trellis import (
 from artifacts.quantisation.trellis_metric import factorise, solve, weigh
 from artifacts.quantisation.trellis_search import code_columns
 
-VERSION = 1  # of the encoder: replicas of another version are not resumed
 _DRAFT_STATE_BITS = 8  # of the draft that shows how far errors move the weights of each row
 _MORE_BITS = 1.15  # what the water level counts a bit as: the best on two models
 _WATER_STEPS = 4  # levels by factor 2, so that the last bits of eigenvalues do not matter

@@ -11,8 +11,9 @@ from artifacts.errors import BadUsage
 from artifacts.quantisation import gptq
 from artifacts.quantisation.gptq import group_size_for
 from artifacts.quantisation.packing import packed_shapes
+from artifacts.quantisation.replica_file import FORMAT, TRELLIS_FORMAT
 from artifacts.quantisation.replicas import in_memory
-from artifacts.quantisation.trellis import fitting, trellis_shapes
+from artifacts.quantisation.trellis import ENCODER, fitting, trellis_shapes
 from artifacts.quantisation.widths import SCALAR_WIDTHS, TRELLIS_WIDTHS, USUAL_WIDTHS, Width, listed
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
@@ -52,6 +53,13 @@ def projections(layer: MoeLayer) -> Shapes:
 def widths_of(recipe: str) -> tuple[Width, ...]:
     """Return the widths that a recipe makes."""
     return TRELLIS_WIDTHS if recipe == TRELLIS else SCALAR_WIDTHS
+
+
+def made_by(recipe: str) -> dict[str, object]:
+    """Return the format of a recipe's files and the version of its solver."""
+    if recipe == TRELLIS:
+        return {"format": TRELLIS_FORMAT, "solver": ENCODER}
+    return {"format": FORMAT, "solver": gptq.VERSION}
 
 
 def check_method(method: Method, shapes: Shapes) -> None:

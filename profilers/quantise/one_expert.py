@@ -22,7 +22,6 @@ from artifacts.quantisation.trellis import Trellis
 from artifacts.quantisation.widths import Width
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
 from profilers.quantise.method import TRELLIS, Method
-from profilers.quantise.trellis import Tokens, code_expert
 from runtime.model.expert_store import StoredLayout
 
 Replicas = Mapping[str, Mapping[Width, Quantized | Trellis]]
@@ -113,6 +112,8 @@ def tables(records: Sequence[ReplicaRecord]) -> dict[str, pa.Table]:
 
 def _coded(unit: ExpertTask, module: nn.Module, weights: Weights) -> Replicas:
     """The projections in trellis codes, by name and width."""
+    from profilers.quantise.trellis import Tokens, code_expert  # imports numba
+
     tokens = Tokens.of(unit.inputs, unit.rows, unit.gates, torch.device(unit.device))
     try:
         return code_expert(module, weights, unit.inputs, tokens, unit.method)
