@@ -15,7 +15,7 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.quantisation.gptq_solver import ColumnLoop, Metric, Solution, activation_order, plain_order, refit
 from artifacts.quantisation.grids import SIGN_ZERO, divisor, nearest, plain_grid, tie, top_code
 from artifacts.quantisation.packing import Packed, pack, unpack
-from artifacts.quantisation.widths import WIDTHS, listed
+from artifacts.quantisation.widths import SCALAR_WIDTHS, listed
 
 RECIPES = ("plain", "refined")
 VERSION = 2  # of the recipes: replicas of another version are not resumed
@@ -150,7 +150,7 @@ def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int) -> Quanti
 
 def check_widths(bits: Sequence[int]) -> None:
     """Raise BadUsage unless all widths are known and distinct."""
-    if not bits or len(set(bits)) < len(bits) or not set(bits) <= set(WIDTHS):
+    if not bits or len(set(bits)) < len(bits) or not set(bits) <= set(SCALAR_WIDTHS):
         raise BadUsage(f"bits {listed(bits) or 'missing'}: choose one or more of {listed()}, each once")
 
 

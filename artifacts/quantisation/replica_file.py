@@ -1,15 +1,14 @@
 """One expert at several precisions in one safetensors file: written whole or not at all, always with the same bytes.
 
-Tensors are called `{bits}.{part}.qweight`, `.qzeros`, `.scales` and `{bits}.{part}_bias`; those of one width lie side
-by side, so that one read fetches a width. The metadata holds all that a stopped run needs to resume, with a digest of
-the metadata and tensors.
+Tensors are called `{bits}.{part}.qweight`, `.qzeros`, `.scales` and `{bits}.{part}_bias`, or as
+`artifacts.quantisation.trellis` calls its parts; those of one width lie side by side, so that one read fetches a width.
+The metadata holds all that a stopped run needs to resume, with a digest of the metadata and tensors.
 """
 
 import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,24 +19,23 @@ import torch
 from artifacts.common.files import replacing
 from artifacts.common.untrusted import parse_json
 from artifacts.errors import BadInput, OutOfResources, shortage
-from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
+from artifacts.quantisation.replica_parts import Parts, assembled, described, is_trellis, named
+from artifacts.quantisation.widths import Width, as_width, label
 
 FORMAT = "moectl-replica-2"
+TRELLIS_FORMAT = "moectl-trellis-1"
 SOURCE = "source"  # in the metadata: the sha256 of the expert that the replicas are made of
 _OLDER = ("moectl-replica-1",)  # without the source
 _DIGEST = "digest"
 _HEADER_LIMIT = 100 << 20  # bytes, as in the safetensors format
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
+_DTYPES |= {"I16": torch.int16, "U8": torch.uint8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_GROUP_SIZE = re.compile("[1-9][0-9]{0,8}")
 _CHUNK = 1 << 20
 
 
 class OlderFormat(BadInput):
     """A whole file of replicas that does not say which weights it was made of."""
-
-
-Parts = dict[str, Packed | torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +60,13 @@ def replica_root(store_path: Path) -> Path:
     return store_path.with_name(f"{store_path.name}.replicas")
 
 
-def write_replicas(path: Path, replicas: Mapping[int, Parts], metadata: Mapping[str, str]) -> None:
-    """Write one expert's replicas by width, each a Packed per projection and its biases unquantised.
+def write_replicas(path: Path, replicas: Mapping[Width, Parts], metadata: Mapping[str, str]) -> None:
+    """Write one expert's replicas by width, each a Packed or a Trellis per projection and its biases unquantised.
 
     Raises OutOfResources when the disk is full and BadInput when the file cannot be written; then no file is left.
     """
-    tensors = [(name, tensor.contiguous().cpu()) for name, tensor in _named(replicas)]
-    meta = {"format": FORMAT, **metadata, **_group_sizes(replicas)}
+    tensors = [(name, tensor.contiguous().cpu()) for name, tensor in named(replicas)]
+    meta = {"format": TRELLIS_FORMAT if is_trellis(replicas) else FORMAT, **metadata, **described(replicas)}
     meta[_DIGEST] = _digest(meta, tensors)
     entries, offset = {}, 0
     for name, tensor in tensors:
@@ -83,15 +81,16 @@ def write_replicas(path: Path, replicas: Mapping[int, Parts], metadata: Mapping[
             file.write(_raw(tensor))
 
 
-def read_replica(path: Path, bits: int, *, model: str | None = None, key: tuple[int, int] | None = None) -> Parts:
-    """Read one width of an expert: a Packed per projection, biases as tensors; all are views of one buffer in memory.
+def read_replica(path: Path, bits: Width, *, model: str | None = None, key: tuple[int, int] | None = None) -> Parts:
+    """Read one width of an expert: a Packed or a Trellis per projection, biases as tensors; all are views of one buffer
+    in memory.
 
     `model` is the fingerprint, and `key` the layer and expert, that the file must belong to. Raises BadInput for a file
     that is missing, truncated, foreign or of another expert, and for a width that the file lacks.
     """
     header = _read_header(path)
     check_identity(path, header.metadata, model=model, key=key)
-    of_width = {name: entry for name, entry in header.entries.items() if name.startswith(f"{bits}.")}
+    of_width = {name: entry for name, entry in header.entries.items() if name.startswith(f"{label(bits)}.")}
     if not of_width:
         raise BadInput(f"{path} has no {bits}-bit replica, only {', '.join(map(str, widths(header.metadata)))}")
     start, stop = min(entry.start for entry in of_width.values()), max(entry.stop for entry in of_width.values())
@@ -102,7 +101,10 @@ def read_replica(path: Path, bits: int, *, model: str | None = None, key: tuple[
         name.partition(".")[2]: buffer[entry.start - start : entry.stop - start].view(entry.dtype).view(entry.shape)
         for name, entry in of_width.items()
     }
-    return _parts(path, bits, tensors, header.metadata)
+    try:
+        return assembled(bits, tensors, header.metadata)
+    except ValueError as error:
+        raise _foreign(path, str(error)) from error
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -122,18 +124,18 @@ def check_identity(
         raise BadInput(f"{path} holds another expert than layer {key[0]}, expert {key[1]}: run moectl quantize again")
 
 
-def widths(metadata: Mapping[str, str]) -> list[int]:
+def widths(metadata: Mapping[str, str]) -> list[Width]:
     """The widths that a file holds, by its metadata."""
-    return [int(bits) for bits in metadata["bits"].split(",")]
+    return [as_width(bits) for bits in metadata["bits"].split(",")]
 
 
-def replica_nbytes(path: Path) -> dict[int, int]:
+def replica_nbytes(path: Path) -> dict[Width, int]:
     """Bytes of the tensors of each width."""
     header = _read_header(path)
-    totals = dict.fromkeys(widths(header.metadata), 0)
+    totals = {label(bits): 0 for bits in widths(header.metadata)}
     for name, entry in header.entries.items():
-        totals[int(name.partition(".")[0])] += entry.stop - entry.start
-    return totals
+        totals[name.partition(".")[0]] += entry.stop - entry.start
+    return {as_width(text.replace("_", ".")): total for text, total in totals.items()}
 
 
 def is_intact(path: Path) -> bool:
@@ -166,48 +168,6 @@ def verify(path: Path, hash: str) -> None:
         raise BadInput(f"{path} is not what moectl quantize wrote (damaged or replaced): run it again")
 
 
-def _named(replicas: Mapping[int, Parts]) -> list[tuple[str, torch.Tensor]]:
-    """All tensors in file order: by width, and wide types first so that every tensor is aligned to its type."""
-    tensors_by_name = []
-    for bits, parts in sorted(replicas.items()):
-        of_width = []
-        for name, part in parts.items():
-            if isinstance(part, Packed):
-                tensors = {field: getattr(part, field) for field in PARTS}
-                of_width += [
-                    (f"{bits}.{name}.{field}", tensor) for field, tensor in tensors.items() if tensor is not None
-                ]
-            else:
-                of_width.append((f"{bits}.{name}", part))
-        tensors_by_name += sorted(of_width, key=lambda named: (-named[1].itemsize, named[0]))
-    return tensors_by_name
-
-
-def _group_sizes(replicas: Mapping[int, Parts]) -> dict[str, str]:
-    """The metadata that the tensors do not contain: group sizes and widths."""
-    parts = next(iter(replicas.values()))
-    sizes = {f"{name}.group_size": str(part.group_size) for name, part in parts.items() if isinstance(part, Packed)}
-    return {"bits": ",".join(map(str, sorted(replicas))), **sizes}
-
-
-def _parts(path: Path, bits: int, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Parts:
-    """Assemble the matrices of a width, and check what would make a reader fail."""
-    parts: Parts = {name: tensor for name, tensor in tensors.items() if "." not in name}
-    for name in sorted({name.partition(".")[0] for name in tensors if "." in name}):
-        fields = {field: tensors.get(f"{name}.{field}") for field in PARTS}
-        group_size = metadata.get(f"{name}.group_size", "")
-        if fields["scales"] is None or not _GROUP_SIZE.fullmatch(group_size) or fields["scales"].dim() != 2:
-            raise _foreign(path, f"{name} is not described")
-        num_groups, num_outputs = fields["scales"].shape
-        num_inputs = num_groups * int(group_size)
-        expected = packed_shapes(num_outputs, num_inputs, bits, int(group_size))
-        shapes = {field: (tensor.dtype, tuple(tensor.shape)) for field, tensor in fields.items() if tensor is not None}
-        if shapes != expected:
-            raise _foreign(path, f"{name} at {bits} bits has tensors {shapes} where {expected} belong")
-        parts[name] = Packed(bits, int(group_size), num_inputs, **fields)
-    return parts
-
-
 def _read_header(path: Path) -> _Header:
     """Parse and check: offsets in order without holes, and the file exactly as long as they require."""
     length = int.from_bytes(_read(path, 0, 8).tobytes(), "little")
@@ -238,8 +198,8 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
         raise OlderFormat(
             f"{path} is of an older moectl, which did not record the weights it was made of: run moectl quantize again"
         )
-    if metadata.get("format") != FORMAT:
-        raise _foreign(path, f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT}")
+    if metadata.get("format") not in (FORMAT, TRELLIS_FORMAT):
+        raise _foreign(path, f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT} or {TRELLIS_FORMAT}")
 
 
 def _metadata(texts: object) -> dict[str, str]:
@@ -248,8 +208,8 @@ def _metadata(texts: object) -> dict[str, str]:
     return texts
 
 
-def _entry(name: str, entry: dict, known_widths: list[int]) -> _Entry:
-    if int(name.partition(".")[0]) not in known_widths:
+def _entry(name: str, entry: dict, known_widths: list[Width]) -> _Entry:
+    if name.partition(".")[0] not in {label(bits) for bits in known_widths}:
         raise ValueError(f"{name} is of none of the widths")
     start, stop = entry["data_offsets"]
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])

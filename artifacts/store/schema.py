@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping, Set
 
-SCHEMA_VERSION = 4
-"""Rises with the tables, and when a column may hold what older code takes for damage: 4 has replicas of 8 bits."""
+SCHEMA_VERSION = 5
+"""Rises with the tables, and when a column may hold what older code takes for damage: 5 has fractions of bits."""
 
 # Big tables have no key and no index: they are append-only, and a key would make writing four times slower and the
 # file five times larger.
@@ -39,14 +39,14 @@ ARTEFACT_TABLES = {
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, "pivot" USMALLINT NOT NULL, rank USMALLINT NOT NULL,
         buddy USMALLINT NOT NULL, q DOUBLE NOT NULL, cumulative DOUBLE NOT NULL""",
     "quant_loss": """
-        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL, bits USMALLINT NOT NULL,
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL, bits DOUBLE NOT NULL,
         mse DOUBLE NOT NULL, relative DOUBLE NOT NULL, samples BIGINT NOT NULL,
         basis VARCHAR NOT NULL CHECK (basis IN ('own', 'layer')), gated DOUBLE NOT NULL, energy DOUBLE NOT NULL""",
     "replicas": """
-        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL, bits USMALLINT NOT NULL,
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL, bits DOUBLE NOT NULL,
         file VARCHAR NOT NULL, nbytes BIGINT NOT NULL, hash VARCHAR NOT NULL""",
     "hardware": """
-        run_id INTEGER NOT NULL, device VARCHAR NOT NULL, tokens INTEGER, link VARCHAR, bits USMALLINT NOT NULL,
+        run_id INTEGER NOT NULL, device VARCHAR NOT NULL, tokens INTEGER, link VARCHAR, bits DOUBLE NOT NULL,
         attention_s DOUBLE, attention_iqr_s DOUBLE, moe_s DOUBLE, moe_iqr_s DOUBLE, head_s DOUBLE, head_iqr_s DOUBLE,
         expert_s DOUBLE, expert_iqr_s DOUBLE, near_s DOUBLE, near_iqr_s DOUBLE,
         expert_load_s DOUBLE, expert_load_iqr_s DOUBLE, bandwidth_gbps DOUBLE,
@@ -88,6 +88,10 @@ ARTEFACT_TABLES = {
 }
 
 
+# Columns whose type holds less in older stores.
+_WIDENED = {table: [("bits", "DOUBLE")] for table in ("quant_loss", "replicas", "hardware")}
+
+
 def columns() -> dict[str, dict[str, str]]:
     """By table, the definition of each column by name."""
     return {table: _columns(ddl) for table, ddl in (CONTROL_TABLES | ARTEFACT_TABLES).items()}
@@ -115,7 +119,8 @@ def unmendable(present: Mapping[str, Set[str]], filled: Set[str]) -> str:
 
 
 def migration(present: Mapping[str, Set[str]]) -> list[str]:
-    """The statements that upgrade a store with these columns by table to this version; versions only add."""
+    """The statements that upgrade a store with these columns by table to this version; versions only add columns and
+    widen types."""
     changes = []
     for table, definitions in columns().items():
         missing = {name: definition for name, definition in definitions.items() if name not in present.get(table, ())}
@@ -124,6 +129,7 @@ def migration(present: Mapping[str, Set[str]]) -> list[str]:
             changes.append(f"DROP TABLE {table}")
         elif table in present:
             changes += [f"ALTER TABLE {table} ADD COLUMN {definition}" for definition in missing.values()]
+            changes += [f"ALTER TABLE {table} ALTER {name} TYPE {kind}" for name, kind in _WIDENED.get(table, ())]
             continue
         changes.append(f"CREATE TABLE {table} ({(CONTROL_TABLES | ARTEFACT_TABLES)[table]})")
     return changes

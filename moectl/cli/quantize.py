@@ -15,14 +15,23 @@ from moectl.shared.importing import importing
 class QuantizeOptions:
     """The widths, the method, and the text to calibrate on."""
 
-    bits: Annotated[str, typer.Option(help="Widths of the replicas, of 1, 2, 3, 4 and 8.")] = "1,2,3,4"
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            help="Widths of the replicas, of 1, 2, 3, 4 and 8 (else 1,2,3,4); of trellis 0.6 to 4 (else all of them).",
+            show_default=False,
+        ),
+    ] = None
     group_size: Annotated[
         int, typer.Option(min=1, help="Inputs that share a scale; 128, 64 and 32 give way where they do not divide.")
     ] = 128
     samples: Annotated[int, typer.Option(min=1, help="Sequences of text to calibrate on.")] = 128
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence, at most.")] = 512
     recipe: Annotated[
-        str, typer.Option(help="refined (as many bytes, smaller errors), or plain: GPTQ as published.")
+        str,
+        typer.Option(
+            help="refined (GPTQ with smaller errors), plain (GPTQ as published), or trellis: smallest errors, longest."
+        ),
     ] = "refined"
     damp: Annotated[float, typer.Option(help="Added to the Hessian's diagonal, as a share of its mean.")] = 0.01
     min_samples: Annotated[
@@ -53,6 +62,6 @@ def quantize(
         from moectl.commands import quantize as command
         from profilers.quantise.method import Method
 
-    method = fill(Method, options, bits=command.parse_bits(options.bits))
+    method = fill(Method, options, bits=command.parse_bits(options.bits, options.recipe))
     request = fill(command.QuantizeRequest, options, method=method, seed=seed)
     command.show(command.quantize(model, request, store=store), as_json=json)

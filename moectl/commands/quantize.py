@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadUsage
+from artifacts.quantisation.widths import TRELLIS_WIDTHS, USUAL_WIDTHS, Width, as_width
 from artifacts.store.runs import ModelInfo
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
@@ -15,7 +16,8 @@ from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.quantise.method import Method, check_method, projections, smaller
+from profilers.quantise.estimate import expert_s
+from profilers.quantise.method import TRELLIS, Method, check_method, projections, smaller
 from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from profilers.text.corpus import documents
@@ -40,10 +42,13 @@ class QuantizeRequest:
         check_executor(self.executor)
 
 
-def parse_bits(text: str) -> tuple[int, ...]:
-    """Parse `1,2,3,4` into rising widths. Raises BadUsage for anything but numbers."""
+def parse_bits(text: str | None, recipe: str) -> tuple[Width, ...]:
+    """Parse `1,1.5,2` into rising widths; None is what the recipe usually makes. Raises BadUsage for anything but
+    numbers."""
+    if text is None:
+        return TRELLIS_WIDTHS if recipe == TRELLIS else USUAL_WIDTHS
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({as_width(part) for part in text.split(",")}))
     except ValueError as error:
         raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
 
@@ -54,7 +59,7 @@ def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> Buil
     name = name or str(demo_model())
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened
-    with Phases(1, 19) as phases:
+    with Phases(1, 1, 38) as phases:
         return _quantize(name, request, phases, store=store)
 
 
@@ -64,14 +69,25 @@ def _quantize(name: str, request: QuantizeRequest, phases: Phases, *, store: Pat
     if request.executor != LOCAL:
         check_device(opened)
     check_method(request.method, projections(opened.layers[0]))
-    smaller(request.method, opened)  # widths of which none would save anything are refused before text is read
+    method = smaller(request.method, opened)  # refused before text is read where no width would save anything
     data = calibration_data(opened, request)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
-    phases.begin(f"quantising {opened.shape.num_keys:,} experts")
+    phases.begin("measuring one expert")
+    seconds = expert_s(opened, method, sum(map(len, data.sequences))) * opened.shape.num_keys
     with executing(request.executor, request.jobs) as executor, progress_bar("quantising", unit="experts") as advance:
+        whole = spoken(seconds / min(executor.count, opened.shape.num_experts))
+        phases.begin(f"quantising {opened.shape.num_keys:,} experts, about {whole} from the first")
         return build_replicas(
             opened, data, request.method, model=model, store_path=store, executor=executor, progress=advance
         )
+
+
+def spoken(seconds: float) -> str:
+    """A time to wait for in words, to about two digits."""
+    for unit, name in ((3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= 1.5 * unit:
+            return f"{seconds / unit:.{0 if seconds >= 10 * unit else 1}f} {name}"
+    return "a second"
 
 
 def calibration_data(opened: MoeModel, request: QuantizeRequest) -> Data:
@@ -127,7 +143,7 @@ def _remade(built: BuiltReplicas) -> str:
     return f", {built.remade:,} of other weights made again" if built.remade else ""
 
 
-def nbytes(built: BuiltReplicas) -> dict[int, int]:
+def nbytes(built: BuiltReplicas) -> dict[Width, int]:
     """Return the bytes of all replicas, by width."""
     return {bits: sum(record.nbytes[bits] for record in built.records) for bits in sorted(built.records[0].nbytes)}
 

@@ -23,7 +23,7 @@ _STANDINS = (
     Column("experts", "experts", whole),
 )
 _LOSS = (
-    Column("bits", "bits", whole),
+    Column("bits", "bits", short),
     Column("mean error", "mean", short, "relative, of experts' outputs"),
     Column("worst expert", "worst", short),
     Column("all experts", "total", nbytes),
@@ -99,12 +99,12 @@ def _loss(source: ReportSource) -> Section:
         top = max(row["relative"] for row in group)
         chart = figure(
             heatmap(
-                f"{bits} bits: relative error of experts' outputs",
+                f"{bits:g} bits: relative error of experts' outputs",
                 _matrix(group, "layer", "expert", "relative"),
                 top=top,
                 row="layer",
                 column="expert",
-                says=f"Relative error of each expert at {bits} bits",
+                says=f"Relative error of each expert at {bits:g} bits",
             )
         )
         drawn.append(f"<div>{chart}{legend(data(top))}</div>")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from artifacts.quantisation.widths import column_of, columns_of
+from artifacts.quantisation.widths import Width, as_width, column_of, columns_of
 from artifacts.store.rows import quant_loss_matrices
 from moectl.show.render import Heatmap, NumBytes, Sheet
 
@@ -44,7 +44,7 @@ def replicas(rows: pa.Table, layer: int | None, *, verified: bool, checkpoint: s
     files = rows.to_pylist()
     if layer is not None:
         cells = [
-            (row["expert"], row["bits"], NumBytes(row["nbytes"]), row["file"], row["hash"][:16])
+            (row["expert"], as_width(row["bits"]), NumBytes(row["nbytes"]), row["file"], row["hash"][:16])
             for row in files
             if row["layer"] == layer
         ]
@@ -61,8 +61,8 @@ def replicas_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
     return Heatmap("Bytes of replicas", totals, "layers", "experts")
 
 
-def _by_width(files: Sequence[dict]) -> list[tuple[int, list[int]]]:
-    widths = sorted({row["bits"] for row in files})
+def _by_width(files: Sequence[dict]) -> list[tuple[Width, list[int]]]:
+    widths = sorted({as_width(row["bits"]) for row in files})
     return [(bits, [row["nbytes"] for row in files if row["bits"] == bits]) for bits in widths]
 
 
@@ -74,8 +74,8 @@ def _by_expert(rows: pa.Table, name: str, size: tuple[int, int]) -> np.ndarray:
     return values
 
 
-def _widths(rows: pa.Table) -> list[int]:
-    return sorted(set(rows["bits"].to_pylist()))
+def _widths(rows: pa.Table) -> list[Width]:
+    return sorted({as_width(bits) for bits in rows["bits"].to_pylist()})
 
 
 def _column(rows: pa.Table, name: str) -> np.ndarray:

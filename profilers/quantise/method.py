@@ -4,16 +4,23 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
+import torch
 from torch import nn
 
 from artifacts.errors import BadUsage
-from artifacts.quantisation.gptq import RECIPES, group_size_for
+from artifacts.quantisation import gptq
+from artifacts.quantisation.gptq import group_size_for
 from artifacts.quantisation.packing import packed_shapes
+from artifacts.quantisation.replica_file import FORMAT, TRELLIS_FORMAT
 from artifacts.quantisation.replicas import in_memory
-from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, listed
+from artifacts.quantisation.trellis import ENCODER, fitting, trellis_shapes
+from artifacts.quantisation.widths import SCALAR_WIDTHS, TRELLIS_WIDTHS, USUAL_WIDTHS, Width, listed
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
 
+TRELLIS = "trellis"
+RECIPES = (*gptq.RECIPES, TRELLIS)
+DOWN = "down_proj"
 LOWERED = (128, 64, 32)  # group sizes that are replaced by a smaller one where they do not divide the inputs
 
 Shapes = dict[str, tuple[int, int]]  # outputs and inputs of one expert's projections, by name
@@ -21,10 +28,10 @@ Shapes = dict[str, tuple[int, int]]  # outputs and inputs of one expert's projec
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Widths, group size, damping and recipe. The loss of an expert with fewer than `min_samples` tokens is measured on
-    its layer's sample too."""
+    """Widths, group size, damping and recipe; trellis codes have no groups. The loss of an expert with fewer than
+    `min_samples` tokens is measured on its layer's sample too."""
 
-    bits: tuple[int, ...] = USUAL_WIDTHS
+    bits: tuple[Width, ...] = USUAL_WIDTHS
     group_size: int = 128
     damp: float = 0.01
     recipe: str = "refined"
@@ -43,14 +50,30 @@ def projections(layer: MoeLayer) -> Shapes:
     return {name: shapes[name][::-1] if module.is_transposed else shapes[name] for name in names}
 
 
+def widths_of(recipe: str) -> tuple[Width, ...]:
+    """Return the widths that a recipe makes."""
+    return TRELLIS_WIDTHS if recipe == TRELLIS else SCALAR_WIDTHS
+
+
+def made_by(recipe: str) -> dict[str, object]:
+    """Return the format of a recipe's files and the version of its solver."""
+    if recipe == TRELLIS:
+        return {"format": TRELLIS_FORMAT, "solver": ENCODER}
+    return {"format": FORMAT, "solver": gptq.VERSION}
+
+
 def check_method(method: Method, shapes: Shapes) -> None:
     """Raise BadUsage for widths, a recipe, damping or a group size that is not available."""
-    if not method.bits or not set(method.bits) <= set(WIDTHS):
-        raise BadUsage(f"replicas have {listed(last=' or ')} bits, not {listed(method.bits) or 'none'}")
     if method.recipe not in RECIPES:
-        raise BadUsage(f"the recipe is {' or '.join(RECIPES)}, not {method.recipe!r}")
+        raise BadUsage(f"the recipe is {listed(RECIPES, last=' or ')}, not {method.recipe!r}")
+    widths = widths_of(method.recipe)
+    if not method.bits or not set(method.bits) <= set(widths):
+        named = listed(widths, last=" or ")
+        raise BadUsage(f"replicas of the recipe {method.recipe} have {named} bits, not {listed(method.bits) or 'none'}")
     if not 0 < method.damp < 1:
         raise BadUsage(f"damp is a share of the mean of the Hessian's diagonal, between 0 and 1, not {method.damp}")
+    if method.recipe == TRELLIS:
+        return
     misfits = [name for name, (_, num_inputs) in shapes.items() if num_inputs % method.group_size]
     if misfits and method.group_size not in LOWERED:
         sizes = " and ".join(f"{num_inputs} ({name})" for name, (_, num_inputs) in shapes.items())
@@ -70,7 +93,7 @@ def no_smaller(method: Method, opened: MoeModel) -> tuple[int, ...]:
         bits: in_memory(
             expected_nbytes(replace(method, bits=(bits,)), projections(first)) + biases * opened.dtype.itemsize
         )
-        for bits in WIDTHS
+        for bits in widths_of(method.recipe)
     }
     return tuple(bits for bits, size in nbytes.items() if size >= opened.stored_shape.expert_nbytes)
 
@@ -93,8 +116,17 @@ def expected_nbytes(method: Method, shapes: Shapes) -> int:
     return sum(
         dtype.itemsize * int(np.prod(shape))
         for bits in method.bits
-        for num_outputs, num_inputs in shapes.values()
-        for dtype, shape in packed_shapes(
-            num_outputs, num_inputs, bits, group_size_for(num_inputs, method.group_size)
-        ).values()
+        for name, (num_outputs, num_inputs) in shapes.items()
+        for dtype, shape in _tensors(method, bits, name, num_outputs, num_inputs).values()
     )
+
+
+def _tensors(
+    method: Method, bits: Width, name: str, num_outputs: int, num_inputs: int
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return type and shape of each tensor of a projection's replica."""
+    if method.recipe == TRELLIS:
+        is_rotated = name == DOWN
+        rate = fitting(num_outputs, num_inputs, bits, is_rotated=is_rotated)
+        return trellis_shapes(num_outputs, num_inputs, *rate, is_rotated=is_rotated)
+    return packed_shapes(num_outputs, num_inputs, bits, group_size_for(num_inputs, method.group_size))

@@ -18,9 +18,13 @@ from torch import nn
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.quantisation.gptq import Quantized, group_size_for, quantize
 from artifacts.quantisation.replica_file import SOURCE, file_hash, read_metadata, replica_nbytes, write_replicas
+from artifacts.quantisation.trellis import Trellis
+from artifacts.quantisation.widths import Width
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
-from profilers.quantise.method import Method
+from profilers.quantise.method import TRELLIS, Method
 from runtime.model.expert_store import StoredLayout
+
+Replicas = Mapping[str, Mapping[Width, Quantized | Trellis]]
 
 LOSS_TOKENS = 2048  # tokens of an expert, at most, on which its replicas' losses are measured
 
@@ -51,7 +55,7 @@ class ReplicaRecord:
 
     path: Path
     metadata: Mapping[str, str]
-    nbytes: Mapping[int, int]
+    nbytes: Mapping[Width, int]
     hash: str
 
 
@@ -67,8 +71,7 @@ def quantise(unit: ExpertTask) -> ReplicaRecord:
     with torch.inference_mode():
         parts = unit.layout.weights(torch.from_numpy(unit.weights))
         weights = {name: part.to(unit.device).float() for name, part in parts.items()}
-        by_name = hessians(module, weights, unit.inputs, unit.rows)
-        replicas = {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in by_name.items()}
+        replicas = (_coded if unit.method.recipe == TRELLIS else _packed)(unit, module, weights)
         losses = _losses(module, weights, replicas, unit)
     biases = {name: part for name, part in parts.items() if name.endswith("_bias")}
     files = {
@@ -89,7 +92,7 @@ def tables(records: Sequence[ReplicaRecord]) -> dict[str, pa.Table]:
     keys = {
         name: np.array([int(each.metadata[name]) for each, _ in entries], np.uint16) for name in ("layer", "expert")
     }
-    keys["bits"] = np.array([bits for _, bits in entries], np.uint16)
+    keys["bits"] = np.array([bits for _, bits in entries], np.float64)
     of_width = {
         name: [float(each.metadata[f"{bits}.{name}"]) for each, bits in entries]
         for name in ("mse", "relative", "gated")
@@ -107,6 +110,23 @@ def tables(records: Sequence[ReplicaRecord]) -> dict[str, pa.Table]:
     return {"quant_loss": pa.table(keys | of_width | of_expert), "replicas": pa.table(keys | files)}
 
 
+def _coded(unit: ExpertTask, module: nn.Module, weights: Weights) -> Replicas:
+    """The projections in trellis codes, by name and width."""
+    from profilers.quantise.trellis import Tokens, code_expert  # imports numba
+
+    tokens = Tokens.of(unit.inputs, unit.rows, unit.gates, torch.device(unit.device))
+    try:
+        return code_expert(module, weights, unit.inputs, tokens, unit.method)
+    except BadInput as problem:
+        raise BadInput(f"layer {unit.layer}, expert {unit.expert}: {problem}") from problem
+
+
+def _packed(unit: ExpertTask, module: nn.Module, weights: Weights) -> Replicas:
+    """The projections by GPTQ, by name and width."""
+    by_name = hessians(module, weights, unit.inputs, unit.rows)
+    return {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in by_name.items()}
+
+
 def _quantised(
     unit: ExpertTask, module: nn.Module, name: str, weight: torch.Tensor, hessian: torch.Tensor
 ) -> dict[int, Quantized]:
@@ -119,9 +139,7 @@ def _quantised(
         raise BadInput(f"layer {unit.layer}, expert {unit.expert}, {name}: {problem}") from problem
 
 
-def _losses(
-    module: nn.Module, weights: Weights, replicas: Mapping[str, dict[int, Quantized]], unit: ExpertTask
-) -> dict[str, str]:
+def _losses(module: nn.Module, weights: Weights, replicas: Replicas, unit: ExpertTask) -> dict[str, str]:
     """Per width: mse and relative of the expert's output without routing weight, gated with it; all as texts."""
     own = spaced(len(unit.rows), LOSS_TOKENS)
     rows, is_own = unit.rows[own], len(unit.rows) >= unit.method.min_samples
@@ -142,7 +160,7 @@ def _losses(
     return texts
 
 
-def _dequantised(module: nn.Module, replicas: Mapping[str, dict[int, Quantized]], bits: int) -> Weights:
+def _dequantised(module: nn.Module, replicas: Replicas, bits: Width) -> Weights:
     """Return the weights of one width as the file will hold them, in the module's own orientation."""
     weights = {name: by_bits[bits].dequantised() for name, by_bits in replicas.items()}
     return {name: weight.T if module.is_transposed else weight for name, weight in weights.items()}

@@ -17,13 +17,12 @@ import torch
 
 from artifacts.common.locks import locked
 from artifacts.errors import BadInput, OutOfResources, Partly
-from artifacts.quantisation.gptq import VERSION
-from artifacts.quantisation.replica_file import FORMAT, SOURCE, check_identity, is_intact, read_metadata, replica_root
+from artifacts.quantisation.replica_file import SOURCE, check_identity, is_intact, read_metadata, replica_root
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
 from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
-from profilers.quantise.method import Method, check_method, expected_nbytes, no_smaller, projections, smaller
+from profilers.quantise.method import Method, check_method, expected_nbytes, made_by, no_smaller, projections, smaller
 from profilers.quantise.one_expert import LOSS_TOKENS, ExpertTask, ReplicaRecord, quantise, record, tables
 from profilers.text.batches import Data
 from profilers.text.run import TextRun
@@ -247,13 +246,15 @@ class _Job:
 
 def _identity(method: Method, digest: str) -> str:
     """Return 8 hexadecimal digits of everything but the model that the files' bytes depend on."""
-    settings = asdict(method) | {
-        "data": digest,
-        "batch": BATCH_TOKENS,
-        "loss": LOSS_TOKENS,
-        "format": FORMAT,
-        "solver": VERSION,
-    }
+    settings = (
+        asdict(method)
+        | made_by(method.recipe)
+        | {
+            "data": digest,
+            "batch": BATCH_TOKENS,
+            "loss": LOSS_TOKENS,
+        }
+    )
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -6,7 +6,7 @@ from enum import IntEnum, auto
 
 import numpy as np
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import WIDTHS, label
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.control.pools import Partitions
@@ -40,8 +40,13 @@ class Counter(IntEnum):
     AT_8_BITS = auto()
     AT_4_BITS = auto()
     AT_3_BITS = auto()
+    AT_2_5_BITS = auto()
     AT_2_BITS = auto()
+    AT_1_5_BITS = auto()
+    AT_1_25_BITS = auto()
     AT_1_BIT = auto()
+    AT_0_8_BITS = auto()
+    AT_0_6_BITS = auto()
 
 
 # Looked up once, as numbers: enum access is slow.
@@ -51,7 +56,7 @@ _OF_REQUESTS = (Counter.HITS, Counter.LATE, Counter.MISSES)
 _OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 _BY_DEVICE = (*(Counter.REQUESTS, *_OF_REQUESTS), Counter.EVICTIONS, Counter.PREFETCHES)
 _BY_DEVICE += (Counter.DEMAND_BYTES, Counter.PREFETCH_BYTES)
-AT_BITS = {bits: f"at_{bits}_bit{'s' if bits > 1 else ''}" for bits in reversed(WIDTHS)}
+AT_BITS = {bits: f"at_{label(bits)}_bit{'' if bits == 1 else 's'}" for bits in reversed(WIDTHS)}
 _ALTERING = (*AT_BITS.values(), "replaced_ranks", "dropped_ranks")
 _OF_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 

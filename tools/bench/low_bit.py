@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed, unpack
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from moectl.show.render import Sheet, show_sheet
 from runtime.kernels import low_bit
 from runtime.kernels.cpu import low_bit as cpu_low_bit
@@ -48,7 +48,7 @@ class Contender:
     name: str
     prepare: Callable[[Packed], Weights]
     multiply: Product
-    most_bits: int = WIDTHS[-1]
+    most_bits: int = SCALAR_WIDTHS[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def sheet(results: list[Result], *, rounds: int) -> Sheet:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--bits", type=int, nargs="+", default=list(WIDTHS), choices=WIDTHS)
+    parser.add_argument("--bits", type=int, nargs="+", default=list(SCALAR_WIDTHS), choices=SCALAR_WIDTHS)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     return parser.parse_args()

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from moectl.show.render import Sheet, show_sheet
 from runtime.engine.form import CpuForm
 from runtime.engine.forms_cpu import form_of
@@ -27,7 +27,7 @@ from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, aligned
-from runtime.tiers.replicas import ReplicaLayout
+from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.bench.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.packed import laid_out, replica_layout
@@ -61,7 +61,7 @@ def main() -> None:
 
 def _chosen(options: argparse.Namespace, dtype: torch.dtype) -> list[tuple[str, MakeExpert]]:
     makers = {name: partial(random_expert, stored, dtype=dtype) for name, stored in variants(GROUP).items()}
-    makers |= {f"replicas, {bits} bits": partial(random_replica, bits) for bits in reversed(WIDTHS)}
+    makers |= {f"replicas, {bits} bits": partial(random_replica, bits) for bits in reversed(SCALAR_WIDTHS)}
     if dtype is not torch.bfloat16:
         makers[f"{options.dtype}, not quantised"] = partial(plain_expert, dtype=dtype)
     return [(name, make) for name, make in makers.items() if options.only in name]

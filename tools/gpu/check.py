@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tools import ROOT
 from tools.gpu.checks import formats, kernels, low_bit
 from tools.gpu.checks.exactness import exactness, forwards_then_generates
@@ -140,7 +140,7 @@ def _published(device: str, name: str) -> Finding:
 
 
 def _replicas(scratch: Path, device: str, options: argparse.Namespace) -> Attempts:
-    for bits in WIDTHS:
+    for bits in SCALAR_WIDTHS:
         yield f"replicas: {bits} bits, exact", lambda bits=bits: low_bit.agreement(device, bits)
         yield f"replicas: {bits} bits, speed", lambda bits=bits: low_bit.speed(device, bits)
     for run_name in FEW_BITS:

@@ -16,7 +16,7 @@ from artifacts.quantisation.gptq import (
     quantize_weight,
     round_to_nearest,
 )
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tests.helpers.correlated import correlated, loss, weights
 
 
@@ -37,14 +37,14 @@ def test_below_rounding_and_falling_with_bits(
     if is_special:
         inputs[:, seed % num_inputs], weight[0], weight[1] = 0, 0.01, 0
     losses = []
-    for bits, replica in quantize(weight, hessian(inputs), WIDTHS, group_size, recipe=recipe).items():
+    for bits, replica in quantize(weight, hessian(inputs), SCALAR_WIDTHS, group_size, recipe=recipe).items():
         losses.append(loss(weight, replica.dequantised(), inputs))
         # The published algorithm has no 1 bit, so it guarantees nothing there.
         if recipe == "refined" or bits > 1:
             assert losses[-1] < loss(weight, round_to_nearest(weight, bits, group_size).dequantised(), inputs)
         assert int(replica.codes.max()) < 2**bits and replica.dequantised().isfinite().all()
         assert replica.zeros is None if bits == 1 else int(replica.zeros.max()) < 2**bits
-    assert losses == sorted(losses, reverse=True) and len(set(losses)) == len(WIDTHS)
+    assert losses == sorted(losses, reverse=True) and len(set(losses)) == len(SCALAR_WIDTHS)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([8, 16, 32]), st.integers(1, 64))
@@ -53,7 +53,7 @@ def test_a_few_unlucky_rows_are_rounded_instead(seed: int, num_rows: int, num_in
     """Uncorrelated inputs leave nothing to gain."""
     inputs = torch.randn(num_samples, num_inputs, generator=torch.Generator().manual_seed(seed)).double()
     weight = weights(num_rows, num_inputs, seed=seed)
-    for bits, replica in quantize(weight, hessian(inputs), WIDTHS, num_inputs).items():
+    for bits, replica in quantize(weight, hessian(inputs), SCALAR_WIDTHS, num_inputs).items():
         rounded = round_to_nearest(weight, bits, num_inputs).dequantised()
         assert loss(weight, replica.dequantised(), inputs) <= loss(weight, rounded, inputs) * (1 + 1e-9) + 1e-18
 
@@ -61,14 +61,14 @@ def test_a_few_unlucky_rows_are_rounded_instead(seed: int, num_rows: int, num_in
 def test_refined_beats_plain_on_inputs_it_has_not_seen() -> None:
     inputs, weight = correlated(2000, 128), weights(64, 128)
     seen, unseen = inputs[:1000], inputs[1000:]
-    plain, refined = (quantize(weight, hessian(seen), WIDTHS, 32, recipe=recipe) for recipe in RECIPES)
-    for bits in WIDTHS:
+    plain, refined = (quantize(weight, hessian(seen), SCALAR_WIDTHS, 32, recipe=recipe) for recipe in RECIPES)
+    for bits in SCALAR_WIDTHS:
         before, after = (loss(weight, replicas[bits].dequantised(), unseen) for replicas in (plain, refined))
         assert after < 0.9 * before
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_packing_loses_nothing(recipe: str, bits: int) -> None:
     replica = quantize(weights(24, 96), hessian(correlated(50, 96)), [bits], 32, recipe=recipe)[bits]
     packed = replica.packed()
@@ -99,8 +99,8 @@ def test_widths_and_rows_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatc
 
 def test_the_same_again_gives_the_same_bytes() -> None:
     weight, inputs = weights(16, 64).bfloat16(), correlated(100, 64).bfloat16()
-    first, second = (quantize(weight, hessian(inputs), WIDTHS, 32) for _ in range(2))
-    for bits in WIDTHS:
+    first, second = (quantize(weight, hessian(inputs), SCALAR_WIDTHS, 32) for _ in range(2))
+    for bits in SCALAR_WIDTHS:
         assert torch.equal(first[bits].codes, second[bits].codes)
         assert torch.equal(first[bits].scales, second[bits].scales)
 
@@ -115,7 +115,7 @@ def test_one_weight_by_itself() -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_without_any_activation_weights_are_rounded_or_deleted(recipe: str) -> None:
     weight = weights(8, 32).float()
-    replicas = quantize(weight, hessian(torch.zeros(0, 32)), WIDTHS, 32, recipe=recipe)
+    replicas = quantize(weight, hessian(torch.zeros(0, 32)), SCALAR_WIDTHS, 32, recipe=recipe)
     assert torch.equal(replicas[4].dequantised(), torch.zeros_like(weight)) == (recipe == "plain")
     assert all(replica.dequantised().isfinite().all() for replica in replicas.values())
 

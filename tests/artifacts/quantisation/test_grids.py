@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.quantisation.grids import divisor, nearest, plain_grid, tie, top_code, weighted_grid
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 
 
 def rounded(weights: torch.Tensor, grid: tuple[torch.Tensor, torch.Tensor], bits: int) -> torch.Tensor:
@@ -22,7 +22,7 @@ def test_a_plain_grid_spans_the_range_and_nought() -> None:
     assert scale.tolist() == [3, 4, 3, 0] and zero.tolist() == [0.5] * 4
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_noughts_and_constants_are_kept(bits: int) -> None:
     weights = torch.tensor([[0.0, 0.25, -0.25]]).expand(8, 3).contiguous()
     for grid in (plain_grid(weights[:, None], [bits]), weighted_grid(weights[:, None], torch.ones(8), [bits])):
@@ -34,7 +34,7 @@ def test_nought_has_the_sign_plus_at_one_bit() -> None:
     assert rounded(weights, plain_grid(weights[:, None], [1]), 1)[:, 0].tolist() == [1, -1, 1]
 
 
-@given(st.integers(0, 10**6), st.sampled_from(WIDTHS))
+@given(st.integers(0, 10**6), st.sampled_from(SCALAR_WIDTHS))
 @settings(max_examples=50)
 def test_a_weighted_grid_costs_no_more_than_a_plain_one(seed: int, bits: int) -> None:
     random = torch.Generator().manual_seed(seed)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.quantisation.packing import PARTS, Packed, pack, packed_shapes, unpack
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 
 GOLDEN = {
     1: ["aaaaaaaa"],
@@ -18,13 +18,13 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_words_are_those_of_the_published_layout(bits: int) -> None:
     codes = (np.arange(32) % 2**bits).astype(np.uint8)[:, None]
     assert [f"{word:08x}" for word in pack(codes, bits).view(np.uint32)[:, 0]] == GOLDEN[bits]
 
 
-@given(st.integers(0, 10**6), st.sampled_from(WIDTHS), st.integers(1, 100), st.integers(1, 5))
+@given(st.integers(0, 10**6), st.sampled_from(SCALAR_WIDTHS), st.integers(1, 100), st.integers(1, 5))
 def test_what_is_packed_comes_back(seed: int, bits: int, count: int, width: int) -> None:
     codes = np.random.default_rng(seed).integers(0, 2**bits, (count, width), dtype=np.uint8)
     words = pack(codes, bits)
@@ -34,7 +34,7 @@ def test_what_is_packed_comes_back(seed: int, bits: int, count: int, width: int)
     assert not stream[count * bits :].any()
 
 
-@given(st.sampled_from(WIDTHS), st.integers(1, 70), st.integers(1, 4), st.sampled_from([8, 32, 96]))
+@given(st.sampled_from(SCALAR_WIDTHS), st.integers(1, 70), st.integers(1, 4), st.sampled_from([8, 32, 96]))
 def test_sizes_are_known_without_data(bits: int, num_outputs: int, num_groups: int, group_size: int) -> None:
     num_inputs = num_groups * group_size
     shapes = packed_shapes(num_outputs, num_inputs, bits=bits, group_size=group_size)

@@ -22,6 +22,8 @@ from artifacts.quantisation.replica_file import (
     widths,
     write_replicas,
 )
+from artifacts.quantisation.trellis import Trellis
+from tests.artifacts.quantisation.test_trellis import random_trellis
 
 METADATA = {"model": "a" * 64, "layer": "2", "expert": "5", "note": "Größe"}
 
@@ -145,3 +147,45 @@ def test_a_full_disk_leaves_what_was_there(path: Path, monkeypatch: pytest.Monke
         write_replicas(path, replicas(), METADATA | {"note": "other"})
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+def trellises() -> dict[float, dict[str, Trellis | torch.Tensor]]:
+    return {
+        bits: {
+            "gate_up_proj": random_trellis(half_bits, 16, is_rotated=False),
+            "down_proj": random_trellis(half_bits, 32, num_outputs=33, seed=1),
+            "down_proj_bias": torch.arange(33.0),
+        }
+        for bits, half_bits in ((1.25, 2), (0.6, 1), (2, 3))
+    }
+
+
+@pytest.mark.parametrize("bits", [0.6, 1.25, 2])
+def test_trellis_codes_come_back(tmp_path: Path, bits: float) -> None:
+    path = tmp_path / "trellis.safetensors"
+    write_replicas(path, trellises(), METADATA)
+    parts, written = read_replica(path, bits, model="a" * 64, key=(2, 5)), trellises()[bits]
+    for name in ("gate_up_proj", "down_proj"):
+        assert torch.equal(parts[name].dequantised(), written[name].dequantised())
+    assert torch.equal(parts["down_proj_bias"], written["down_proj_bias"])
+    assert widths(read_metadata(path)) == [0.6, 1.25, 2] and is_intact(path)
+    assert replica_nbytes(path)[bits] == sum(part.nbytes for part in written.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        (b'"1.25.down_proj.half_bits":"2"', b'"1.25.down_proj.half_bits":"3"'),
+        (b'"1.25.down_proj.half_bits":"2"', b'"1.25.down_proj.half_bits":"9"'),
+        (b'"down_proj.outputs":"33"', b'"down_proj.outputs":"65"'),
+        (b'"down_proj.inputs":"40"', b'"down_proj.inputs":"49"'),
+        (b'"state_bits":"12"', b'"state_bits":"32"'),
+    ],
+)
+def test_trellis_codes_that_are_described_wrongly_are_refused(tmp_path: Path, text: bytes, changed: bytes) -> None:
+    path = tmp_path / "trellis.safetensors"
+    write_replicas(path, trellises(), METADATA)
+    assert path.read_bytes().count(text) == 1
+    path.write_bytes(path.read_bytes().replace(text, changed))
+    with pytest.raises(BadInput, match="damaged or no replica file"):
+        read_replica(path, 1.25)

@@ -5,7 +5,7 @@ import pytest
 
 from artifacts.errors import Incompatible
 from artifacts.quantisation.replicas import typical
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS, column_of, columns_of
 from artifacts.shape import FULL_BITS
 
 USE = np.ones((2, 3))
@@ -19,19 +19,22 @@ def test_a_width_that_takes_no_fewer_bytes_is_left_out(bits: float, widths: list
     replicas = typical(USE, expert_nbytes=round(bits * 4096), weight_nbytes=bits / 8)
     assert replicas.widths == widths and replicas.nbytes[FULL_BITS] == bits * 4096
     assert replicas.at_full == (4,) * (len(widths) == 3)
-    assert (replicas.loss[..., 3] == 0).all() == (replicas.lost[..., 3] == 0).all() == (len(widths) == 3)
-    assert (replicas.loss[..., :3] > 0).all() and np.isnan(replicas.loss[..., 4]).all()
+    of_4, narrower = column_of(4), columns_of([1, 2, 3])
+    assert (replicas.loss[..., of_4] == 0).all() == (replicas.lost[..., of_4] == 0).all() == (len(widths) == 3)
+    assert (replicas.loss[..., narrower] > 0).all() and np.isnan(replicas.loss[..., columns_of([0.6, 8])]).all()
 
 
 def test_eight_bits_stand_in_for_sixteen_and_for_no_fewer_bytes() -> None:
     """They take 8.19 bits a weight, more than an 8-bit float."""
-    replicas = typical(USE, expert_nbytes=16 * 4096, weight_nbytes=2.0, widths=WIDTHS)
-    assert replicas.widths == [*WIDTHS] and replicas.nbytes[8] == pytest.approx(0.512 * 16 * 4096, rel=1e-3)
+    replicas = typical(USE, expert_nbytes=16 * 4096, weight_nbytes=2.0, widths=SCALAR_WIDTHS)
+    assert replicas.widths == [*SCALAR_WIDTHS] and replicas.nbytes[8] == pytest.approx(0.512 * 16 * 4096, rel=1e-3)
     based = replicas.on_base(8)
     assert (based.widths, based.base, based.nbytes[FULL_BITS]) == ([1, 2, 3, 4], 8, replicas.nbytes[8])
-    assert not based.lost[..., 4].any() and based.loss[0, 0, 3] == replicas.loss[0, 0, 3] + replicas.loss[0, 0, 4]
+    of_4, of_8 = columns_of([4, 8])
+    assert not based.lost[..., of_8].any()
+    assert based.loss[0, 0, of_4] == replicas.loss[0, 0, of_4] + replicas.loss[0, 0, of_8]
     with pytest.raises(Incompatible, match="replicas of 8 bits are no smaller than the experts of the checkpoint"):
-        typical(USE, expert_nbytes=8 * 4096, weight_nbytes=1.0, widths=WIDTHS).on_base(8)
+        typical(USE, expert_nbytes=8 * 4096, weight_nbytes=1.0, widths=SCALAR_WIDTHS).on_base(8)
 
 
 def test_what_is_known_to_be_no_smaller_needs_no_replica() -> None:

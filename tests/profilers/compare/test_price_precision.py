@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from artifacts.shape import FULL_BITS
 from profilers.compare import quality
 from profilers.compare.price_precision import AVERAGES, BitAssignment, Precision, assignments, check_widths
@@ -58,10 +58,10 @@ def said(plain: PreTrainedModel) -> torch.Tensor:
 def test_uniform_first_and_then_every_average_at_the_same_bytes(
     opened: MoeModel, artefacts: Artefacts, wanted: list[BitAssignment]
 ) -> None:
-    assert [(one.name, one.avg_bits) for one in wanted] == [("uniform", bits) for bits in reversed(WIDTHS)] + [
+    assert [(one.name, one.avg_bits) for one in wanted] == [("uniform", bits) for bits in reversed(SCALAR_WIDTHS)] + [
         (kind, average) for average in AVERAGES for kind in KINDS
     ]
-    for start in range(len(WIDTHS), len(wanted), len(KINDS)):
+    for start in range(len(SCALAR_WIDTHS), len(wanted), len(KINDS)):
         mixed, prefix, *random = (widths(opened, artefacts, one) for one in wanted[start : start + len(KINDS)])
         assert prefix.mean() == wanted[start].avg_bits
         spent = [sum(artefacts.replicas.nbytes[bits] for bits in each.tolist()) for each in (mixed, prefix, *random)]

@@ -8,6 +8,7 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
+from artifacts.quantisation.replica_file import read_replica
 from profilers.quantise.lockstep import batches
 from profilers.text.batches import padded, real_rows
 
@@ -31,7 +32,9 @@ def heard(folder: str, names: list[str], sequences: list[np.ndarray]) -> list[tu
 
 
 def stored_weight(path: Path, part: str, bits: int) -> np.ndarray:
-    """Return one matrix [out, in] of a replica file, computed code by code."""
+    """Return one matrix [out, in] of a replica file, computed code by code; of trellis codes by their decoder."""
+    if f"{part}.group_size" not in header(path):
+        return read_replica(path, bits)[part].dequantised().numpy()
     tensors, group_size = load_file(path), int(header(path)[f"{part}.group_size"])
     qweight, scales = (tensors[f"{bits}.{part}.{name}"] for name in ("qweight", "scales"))
     num_groups, num_outputs = scales.shape

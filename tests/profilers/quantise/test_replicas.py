@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from artifacts.errors import BadInput, BadUsage, OutOfResources
 from artifacts.quantisation.replica_file import replica_root, verify
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS, as_width, columns_of
 from artifacts.store.rows import quant_loss_matrices
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
@@ -29,7 +29,8 @@ from tests.profilers.quantise.replicas_by_hand import header, heard, stored_weig
 
 RANDOM = np.random.default_rng(0)
 SEQUENCES = [RANDOM.integers(3, VOCABULARY, length) for length in (20, 31, 9, 31, 14, 25, 8)]
-METHOD = Method(bits=WIDTHS, min_samples=12)
+METHOD = Method(bits=SCALAR_WIDTHS, min_samples=12)
+TRELLIS = Method(bits=(0.8, 2), min_samples=12, recipe="trellis")
 
 
 def build(opened: MoeModel, folder: str, store: Path, method: Method = METHOD, **options: object) -> BuiltReplicas:
@@ -42,11 +43,15 @@ def files(store: Path) -> dict[str, bytes]:
     return {str(path.relative_to(replica_root(store))): path.read_bytes() for path in found}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_losses_are_those_of_the_plain_models_own_experts(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "method"), [*((family, METHOD) for family in FAMILIES), ("gpt_oss", TRELLIS), ("olmoe", TRELLIS)]
+)
+def test_losses_are_those_of_the_plain_models_own_experts(
+    family: str, method: Method, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder = str(checkpoint(family))
     opened = open_model(folder)
-    built = build(opened, folder, tmp_path / "moe.duckdb")
+    built = build(opened, folder, tmp_path / "moe.duckdb", method)
     assert len(built.records) == opened.shape.num_keys and built.resumed == 0
     names = [layer.name for layer in opened.layers]
     inputs = heard(folder, names, SEQUENCES)
@@ -64,7 +69,7 @@ def test_losses_are_those_of_the_plain_models_own_experts(family: str, checkpoin
         judged = x[tokens] if len(tokens) >= METHOD.min_samples else torch.cat([x[tokens], x])
         exact = alone(module, expert, judged)
         saved = {name: parameter[expert].clone() for name, parameter in module.named_parameters(recurse=False)}
-        for bits in METHOD.bits:
+        for bits in method.bits:
             for name, parameter in module.named_parameters(recurse=False):
                 if not name.endswith("_bias"):
                     weight = torch.from_numpy(stored_weight(each.path, name, bits)).float()
@@ -98,7 +103,7 @@ def test_twenty_random_rows_from_the_files_alone(layout: str, checkpoint: Checkp
     inputs = heard(folder, [layer.name for layer in opened.layers], SEQUENCES)
     with Store.open(store, read_only=True) as opened_store:
         losses, kept = (opened_store.read(name, run).to_pylist() for name in ("quant_loss", "replicas"))
-    assert len(losses) == len(kept) == opened.shape.num_keys * len(WIDTHS)
+    assert len(losses) == len(kept) == opened.shape.num_keys * len(SCALAR_WIDTHS)
     for at in np.random.default_rng(1).choice(len(losses), 20, replace=False):
         row, file = losses[at], kept[at]
         path = replica_root(store) / file["file"]
@@ -107,7 +112,7 @@ def test_twenty_random_rows_from_the_files_alone(layout: str, checkpoint: Checkp
         own = x[(ids == row["expert"]).any(axis=1)]
         judged = own if row["basis"] == "own" else np.concatenate([own, x])
         exact = by_hand(judged, full(opened, row["layer"], row["expert"]))
-        replica = {part: stored_weight(path, part, row["bits"]) for part in ("gate_up_proj", "down_proj")}
+        replica = {part: stored_weight(path, part, as_width(row["bits"])) for part in ("gate_up_proj", "down_proj")}
         difference = by_hand(judged, replica) - exact
         assert row["mse"] == pytest.approx(np.mean(difference**2), rel=1e-4)
         assert row["relative"] == pytest.approx(np.mean(difference**2) / np.mean(exact**2), rel=1e-4)
@@ -132,9 +137,10 @@ def test_losses_fall_with_the_bits_and_come_out_of_the_store(checkpoint: Checkpo
     with Store.open(store, read_only=True) as opened_store:
         found = quant_loss_matrices(opened_store.read("quant_loss", run), 2, 8)
         parameters = opened_store.run(run).info.parameters
-    assert (np.diff(found["relative"], axis=2) < 0).all()
-    assert np.isfinite(found["gated"]).all()
-    assert parameters["recipe"] == "refined" and parameters["bits"] == [*WIDTHS]
+    columns = columns_of(SCALAR_WIDTHS)
+    assert (np.diff(found["relative"][..., columns], axis=2) < 0).all()
+    assert np.isfinite(found["gated"][..., columns]).all()
+    assert parameters["recipe"] == "refined" and parameters["bits"] == [*SCALAR_WIDTHS]
 
 
 def test_an_expert_without_a_token_has_replicas(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -152,12 +158,13 @@ def test_an_expert_without_a_token_has_replicas(checkpoint: Checkpoint, tmp_path
         assert float(each.metadata["4.gated"]) == 0
 
 
+@pytest.mark.parametrize("method", [METHOD, TRELLIS])
 def test_stopped_and_taken_up_it_leaves_the_same_bytes(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: Method, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(checkpoint("gpt_oss"))
     opened = open_model(folder)
-    build(opened, folder, tmp_path / "whole.duckdb")
+    build(opened, folder, tmp_path / "whole.duckdb", method)
     store = tmp_path / "moe.duckdb"
     done = []
 
@@ -167,7 +174,7 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(opened, folder, store, progress=stop_after_six)
+        build(opened, folder, store, method, progress=stop_after_six)
     assert done == [0, 1, 2, 3, 4, 5, 6] and len(files(store)) == 6
     assert not store.exists(), "no row before all is done"
     [damaged] = replica_root(store).rglob("L000-E001.safetensors")
@@ -177,7 +184,7 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
     swapped.with_name(".L001-E003.safetensors.123.tmp").write_bytes(b"half")
     work, redone = replicas.quantise, []
     monkeypatch.setattr(replicas, "quantise", lambda unit: redone.append((unit.layer, unit.expert)) or work(unit))
-    built = build(opened, folder, store)
+    built = build(opened, folder, store, method)
     assert redone == [(0, 1), (0, 2), (1, 2), (1, 3)] and built.resumed == 4
     assert files(store) == files(tmp_path / "whole.duckdb")
     names = {path.name for path in built.folder.iterdir()}
@@ -259,9 +266,10 @@ def test_two_at_once_are_kept_apart(checkpoint: Checkpoint, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (Method(bits=(2, 5)), "replicas have 1, 2, 3, 4 or 8 bits, not 2, 5"),
+        (Method(bits=(2, 5)), "replicas of the recipe refined have 1, 2, 3, 4 or 8 bits, not 2, 5"),
+        (Method(bits=(0.6, 8), recipe="trellis"), "recipe trellis have 0.6, 0.8, 1, .* or 4 bits, not 0.6, 8"),
         (Method(bits=()), "not none"),
-        (Method(recipe="better"), "the recipe is plain or refined, not 'better'"),
+        (Method(recipe="better"), "the recipe is plain, refined or trellis, not 'better'"),
         (Method(damp=0), "damp is a share"),
         (Method(group_size=5), r"groups of 5 do not divide .* 32 \(gate_up_proj\) and 24 \(down_proj\): give 8, or 32"),
     ],

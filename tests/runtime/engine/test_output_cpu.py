@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from runtime.control.plan import Place
 from runtime.engine.forms_cpu import CpuWhole
 from runtime.engine.output_cpu import CpuOutput
@@ -183,7 +183,7 @@ def test_kernels_equal_the_module_at_odd_sizes(hidden: int, neurons: int, dtype:
         assert difference <= OF_OUTPUTS[dtype] * expected.float().abs().max() + 1e-7
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 @pytest.mark.parametrize(("hidden", "neurons", "group"), [(64, 48, 16), (33, 11, 11), (128, 32, 32)])
 @pytest.mark.parametrize("dtype", AS_NUMPY, ids=str)
 def test_packed_kernels_equal_the_oracle(bits: int, hidden: int, neurons: int, group: int, dtype: torch.dtype) -> None:

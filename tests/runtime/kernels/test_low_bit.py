@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed, pack, unpack
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from runtime.kernels import low_bit
-from runtime.kernels.low_bit import MANY_TOKENS, dequantise, kernel_name, linear, project_packed
+from runtime.kernels.low_bit import MANY_TOKENS, dequantise, kernel_name, linear
+from runtime.kernels.replicas import project_replica
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import open_model
 from tests.conftest import Checkpoint
@@ -47,7 +48,7 @@ def tokens(count: int, size: int, dtype: torch.dtype = torch.float32) -> torch.T
     return torch.randn(count, size, generator=torch.Generator().manual_seed(count)).to(dtype)
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_oracle_equals_the_codes(shape: tuple[int, int, int], bits: int) -> None:
     packed = random_packed(*shape[:2], bits, shape[2])
@@ -57,7 +58,7 @@ def test_the_oracle_equals_the_codes(shape: tuple[int, int, int], bits: int) -> 
     assert torch.equal(by_numba(packed, torch.bfloat16), dequantise(packed, torch.bfloat16))
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_product_agrees_with_the_oracle(shape: tuple[int, int, int], bits: int, dtype: str) -> None:
@@ -70,7 +71,7 @@ def test_every_product_agrees_with_the_oracle(shape: tuple[int, int, int], bits:
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(WIDTHS), st.integers(1, 70), st.integers(1, 5), st.integers(1, 70), st.integers(1, 20))
+@given(st.sampled_from(SCALAR_WIDTHS), st.integers(1, 70), st.integers(1, 5), st.integers(1, 70), st.integers(1, 20))
 def test_any_shape_agrees(bits: int, group_size: int, num_groups: int, num_outputs: int, count: int) -> None:
     packed = random_packed(num_outputs, group_size * num_groups, bits, group_size)
     x = tokens(count, packed.num_inputs)
@@ -78,7 +79,7 @@ def test_any_shape_agrees(bits: int, group_size: int, num_groups: int, num_outpu
     assert (linear(x, packed) - exact).abs().max() <= 1e-5 * x.abs().sum(1).max() * dequantise(packed).abs().max()
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_a_token_does_not_depend_on_the_others(bits: int) -> None:
     packed, x = random_packed(96, 128, bits), tokens(MANY_TOKENS - 1, 128)
     batch = linear(x, packed)
@@ -113,7 +114,7 @@ def test_every_float16_scale_is_converted_exactly() -> None:
     assert torch.equal(by_numba(packed, torch.float32), (scales.float() / 2).T.expand(-1, 32))
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_a_nan_affects_only_its_token(bits: int) -> None:
     packed, x = random_packed(40, 64, bits), tokens(3, 64)
     plain = linear(x, packed)
@@ -138,7 +139,7 @@ def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: i
         weights[part.name] = (matrix.mT if module.is_transposed else matrix).contiguous()
     x = tokens(count, opened.config.hidden_size)
     with torch.inference_mode():
-        ours = expert_forward(module, replica, x, project=project_packed)
+        ours = expert_forward(module, replica, x, project=project_replica)
         assert relative(ours, expert_forward(module, weights, x)) < 1e-5
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tests.helpers.triton_process import interpret, needs_triton
 
 pytestmark = needs_triton
@@ -15,12 +15,12 @@ INTERPRETED = """
 import json, sys
 import torch
 from runtime.kernels.gpu import low_bit
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from runtime.kernels.low_bit import dequantise
 from tools.gpu.checks.low_bit import random_packed
 shapes, runs = json.loads(sys.argv[1])
 for out, size, group_size, low_bit._PROGRAMS in shapes:
-    for bits in WIDTHS:
+    for bits in SCALAR_WIDTHS:
         packed = random_packed(out, size, bits, group_size)
         for dtype in (torch.float32, torch.float16):  # the interpreter truncates bfloat16 where a GPU rounds
             assert torch.equal(low_bit.dequantise(packed, dtype), dequantise(packed, dtype))
@@ -35,6 +35,6 @@ for out, size, group_size, low_bit._PROGRAMS in shapes:
 
 def test_it_agrees_with_the_oracle() -> None:
     lines = interpret(INTERPRETED, json.dumps([SHAPES, RUNS]))
-    assert len(lines) == len(SHAPES) * len(WIDTHS) * len(RUNS)
+    assert len(lines) == len(SHAPES) * len(SCALAR_WIDTHS) * len(RUNS)
     for case, dtype, error in map(json.loads, lines):
         assert error < ALLOWED[dtype], (case, dtype, error)

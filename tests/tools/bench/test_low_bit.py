@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from runtime.kernels.low_bit import dequantise
 from tools.bench import low_bit
 from tools.bench.low_bit import CONTENDERS, Contender, contenders, conversion, measure, sheet
@@ -13,7 +13,7 @@ from tools.gpu.checks.low_bit import random_packed
 
 @pytest.mark.parametrize(
     ("bits", "contender"),
-    [(bits, each) for bits in WIDTHS for each in contenders(bits)],
+    [(bits, each) for bits in SCALAR_WIDTHS for each in contenders(bits)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_every_contender_computes_the_product(contender: Contender, bits: int) -> None:

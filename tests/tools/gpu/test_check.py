@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tools.gpu import check as gpu_check
 from tools.gpu.check import GROUPS
 from tools.gpu.checks import low_bit
@@ -60,7 +60,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
 def test_a_whole_run_tells_every_check(ran: tuple) -> None:
     checks, told = ran
     told = [line for line in told if line.startswith(("passed", "FAILED"))]
-    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * len(WIDTHS) + len(FEW_BITS) + 6 + 2 + 2
+    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * len(SCALAR_WIDTHS) + len(FEW_BITS) + 6 + 2 + 2
     assert [line.startswith("passed") for line in told] == [check.passed for check in checks.values()]
     assert sum(name.startswith("exact: bundled model, bfloat16") for name in checks) == len(RUNS)
     assert json.dumps([check.figures for check in checks.values()])
@@ -76,7 +76,7 @@ def test_replicas_of_every_width_and_runs_on_them_pass(ran: tuple) -> None:
     """By numba, whose products these are on a CPU."""
     found = {name: check for name, check in ran[0].items() if name.startswith("replicas")}
     assert all(check.passed for check in found.values()), found
-    for name in (*FEW_BITS, *(f"{bits} bits, exact" for bits in WIDTHS)):
+    for name in (*FEW_BITS, *(f"{bits} bits, exact" for bits in SCALAR_WIDTHS)):
         assert "numba" in found[f"replicas: {name}"].detail
     assert found["replicas: 4 bits, speed"].figures["1 tokens"]["ratio"] > 0
 

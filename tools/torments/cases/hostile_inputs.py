@@ -72,7 +72,7 @@ _PARSERS: tuple[Callable[[str], object], ...] = (
     lambda text: sizes.num_slots(text, _SHAPE, per_layer=True),
     parse_dials,
     parse_shard,
-    parse_bits,
+    lambda text: parse_bits(text, "refined"),
     parse_shares,
     parse_hit_rates,
     machine,

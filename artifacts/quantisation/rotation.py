@@ -1,0 +1,68 @@
+"""Orthonormal rotations of vectors of any length n = m 2^p, m odd: signs, then a cosine transform of m by a Hadamard
+transform of 2^p.
+
+They spread a few large weights over all, so that a matrix looks like Gaussian numbers (QuIP#, Tseng et al. 2024). A
+rotation depends on the length alone: all experts of a layer share that of their inputs, and that of their outputs.
+"""
+
+from functools import cache
+
+import numpy as np
+
+_DECIMALS = 12  # of constants: libraries differ in the last bits of cosines
+
+
+def factors(length: int) -> tuple[int, int]:
+    """The odd factor m and the power of two of a length."""
+    power = length & -length
+    return length // power, power
+
+
+@cache
+def signs(length: int) -> np.ndarray:
+    """float32 [n] of 1 and -1, by a hash of the index."""
+    bits = (np.arange(length, dtype=np.uint64) * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF
+    bits = ((bits ^ (bits >> 15)) * 0x85EBCA77) & 0xFFFFFFFF
+    return _fixed(1 - 2 * ((bits ^ (bits >> 13)) >> 31).astype(np.float32))
+
+
+@cache
+def cosines(size: int) -> np.ndarray:
+    """The orthonormal cosine transform float32 [m, m] of an odd factor, DCT-II; [[1]] for 1."""
+    index = np.arange(size)
+    matrix = np.cos(np.pi * (index + 0.5) * index[:, None] / size) * np.sqrt(2 / size)
+    matrix[0] = np.sqrt(1 / size)
+    return _fixed(matrix.round(_DECIMALS).astype(np.float32))
+
+
+def rotate(x: np.ndarray) -> np.ndarray:
+    """U x for each row of x [..., n], float32 or float64: `T (signs * x)`, where T is the Kronecker product of
+    `cosines(m)` and the Hadamard matrix over sqrt(2^p).
+
+    The result is the same on every machine: each number is a chain of additions in one order.
+    """
+    return _transform(x * signs(x.shape[-1]), cosines(factors(x.shape[-1])[0]))
+
+
+def rotate_back(x: np.ndarray) -> np.ndarray:
+    """U^T x for each row of x [..., n], float32 or float64: the inverse of `rotate`."""
+    return _transform(x, cosines(factors(x.shape[-1])[0]).T) * signs(x.shape[-1])
+
+
+def _transform(x: np.ndarray, odd: np.ndarray) -> np.ndarray:
+    m, power = factors(x.shape[-1])
+    parts = x.reshape(-1, m, power)
+    mixed = np.zeros_like(parts)
+    for index in range(m):
+        mixed += odd[:, index, None] * parts[:, index, None]
+    half = 1
+    while half < power:
+        pairs = mixed.reshape(-1, 2, half)
+        mixed = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+        half *= 2
+    return (mixed * mixed.dtype.type(np.sqrt(1 / power))).reshape(x.shape)
+
+
+def _fixed(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array

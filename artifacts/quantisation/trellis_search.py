@@ -1,0 +1,204 @@
+"""The best path through a trellis for a column of weights, and the loop over columns that passes errors on. Importing
+this module imports numba.
+
+Rows are visited from the last to the first: a window's own bits are its lowest, so that the state before (r + 1) is
+`state >> k` with k new bits on top, and the 2^k states that may follow lie side by side. Float32 in one order, without
+fused operations: the same codes on every machine.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from artifacts.common.numba_loops import exact_part, kernel
+from artifacts.quantisation.trellis_metric import BLOCK, pass_down
+
+_FAR = np.float32(1e30)
+
+
+def _step(bits: int) -> Callable:
+    """The step of a row with so many bits of its own: from the costs `before` of each state to those `after` it."""
+    ways = 1 << bits
+
+    @exact_part
+    def step(
+        before: np.ndarray,
+        after: np.ndarray,
+        best: np.ndarray,
+        choice: np.ndarray,
+        values: np.ndarray,
+        x: float,
+        price: float,
+    ) -> None:
+        size = before.size >> bits
+        for state in range(size):
+            lowest, way = before[state], np.int32(0)
+            for other in range(1, ways):
+                cost = before[state + other * size]
+                way = np.int32(other) if cost < lowest else way
+                lowest = cost if cost < lowest else lowest
+            best[state] = lowest
+            choice[state] = way
+        for state in range(size):
+            lowest = best[state]
+            for own in range(ways):
+                error = x - values[(state << bits) | own]
+                after[(state << bits) | own] = lowest + price * (error * error)
+
+    return step
+
+
+_ONE, _TWO, _THREE, _FOUR = _step(1), _step(2), _step(3), _step(4)
+
+
+@exact_part
+def _stay(before: np.ndarray, after: np.ndarray, values: np.ndarray, x: float, price: float) -> None:
+    """The step of a row without bits of its own."""
+    for state in range(before.size):
+        error = x - values[state]
+        after[state] = before[state] + price * (error * error)
+
+
+@exact_part
+def _walk(
+    x: np.ndarray,
+    prices: np.ndarray,
+    half_bits: int,
+    first: int,
+    values: np.ndarray,
+    end: int,
+    path: np.ndarray,
+    costs: np.ndarray,
+    best: np.ndarray,
+    choices: np.ndarray,
+) -> None:
+    """Write the path of the rows from `first` on, as many as `path` has, round the circle; with `end` the state at both
+    ends, or -1. x, prices [rows]; values [2, states]; costs [2, states]; choices [rows, states]."""
+    rows, now = x.size, 0
+    costs[0] = np.float32(0) if end < 0 else _FAR
+    if end >= 0:
+        costs[0, end] = np.float32(0)
+    for place in range(path.size - 1, -1, -1):
+        row = (first + place) % rows
+        bits = (half_bits * (place + 1)) // 2 - (half_bits * place) // 2
+        before, after, value, choice = costs[now], costs[1 - now], values[place & 1], choices[place]
+        if bits == 0:
+            _stay(before, after, value, x[row], prices[row])
+        elif bits == 1:
+            _ONE(before, after, best, choice, value, x[row], prices[row])
+        elif bits == 2:
+            _TWO(before, after, best, choice, value, x[row], prices[row])
+        elif bits == 3:
+            _THREE(before, after, best, choice, value, x[row], prices[row])
+        else:
+            _FOUR(before, after, best, choice, value, x[row], prices[row])
+        now = 1 - now
+    _trace(half_bits, end if end >= 0 else np.argmin(costs[now]), path, best.size, choices)
+
+
+@exact_part
+def _trace(half_bits: int, state: int, path: np.ndarray, num_states: int, choices: np.ndarray) -> None:
+    """Follow the choices from the first row's state on."""
+    for place in range(path.size):
+        path[place] = state
+        bits = (half_bits * (place + 1)) // 2 - (half_bits * place) // 2
+        if bits:
+            state = (state >> bits) | (np.int64(choices[place, state >> bits]) * (num_states >> bits))
+
+
+@exact_part
+def _circle(
+    x: np.ndarray,
+    prices: np.ndarray,
+    half_bits: int,
+    values: np.ndarray,
+    path: np.ndarray,
+    costs: np.ndarray,
+    best: np.ndarray,
+    choices: np.ndarray,
+) -> None:
+    """Write a path that ends where it began: its first state is that of the best path through the rows about it."""
+    around = min(64 // half_bits + 16, x.size // 2) & ~1
+    _walk(x, prices, half_bits, x.size - around, values, -1, path[: 2 * around], costs, best, choices)
+    start = path[around]
+    _walk(x, prices, half_bits, 0, values, start, path, costs, best, choices)
+
+
+@kernel(
+    "void(f4[:,::1], f4[:,:,::1], f4[:,::1], i4[::1], i4[::1], f4[::1], u1[::1], f4[:,:,::1], u2[:,::1], f4[:,::1], "
+    "f4[::1])",
+    exact=True,
+    nogil=True,
+)
+def code_columns(
+    moved: np.ndarray,
+    ratios: np.ndarray,
+    pivots: np.ndarray,
+    order: np.ndarray,
+    ends: np.ndarray,
+    deviations: np.ndarray,
+    half_bits: np.ndarray,
+    values: np.ndarray,
+    paths: np.ndarray,
+    errors: np.ndarray,
+    energies: np.ndarray,
+) -> None:
+    """Code each column of `moved` [in, places], from the last to the first, moved so as to undo the errors of those
+    before. Writes the states to `paths` [in, rows rounded up], the columns less their values to `errors` [in, places],
+    and the mean square of the moved columns to `energies` [places]; leaves in `moved` L^T times the errors.
+
+    Place p is row `order[p]`; places are by group, and `ends` [G] says where each group ends. With `ratios` [G, in, in]
+    and `pivots` [G, in] as `factorise` leaves them. `values` [9, 2, states], by half bits and by even and odd rows, are
+    multiplied by the `deviations` [places] of rows; `half_bits` [in].
+    """
+    columns, rows, num_states = paths.shape[0], paths.shape[1], values.shape[2]
+    costs, best = np.empty((2, num_states), np.float32), np.empty(num_states, np.float32)
+    choices, path = np.empty((rows, num_states), np.uint8), np.empty(rows, np.int64)
+    x, prices = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    energies[:], errors[:] = np.float32(0), moved
+    for end in range(columns, 0, -BLOCK):
+        block = (max(end - BLOCK, 0), end)
+        for column in range(end - 1, block[0] - 1, -1):
+            pass_down(moved, errors, ratios, ends, (column, column + 1), block, np.float32(1))
+            _price(moved[column], pivots[:, column], order, ends, deviations, x, prices)
+            half = half_bits[column]
+            _circle(x, prices, half, values[half], path, costs, best, choices)
+            paths[column] = path.astype(np.uint16)
+            for place in range(order.size):
+                row = order[place]
+                energies[place] += moved[column, place] * moved[column, place] / np.float32(columns)
+                value = deviations[place] * values[half, row & 1, path[row]]
+                errors[column, place] -= value
+                moved[column, place] -= value
+        pass_down(moved, errors, ratios, ends, (0, block[0]), block, np.float32(1))
+
+
+@exact_part
+def _price(
+    moved: np.ndarray,
+    pivots: np.ndarray,
+    order: np.ndarray,
+    ends: np.ndarray,
+    deviations: np.ndarray,
+    x: np.ndarray,
+    prices: np.ndarray,
+) -> None:
+    """Write a column in the order of rows, in units of their deviations, and what the square of an error costs."""
+    start = 0
+    for group in range(ends.size):
+        for place in range(start, ends[group]):
+            x[order[place]] = moved[place] / deviations[place]
+            prices[order[place]] = pivots[group] * (deviations[place] * deviations[place])
+        start = ends[group]
+    _level(prices)
+
+
+@exact_part
+def _level(prices: np.ndarray) -> None:
+    """Scale prices to a mean of 1, so that sums of costs stay in the range of float32."""
+    mean = np.float32(0)
+    for price in prices:
+        mean += price
+    mean /= np.float32(prices.size)
+    for row in range(prices.size):
+        prices[row] = prices[row] / mean if mean > 0 else np.float32(1)

@@ -1,0 +1,42 @@
+"""Products with matrices in trellis codes: one function for every rate, device and number of tokens.
+
+Few tokens are multiplied from the codes where they lie; for more, the levels of a matrix are unpacked first.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch.nn import functional as F
+
+from artifacts.quantisation.trellis import Trellis
+from runtime.kernels.load import kernels
+
+
+def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
+    """Multiply x [t, in] by the matrix on the same device: [t, out] in x's dtype, without gradients."""
+    compiled = _kernels(x.device)
+    if compiled is None:
+        return F.linear(x, trellis.dequantised().to(x.dtype))
+    return compiled.multiply(x, trellis) if len(x) < compiled.MANY_TOKENS else compiled.multiply_unpacked(x, trellis)
+
+
+def kernel_name(device: torch.device) -> str:
+    """What computes on trellis codes on this device, for the receipt."""
+    compiled = _kernels(device)
+    if compiled is None:
+        return "torch, dequantised (no triton)"
+    return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {compiled.MANY_TOKENS} tokens on"
+
+
+def _kernels(device: torch.device) -> ModuleType | None:
+    """The compiled kernels for this device, or None where torch must compute."""
+    if device.type == "cpu":
+        return kernels("cpu.trellis")
+    return kernels("gpu.trellis") if device.type == "cuda" and _has_triton() else None
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
