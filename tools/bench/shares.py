@@ -2,7 +2,7 @@
 
     moectl quantize --store gptq.duckdb
     moectl quantize --recipe trellis --store trellis.duckdb
-    python -m tools.bench.shares --store gptq.duckdb --store trellis.duckdb --name bundled [--write docs/quantisation.md]
+    python -m tools.bench.shares --store gptq.duckdb --store trellis.duckdb [--write docs/quantisation.md]
 
 Replicas are chosen by the greedy over all experts, by gated loss times how much an error in their layer counts: by the
 ramp of `passed_on`, or as `sensitivity` measures it on calibration text. All bytes of replicas count. Text is read in
@@ -57,14 +57,8 @@ class Reader:
         self.opened = opened
         self.model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
         self._parts = batches(sequences, num_tokens=BATCH_TOKENS)
-        self._whole = [(module, dict(module.named_parameters(recurse=False))) for module in self._modules()]
-        self._whole = [
-            (module, {name: part.detach().clone() for name, part in own.items()}) for module, own in self._whole
-        ]
+        self._modules = [self.model.get_submodule(layer.name) for layer in opened.layers]
         self._full = [log_probabilities(self.model, part) for part in self._parts]
-
-    def _modules(self) -> list[torch.nn.Module]:
-        return [self.model.get_submodule(layer.name) for layer in self.opened.layers]
 
     def loss(self, replicas: Replicas, bits: np.ndarray) -> Loss:
         """Put replicas of `bits` [L * E] in the place of all experts, and read."""
@@ -84,7 +78,7 @@ class Reader:
         num_experts = self.opened.shape.num_experts
         for key, width in enumerate(bits.tolist()):
             layer, expert = divmod(key, num_experts)
-            module, _ = self._whole[layer]
+            module = self._modules[layer]
             for name, part in read_replica(replicas.files[key], width).items():
                 if not isinstance(part, torch.Tensor):
                     weight = dequantise(part) if isinstance(part, Packed) else part.dequantised()
@@ -93,11 +87,11 @@ class Reader:
     def sensitivity(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
         """[L, 1, 1]: how much a squared error in the output of each layer's experts costs, by one pass backward over
         text with tokens that the model itself draws (Fisher's information), with a mean of 1."""
-        squares, counts = np.zeros(len(self._whole)), 0
+        squares, counts = np.zeros(len(self._modules)), 0
         generator = torch.Generator().manual_seed(0)
         for part in batches(sequences, num_tokens=BATCH_TOKENS):
             heard: list[torch.Tensor] = []
-            hooks = [module.register_forward_hook(_listener(heard)) for module in self._modules()]
+            hooks = [module.register_forward_hook(_listener(heard)) for module in self._modules]
             ids, mask = padded(part)
             logits = self.model(input_ids=ids, attention_mask=mask).logits
             for hook in hooks:
