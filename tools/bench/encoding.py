@@ -2,12 +2,14 @@
 
     python -m tools.bench.encoding [--model FOLDER] [--write docs/quantisation.md]
 
-Recipes take turns in rounds; a round is one expert at all widths with random inputs, on one thread.
+Recipes take turns in rounds; a round is one expert at all widths with random inputs, on one thread. Times are of the
+processor.
 """
 
 import argparse
 from pathlib import Path
 from statistics import median
+from time import process_time
 
 import numpy as np
 import torch
@@ -44,9 +46,12 @@ def distortions() -> Table:
 
 
 def times(name: str, *, rounds: int, tokens: int) -> Table:
-    """Milliseconds of one expert and width, medians, and their ratio to GPTQ's recipe `refined`."""
+    """Processor milliseconds of one expert and width, medians, and their ratio to GPTQ's recipe `refined`."""
     opened = open_quietly(name, device="cpu")
-    taken = [[expert_s(opened, method, tokens) / len(method.bits) for method in METHODS] for _ in range(rounds)]
+    taken = [
+        [expert_s(opened, method, tokens, clock=process_time) / len(method.bits) for method in METHODS]
+        for _ in range(rounds)
+    ]
     rows = [
         (method.recipe, f"{1e3 * median(own):.0f}", f"{median(np.divide(own, gptq)):.2f}")
         for method, own, gptq in zip(METHODS, np.transpose(taken), [np.transpose(taken)[1]] * len(METHODS), strict=True)
