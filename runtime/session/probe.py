@@ -82,11 +82,11 @@ def widened_window(opened: MoeModel, window: int, num_tokens: int, *, bytes_per_
 
 def _body_seconds(opened: MoeModel, num_tokens: int) -> float:
     """Seconds of the layers without routed experts, in a session: of the model that has its hooks, only the body is
-    called."""
+    called. The fastest of a few, since other work of the machine only adds to them."""
     tokens = torch.zeros(1, num_tokens, dtype=torch.int64, device=opened.model.device)
     with without_experts(opened, after=ENGINE):
         forward = partial(opened.model.base_model, input_ids=tokens, use_cache=False)
-        return _median_seconds(lambda _: forward(), opened.model.device, warm_up=1, turns=3)
+        return min(seconds_of(lambda _: forward(), opened.model.device, warm_up=1, turns=4))
 
 
 def link_bytes_per_second(

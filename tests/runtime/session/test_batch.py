@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
+from runtime.control.build import build_controller
 from runtime.control.counters import Counter
 from runtime.model.open import MoeModel, open_model
+from runtime.policies import build
+from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope
+from runtime.replay.replay import replay
 from runtime.session import batch as batch_module
 from runtime.session.batch import RequestBatch, RowResult
 from runtime.session.charges import Charge
@@ -228,12 +233,33 @@ def test_a_pass_that_fails_ends_the_requests_in_it(session: Session, way: type, 
     session.validate()
 
 
-def test_a_step_may_prefetch_more_while_more_rows_are_computed(session: Session, opened: MoeModel) -> None:
-    arrivals = session.controller.mover.arrivals
-    own, passes = arrivals.window, session.num_passes
-    with RequestBatch(session, rows=64):
-        assert arrivals.window > own > 0
-    assert arrivals.window == own and session.num_passes == passes
-    session.close()
+def test_a_step_may_prefetch_what_the_link_moves_beside_so_many_rows(opened: MoeModel) -> None:
+    with Session(opened, Settings(budget="50%", preset="specmd", link="1000GB/s")) as session:
+        arrivals = session.controller.mover.arrivals
+        arrivals.window = 1
+        with RequestBatch(session, rows=64):
+            assert arrivals.window > 1
+        assert arrivals.window == 1 and session.num_passes == 0
     with Session(opened, Settings(budget="50%", preset="specmd", window="1KiB")) as told, RequestBatch(told, rows=64):
         assert told.controller.mover.arrivals.window == 1024
+
+
+def test_a_replay_of_a_batch_counts_as_the_batch(session: Session) -> None:
+    recorder = session.record()
+    with RequestBatch(session, rows=3, tile=4) as batch:
+        window = session.controller.mover.arrivals.window
+        answers(batch)
+    receipt = session.receipt()
+    again = build_controller(
+        build(receipt["policies"]),
+        session.opened.shape,
+        num_slots=receipt["slots"],
+        scope=Scope(receipt["scope"]),
+        window=window,
+        artefacts=Artefacts(),
+    )
+    replay(recorder.trace(), again)
+    live = session.controller
+    assert np.array_equal(live.counters.passes, again.counters.passes)
+    assert live.counters.totals()["prefetches"] > 0
+    assert np.array_equal(live.cache.state, again.cache.state)
