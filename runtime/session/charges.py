@@ -47,6 +47,8 @@ class Charges:
     def see(self, step: Step, plan: Plan) -> None:
         """Note whose experts a step wanted, and what became of them."""
         num_rows, num_experts = len(self._by_tokens), self._num_experts
+        if num_rows == 1:
+            return  # all of it
         cells = self._rows[:, None] * num_experts + step.selected
         counts = np.bincount(cells.ravel(), minlength=num_rows * num_experts).reshape(num_rows, num_experts)
         total = counts.sum(axis=0)
