@@ -57,9 +57,9 @@ class CompiledLayers:
         self._more = np.array([(own, *router.operand[:2]) for own, router in zip(sinks, routers, strict=True)])
         self._run = partial(
             kernels("cpu.layers").compute_layers,
-            *(self._linears, self._norms, self._floats, self._more),
-            *(heads.query.in_features, heads.sizes, parts.attention.rotation.order),
-            *routers[0].how,
+            (self._linears, self._norms, self._floats, self._more),
+            (heads.query.in_features, heads.sizes, parts.attention.rotation.order),
+            routers[0].how,
         )
         self._like = like_of(heads.dtype)
 
@@ -108,7 +108,7 @@ class CompiledLayers:
         places = tuple(each.data_ptr() for each in (x, normalised, given, logits, weights, ids))
         operands = np.array([CacheRoom.of(layer).operand(layer) for layer in caches])
         while True:
-            done, is_absent = self._run(*whole, first, is_routed, places, turn, operands, self._like)
+            done, is_absent = self._run(tuple(whole), (first, is_routed), places, turn, operands, self._like)
             if is_absent or done == num_layers:
                 return ids, normalised, done
             _, weights[done], ids[done] = self._routers[done].left(normalised[0])

@@ -8,14 +8,17 @@ from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.attention import ORDER, SIZES, TURN
 from runtime.kernels.cpu.block import attend_block
 from runtime.kernels.cpu.gated import LIKE, part, rounded
-from runtime.kernels.cpu.norms import FLOATS, read, write
-from runtime.kernels.cpu.routing import HOW, route
+from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, write
+from runtime.kernels.cpu.routing import route
 from runtime.kernels.cpu.whole_layer import compute_layer
 
-_OPERANDS = "int64[:, :, ::1], int64[:, :, ::1], float64[:, ::1], int64[:, ::1]"
-_EXPERTS = "int64[:, ::1], int64[:, :, ::1], int64"  # starts [L, E], matrices [L, 3, 2], neurons
+_OPERANDS = "Tuple((int64[:, :, ::1], int64[:, :, ::1], float64[:, ::1], int64[:, ::1]))"
+_SHAPES = f"Tuple((int64, {SIZES}, {ORDER}))"
+_HOW = "Tuple((UniTuple(boolean, 3), int64, float64))"  # as `routing` has it
+_EXPERTS = "Tuple((int64[:, ::1], int64[:, :, ::1], int64))"  # starts [L, E], matrices [L, 3, 2], neurons
+_BEGIN = "Tuple((int64, boolean))"
 _PLACES = "UniTuple(int64, 6)"  # addresses of x, its norm, what experts give, logits, weights and ids
-_LAYERS = f"{_OPERANDS}, int64, {SIZES}, {ORDER}, {HOW}, {_EXPERTS}, int64, boolean, {_PLACES}, {TURN}, int64[:, ::1]"
+_LAYERS = f"{_OPERANDS}, {_SHAPES}, {_HOW}, {_EXPERTS}, {_BEGIN}, {_PLACES}, {TURN}, int64[:, ::1]"
 
 
 @part
@@ -49,6 +52,31 @@ def _matrices(own):
 
 
 @part
+def _attend(layer, operands, shapes, x, normalised, turn, caches, like):
+    linears, norms, floats, more = operands
+    hidden, sizes, order = shapes
+    own = _linears(linears[layer]), _norms(norms[layer], floats[layer])
+    sinks, cache = more[layer, 0], _cache(caches[layer])
+    scaling = floats[layer, 4]
+    attend_block(hidden, sizes, *own, order, scaling, sinks, x, turn, cache, (0, 0), x, normalised, like)
+
+
+@part
+def _choose(layer, operands, how, router, normalised, logits, chosen, like):
+    """`route` by a router of so many inputs and experts; `chosen` has the addresses of weights and ids."""
+    matrix = operands[3][layer, 1], operands[3][layer, 2], *router
+    return route(matrix, *how, normalised, logits, *chosen, like)
+
+
+@part
+def _compute(layer, experts, sizes, normalised, chosen, are_wide, given, like):
+    starts, matrices, _ = experts
+    weights, ids = chosen
+    own = _matrices(matrices[layer])
+    return compute_layer(starts[layer], own, sizes, normalised, ids, weights, are_wide, given, like)
+
+
+@part
 def _add(x, other, count, like):
     """Add the numbers at an address to those at x."""
     sums, others = read(x, count, like), read(other, count, like)
@@ -58,70 +86,26 @@ def _add(x, other, count, like):
 
 
 @kernel([f"UniTuple(int64, 2)({_LAYERS}, {like})" for like in LIKE], nogil=True)
-def compute_layers(
-    linears,
-    norms,
-    floats,
-    more,
-    hidden,
-    sizes,
-    order,
-    how,
-    top_k,
-    tolerance,
-    starts,
-    matrices,
-    num_neurons,
-    first,
-    is_routed,
-    places,
-    turn,
-    caches,
-    like,
-):
-    """Compute x [H] in place by the layers from number `first` on; that one may be done up to its router (`is_routed`).
-    Return how many layers there are, or the number of the first that could not be done: with 0, its choice is not
-    clear; with 1, an expert is absent. Of that layer all is done but its experts.
+def compute_layers(operands, shapes, how, experts, begin, places, turn, caches, like):
+    """Compute x [H] in place by layers from the first on; that one may be done up to its router (`begin` has its number
+    and whether). Return how many layers there are, or the number of the first that could not be done: with 0, its
+    choice is not clear; with 1, an expert is absent. Of that layer all is done but its experts.
 
-    By layer there are the operands of linear layers [4, 3] and norms [4, 3], whose `floats` [5] are four epsilons and
-    the scaling; `more` [3], the addresses of sinks and of the router's matrix and bias; and of the cache. Weights and
-    ids are written by layer, [L, K]."""
+    By layer there are `operands`, of linear layers [4, 3] and norms [4, 3], four epsilons and the scaling [5], the
+    addresses of sinks and of the router's matrix and bias [3]; and those of caches. Weights and ids are written by
+    layer, [L, K]."""
+    first, is_routed = begin
     x, normalised, given, logits, weights, ids = places
-    num_experts, weight_nbytes = starts.shape[1], FLOATS.itemsize if how[2] else like.itemsize
-    for layer in range(first, len(starts)):
-        own_weights, own_ids = weights + layer * top_k * weight_nbytes, ids + layer * top_k * 8
+    hidden, top_k, are_wide, (num_layers, num_experts) = shapes[0], how[1], how[0][2], experts[0].shape
+    weight_nbytes = FLOATS.itemsize if are_wide else like.itemsize
+    for layer in range(first, num_layers):
+        chosen = weights + layer * top_k * weight_nbytes, ids + layer * top_k * INTEGERS.itemsize
         if layer > first or not is_routed:
-            floats_of, (sinks, matrix, bias) = floats[layer], _linear(more[layer])
-            attend_block(
-                hidden,
-                sizes,
-                _linears(linears[layer]),
-                _norms(norms[layer], floats_of),
-                order,
-                floats_of[4],
-                sinks,
-                x,
-                turn,
-                _cache(caches[layer]),
-                (0, 0),
-                x,
-                normalised,
-                like,
-            )
-            router = matrix, bias, hidden, num_experts
-            if not route(router, how, top_k, tolerance, normalised, logits, own_weights, own_ids, like):
+            _attend(layer, operands, shapes, x, normalised, turn, caches, like)
+            if not _choose(layer, operands, how, (hidden, num_experts), normalised, logits, chosen, like):
                 return layer, 0
-        if not compute_layer(
-            starts[layer],
-            _matrices(matrices[layer]),
-            (hidden, num_neurons, top_k),
-            normalised,
-            own_ids,
-            own_weights,
-            how[2],
-            given,
-            like,
-        ):
+        sizes = hidden, experts[2], top_k
+        if not _compute(layer, experts, sizes, normalised, chosen, are_wide, given, like):
             return layer, 1
         _add(x, given, hidden, like)
-    return len(starts), 0
+    return num_layers, 0

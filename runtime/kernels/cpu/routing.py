@@ -38,10 +38,10 @@ def _is_clear(sums, order, tolerance, like):
 
 
 _ROUTER = "UniTuple(int64, 4)"  # addresses of matrix and bias (0: none), number of inputs and of experts
-HOW = "UniTuple(boolean, 3), int64, float32"  # is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
+_HOW = "UniTuple(boolean, 3), int64, float32"  # is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
 
 
-@kernel([f"boolean({_ROUTER}, {HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True)
+@kernel([f"boolean({_ROUTER}, {_HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True)
 def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
     """Write the logits [E], the indices of the K largest and their softmax's values, or if `is_shared_out` those over
     their sum. What is wide is float32. Returns whether the choice is clear: if not, what is written is to be dropped.
