@@ -78,7 +78,7 @@ class Load:
 class NearCompute:
     """One expert on `tokens` tokens, computed by the CPU where the expert lies in RAM, at so many bits."""
 
-    bits: int
+    bits: int | float
     tokens: int
     seconds: Spread
 
@@ -132,7 +132,7 @@ def to_rows(profile: HardwareProfile) -> "pa.Table":
     import pyarrow as pa
 
     schema = pa.schema(
-        [("device", pa.string()), ("tokens", pa.int32()), ("link", pa.string()), ("bits", pa.uint16())]
+        [("device", pa.string()), ("tokens", pa.int32()), ("link", pa.string()), ("bits", pa.float64())]
         + [(f"{name}{end}", pa.float64()) for name in _SECONDS for end in ("_s", "_iqr_s")]
         + [("bandwidth_gbps", pa.float64()), ("samples", pa.int32())]
     )
@@ -159,7 +159,10 @@ def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwarePro
             optional = {name: _spread(row, name) for name in _OPTIONAL if row.get(f"{name}_s") is not None}
             loads.append(Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], **optional))
         elif row["near_s"] is not None:
-            near.append(NearCompute(row["bits"], row["tokens"], _spread(row, "near")))
+            whole = int(row["bits"])
+            near.append(
+                NearCompute(whole if whole == row["bits"] else row["bits"], row["tokens"], _spread(row, "near"))
+            )
         else:
             parts = (_spread(row, name) for name in ("attention", "moe", "head", "expert"))
             compute.append(Compute(row["tokens"], *parts))

@@ -32,7 +32,7 @@ def as_width(bits: float | str) -> Width:
 
 def label(bits: Width) -> str:
     """A width in names: `2`, or `1_25`."""
-    return str(bits).replace(".", "_")
+    return str(as_width(bits)).replace(".", "_")
 
 
 def column_of(bits: Width) -> int:

@@ -46,7 +46,7 @@ ARTEFACT_TABLES = {
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL, bits DOUBLE NOT NULL,
         file VARCHAR NOT NULL, nbytes BIGINT NOT NULL, hash VARCHAR NOT NULL""",
     "hardware": """
-        run_id INTEGER NOT NULL, device VARCHAR NOT NULL, tokens INTEGER, link VARCHAR, bits USMALLINT NOT NULL,
+        run_id INTEGER NOT NULL, device VARCHAR NOT NULL, tokens INTEGER, link VARCHAR, bits DOUBLE NOT NULL,
         attention_s DOUBLE, attention_iqr_s DOUBLE, moe_s DOUBLE, moe_iqr_s DOUBLE, head_s DOUBLE, head_iqr_s DOUBLE,
         expert_s DOUBLE, expert_iqr_s DOUBLE, near_s DOUBLE, near_iqr_s DOUBLE,
         expert_load_s DOUBLE, expert_load_iqr_s DOUBLE, bandwidth_gbps DOUBLE,
@@ -89,7 +89,7 @@ ARTEFACT_TABLES = {
 
 
 # Columns whose type holds less in older stores.
-_WIDENED = {"quant_loss": [("bits", "DOUBLE")], "replicas": [("bits", "DOUBLE")]}
+_WIDENED = {table: [("bits", "DOUBLE")] for table in ("quant_loss", "replicas", "hardware")}
 
 
 def columns() -> dict[str, dict[str, str]]:

@@ -47,7 +47,7 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path, devic
     checkpoint = open_quietly(name, device=device)
     refuse_former(store, checkpoint, name=name)
     measured = checkpoint if request.dense is None else open_quietly(name, device=device, dense=request.dense)
-    opened, artefacts = model_on_base(measured, stored_artefacts(store, checkpoint), request.base)
+    opened, artefacts = model_on_base(measured, stored_artefacts(store, checkpoint, base=request.base), request.base)
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)
     info = model_info(name, opened)

@@ -131,7 +131,7 @@ def _prepare(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, 
     opened = open_quietly(name, device=device)
     refuse_former(store, opened, name=name)
     text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
-    artefacts, similarity, profile = known_of(store, opened)
+    artefacts, similarity, profile = known_of(store, opened, base=request.base)
     based, artefacts = model_on_base(opened, artefacts, request.base)
     begin("measuring costs")
     pace = pace_of(based, request, artefacts, profile, locate(name), minutes)

@@ -4,6 +4,7 @@ command that can do without a store."""
 from pathlib import Path
 
 from artifacts.errors import BadUsage
+from artifacts.shape import FULL_BITS
 from artifacts.store.predictors import load_predictors
 from artifacts.store.store import Store
 from profilers.routing.observe import RoutingForesight
@@ -26,12 +27,13 @@ def refuse_former(path: Path, opened: MoeModel, *, name: str) -> None:
             store.refuse_former(opened.fingerprint, former=opened.former_fingerprint, name=name)
 
 
-def stored_artefacts(path: Path, opened: MoeModel) -> Artefacts:
-    """Load the model's artefacts from the store; none when there is no store."""
+def stored_artefacts(path: Path, opened: MoeModel, *, base: int = FULL_BITS) -> Artefacts:
+    """Load the model's artefacts from the store, with replicas that have the width of the base; none when there is no
+    store."""
     if not path.exists():
         return Artefacts()
     with Store.open(path, read_only=True) as store:
-        return load_artefacts(store, opened.fingerprint[:16], opened.shape)
+        return load_artefacts(store, opened.fingerprint[:16], opened.shape, base=base)
 
 
 def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> RoutingForesight:

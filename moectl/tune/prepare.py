@@ -39,12 +39,12 @@ _PROBES = (  # of the error by few bits (the second needs no room for all replic
 _CHECKED = 0.25  # share of the requests held out for the check without other text
 
 
-def known_of(path: Path, opened: MoeModel) -> tuple[Artefacts, Similarity | None, HardwareProfile | None]:
+def known_of(path: Path, opened: MoeModel, *, base: int) -> tuple[Artefacts, Similarity | None, HardwareProfile | None]:
     if not path.exists():
         return Artefacts(), None, None
     model_id = opened.fingerprint[:16]
     with Store.open(path, read_only=True) as store:
-        artefacts = load_artefacts(store, model_id, opened.shape)
+        artefacts = load_artefacts(store, model_id, opened.shape, base=base)
         return artefacts, load_similarity(store, model_id, opened.shape), stored_profile(store, model_id)
 
 
@@ -68,7 +68,9 @@ def trace_for(
     with TemporaryDirectory() as aside:  # so that a search with more time does not take it for a whole one
         traced = _recorded(name, opened, part, Path(aside) / "part.duckdb", request.data, seed=request.seed)
     return replace(
-        traced, name=f"{len(part.sequences)} sequences of {request.data}", artefacts=known_of(path, opened)[0]
+        traced,
+        name=f"{len(part.sequences)} sequences of {request.data}",
+        artefacts=known_of(path, opened, base=request.base)[0],
     )
 
 

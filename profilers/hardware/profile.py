@@ -17,7 +17,7 @@ from profilers.hardware.load_times import THOROUGH, TimingEffort, loads, num_few
 from profilers.hardware.policy_overhead import deciding, places_a_layer
 from profilers.hardware.this_machine import LocalMachine
 from runtime.engine.engine import NAME
-from runtime.kernels.low_bit import make_ready
+from runtime.kernels.replicas import make_ready
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
 from runtime.model.expert_store import DiskStore
 from runtime.model.layout import aligned
@@ -26,6 +26,7 @@ from runtime.session.link_choice import link_name
 from runtime.session.probe import seconds_of, without_experts
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT
+from runtime.tiers.replica_layouts import TrellisLayout
 from runtime.tiers.replicas import ReplicaStore, open_replicas
 
 _CONTEXT = 64  # tokens before a decoded token
@@ -208,7 +209,9 @@ def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Timing
     """Measure one expert of one width on the CPU, in RAM; a few experts take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
     module, views = opened.layers[0].experts, _few(opened, store, _CPU)
-    make_ready({bits} - {FULL_BITS}, opened.dtype, _CPU)
+    has_trellis = isinstance(store.layout, TrellisLayout)
+    packed = {bits} - {FULL_BITS} if not has_trellis else ()
+    make_ready(packed, has_trellis=has_trellis, dtype=opened.dtype, device=_CPU)
     for num_tokens in _NEAR_TOKENS:
         x = _hidden(opened, num_tokens, _CPU)
 

@@ -273,7 +273,7 @@ class Controller:
         return place
 
     def _low_place(self, key: int) -> Place:
-        return Place(key, NO_SLOT, int(self.cache.shadows[key]))
+        return Place(key, NO_SLOT, self.cache.shadows[key].item())
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
         late = self._mover.cache.loading(wanted) if self._mover.arrivals.queue else ()

@@ -1,13 +1,15 @@
 """The forms in which experts lie in RAM (whole, cut, packed, as published), with compiled code for a few tokens."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import nn
 
+from artifacts.quantisation import trellis
 from artifacts.quantisation.packing import PARTS, Packed
+from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.form import CpuForm
@@ -24,7 +26,7 @@ from runtime.model.mixed_layout import MixedLayout
 from runtime.model.open import MoeModel
 from runtime.model.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
-from runtime.tiers.replicas import ReplicaLayout
+from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
@@ -89,13 +91,16 @@ class TokenKernels:
         return [[i for piece in share for i in pieces[piece]] for share in shares]
 
     def _add(self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray) -> None:
-        """As `add` on this thread, places of one width in one call."""
-        widths = {place.bits for place in places}
-        if len(widths) == 1:
-            self._forms[widths.pop()].multiply(places, starts, TokenOperands(self._x, np.array(rows), y, self._like))
+        """As `add` on this thread, places of one form in one call."""
+        forms = dict.fromkeys(self._forms[place.bits] for place in places)
+        if len(forms) == 1:
+            form, like = next(iter(forms)), self._like
+            form.multiply(places, starts, TokenOperands(self._x, np.array(rows), y, like))
             return
-        for bits in widths:
-            self._add_some([i for i, place in enumerate(places) if place.bits == bits], places, starts, rows, y)
+        for form in forms:
+            self._add_some(
+                [i for i, place in enumerate(places) if self._forms[place.bits] is form], places, starts, rows, y
+            )
 
     def _add_some(
         self,
@@ -129,7 +134,10 @@ def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, opened: MoeM
     if isinstance(slow, SegmentTier):
         return dict.fromkeys(slow.stores, CpuSegments(slow))
     gate = clamped_gate(opened.layers[0].experts)
-    return {bits: form_of(layout, opened.dtype, gate) for bits, layout in _layouts(slow, shadows).items()}
+    layouts = _layouts(slow, shadows)
+    coded = {bits: layout for bits, layout in layouts.items() if isinstance(layout, TrellisLayout)}
+    one = CpuTrellis(coded, opened.dtype) if coded else None
+    return {bits: one if bits in coded else form_of(layout, opened.dtype, gate) for bits, layout in layouts.items()}
 
 
 def sizes_of(slow: SlowTier | SegmentTier, shadows: Shadows | None) -> Callable[[Place], int]:
@@ -158,6 +166,8 @@ def form_of(layout: StoredLayout | ReplicaLayout, dtype: torch.dtype, gate: Clam
         return CpuMixed(layout, dtype, gate)
     if isinstance(layout, QuantisedLayout):
         return CpuPublished(layout, dtype, gate)
+    if isinstance(layout, TrellisLayout):
+        return CpuTrellis({layout.bits: layout}, dtype)
     return CpuPacked(layout, dtype) if isinstance(layout, ReplicaLayout) else CpuWhole(layout)
 
 
@@ -232,6 +242,37 @@ class CpuPacked(CpuForm):
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         self._add(np.array(starts)[:, None, None] + self._offsets, self._sizes, *operands)
+
+
+class CpuTrellis(CpuForm):
+    """Replicas in trellis codes, of any width in `layouts`: all of a token in one call, which rotates it once."""
+
+    def __init__(self, layouts: Mapping[Width, TrellisLayout], dtype: torch.dtype) -> None:
+        self._digits = kernels("cpu.trellis").num_digits(dtype)
+        self._functions = kernels("cpu.trellis_vectors").functions()
+        self._offsets = {bits: _coded_offsets(layout) for bits, layout in layouts.items()}
+        self._sizes = {}
+        for bits, layout in layouts.items():
+            matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
+            inner, down = (matrices[name] for name in (GATE_UP, DOWN))
+            self._sizes[bits] = np.array([kernels("cpu.trellis").sizes_of(matrix) for matrix in (inner, down)])
+        rotation = kernels("cpu.rotation").rotation
+        outer, back = (rotation(down.num_outputs, is_back=is_back) for is_back in (False, True))
+        acts = rotation(down.num_inputs, is_back=False)
+        self._rotations = outer.signs, acts.signs, outer.odd, back.odd, acts.odd
+
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
+        widths = [place.bits for place in places] or [*self._sizes][:1] * len(starts)
+        offsets, sizes = (np.array([table[bits] for bits in widths]) for table in (self._offsets, self._sizes))
+        addresses = np.where(offsets < 0, 0, np.array(starts)[:, None, None] + offsets)
+        rotations = self._rotations
+        kernels("cpu.gated_trellis").add(self._functions, addresses, sizes, *rotations, self._digits, *operands)
+
+
+def _coded_offsets(layout: TrellisLayout) -> np.ndarray:
+    """Where the parts of both matrices lie in a replica, [2, 4]; -1 for one that is not there."""
+    places = {part.name: part.offset for part in layout.parts}
+    return np.array([[places.get(f"{name}.{part}", -1) for part in trellis.PARTS] for name in (GATE_UP, DOWN)])
 
 
 def _offsets(offsets: dict[str, int], name: str) -> list[int]:

@@ -21,7 +21,7 @@ from runtime.model.layout import ExpertLayout, Layout
 from runtime.model.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.neuron_major import NeuronLayout
-from runtime.tiers.replicas import ReplicaLayout
+from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
 from runtime.tiers.slow_split import SegmentTier
 
 
@@ -49,11 +49,11 @@ class GpuForms:
         self.full = full_form(module, slow.stores[FULL_BITS].layout, slots.arena, slots.starts)
         low = {bits: store.layout for bits, store in slow.stores.items() if bits != FULL_BITS}
         self._packed = {
-            (bits, False): GpuPacked(replica, slots.arena, slots.starts, is_by_key=False)
+            (bits, False): replica_form(replica, slots.arena, slots.starts, is_by_key=False)
             for bits, replica in low.items()
         }
         for bits, replica in (shadows.layouts if shadows else {}).items():
-            self._packed[bits, True] = GpuPacked(replica, shadows.buffer, shadows.starts, is_by_key=True)
+            self._packed[bits, True] = replica_form(replica, shadows.buffer, shadows.starts, is_by_key=True)
 
     @property
     def are_cut(self) -> bool:
@@ -130,6 +130,39 @@ class GpuPacked:
     def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
         matrices = {"bits": self._bits, "gate_up": self._gate_up, "down": self._down}
         kernels("gpu.gated_packed").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
+
+
+class GpuTrellis:
+    """Replicas of one width in trellis codes in `buffer`, as `GpuPacked` has them."""
+
+    def __init__(self, layout: TrellisLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool) -> None:
+        self._buffer, self._is_by_key = buffer, is_by_key
+        self._starts = torch.tensor([*starts], dtype=torch.int64, device=buffer.device)
+        matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
+        self._gate_up, self._down = (
+            kernels("gpu.trellis").matrix_of(matrices[name], offsets_of(layout, name)) for name in (GATE_UP, DOWN)
+        )
+
+    def number(self, place: Place) -> int:
+        return place.key if self._is_by_key else place.slot
+
+    def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
+        matrices = {"gate_up": self._gate_up, "down": self._down}
+        kernels("gpu.gated_trellis").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
+
+
+def offsets_of(layout: TrellisLayout, name: str) -> dict[str, int]:
+    """Where the parts of a projection lie in a replica, in bytes."""
+    parts = (part for part in layout.parts if part.name.startswith(f"{name}."))
+    return {part.name.partition(".")[2]: part.offset for part in parts}
+
+
+def replica_form(
+    layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
+) -> GpuPacked | GpuTrellis:
+    """The form of replicas with this layout."""
+    kind = GpuTrellis if isinstance(layout, TrellisLayout) else GpuPacked
+    return kind(layout, buffer, starts, is_by_key=is_by_key)
 
 
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:

@@ -213,7 +213,7 @@ class StepExecutor:
         """Where to compute an expert: in its slot once it has landed, or without waiting on the replica that stays."""
         if self._shadows and not self.link.has_landed(self.pending[place.slot]):
             self.num_not_landed += 1
-            return Place(place.key, NO_SLOT, int(self.controller.cache.shadows[place.key]))
+            return Place(place.key, NO_SLOT, self.controller.cache.shadows[place.key].item())
         self.link.collect(self.pending.pop(place.slot))
         return place
 

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from types import ModuleType
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed
@@ -28,17 +27,6 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     if len(x) < MANY_TOKENS:
         return compiled.multiply(x, packed)
     return F.linear(x, compiled.dequantise(packed, x.dtype))
-
-
-def project_packed(
-    module: nn.Module, weights: dict[str, Packed | torch.Tensor], name: str, x: torch.Tensor
-) -> torch.Tensor:
-    """Compute one projection of a replica, x [t, in] -> [t, out]; `expert_forward` takes it in place of `project`.
-
-    A Packed is [out, in], whether or not the module transposes its own weights.
-    """
-    y = linear(x, weights[name])
-    return y + weights[f"{name}_bias"] if module.has_bias else y
 
 
 def dequantise(packed: Packed, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -8,14 +8,10 @@ from importlib.util import find_spec
 from types import ModuleType
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from artifacts.quantisation.trellis import Trellis
 from runtime.kernels.load import kernels
-
-MANY_TOKENS = 8
-"""From this number on it pays to unpack the levels: docs/lowbit.md."""
 
 
 def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
@@ -23,22 +19,15 @@ def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     compiled = _kernels(x.device)
     if compiled is None:
         return F.linear(x, trellis.dequantised().to(x.dtype))
-    return compiled.multiply(x, trellis) if len(x) < MANY_TOKENS else compiled.multiply_unpacked(x, trellis)
-
-
-def project_trellis(
-    module: nn.Module, weights: dict[str, Trellis | torch.Tensor], name: str, x: torch.Tensor
-) -> torch.Tensor:
-    """Compute one projection of a replica, x [t, in] -> [t, out]; `expert_forward` takes it in place of `project`."""
-    y = linear(x, weights[name])
-    return y + weights[f"{name}_bias"] if module.has_bias else y
+    return compiled.multiply(x, trellis) if len(x) < compiled.MANY_TOKENS else compiled.multiply_unpacked(x, trellis)
 
 
 def kernel_name(device: torch.device) -> str:
     """What computes on trellis codes on this device, for the receipt."""
-    if _kernels(device) is None:
+    compiled = _kernels(device)
+    if compiled is None:
         return "torch, dequantised (no triton)"
-    return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {MANY_TOKENS} tokens on"
+    return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {compiled.MANY_TOKENS} tokens on"
 
 
 def _kernels(device: torch.device) -> ModuleType | None:

@@ -31,14 +31,17 @@ from runtime.policies.base import Artefacts
 _PRIOR_USE = 0.02  # added to the use of every expert, as a share of its layer's mean
 
 
-def load_artefacts(store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None) -> Artefacts:
+def load_artefacts(
+    store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None, base: int = FULL_BITS
+) -> Artefacts:
     """Load what the newest runs for this model wrote; None for artefacts that were never built. Of `loads`,
-    `sensitivity` and `coactivated`, only those that `wants` names, unless it is None.
+    `sensitivity` and `coactivated`, only those that `wants` names, unless it is None. Of replicas, those in trellis
+    codes rather than newer ones, if they have the width of the `base`.
 
     Raises BadInput for damaged tables, Incompatible for replicas that do not cover every expert.
     """
     buddies, q = _buddies(store, store.latest_run("build-buddies", model_id), shape) or (None, None)
-    profile, quantised = store.latest_run("profile", model_id), store.latest_run("quantize", model_id)
+    profile, quantised = store.latest_run("profile", model_id), _quantised(store, model_id, base)
     maps_run = latest_maps(store, model_id)
     return Artefacts(
         buddies=buddies,
@@ -53,6 +56,14 @@ def load_artefacts(store: Store, model_id: str, shape: Shape, *, wants: Collecti
         maps=stored_maps(store, run_id=maps_run.run_id) if maps_run else None,
         maps_run=maps_run.run_id if maps_run else None,
     )
+
+
+def _quantised(store: Store, model_id: str, base: int) -> StoredRun | None:
+    """The run whose replicas are taken."""
+    runs = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("quantize", model_id)]
+    with_base = [run for run in runs if base == FULL_BITS or base in run.info.parameters.get("bits", ())] or runs
+    coded = [run for run in with_base if run.info.parameters.get("recipe") == "trellis"]
+    return next(reversed(coded or with_base), None)
 
 
 def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | None:

@@ -22,7 +22,7 @@ from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.kernels.low_bit import make_ready
+from runtime.kernels.replicas import make_ready
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, Policies, build, describe
 from runtime.policies.base import Artefacts, FastTier
@@ -77,7 +77,7 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
         engine=engine,
     )
     _install(parts, undo)
-    make_ready(parts.computed_widths, opened.dtype, opened.model.device)
+    make_ready(parts.packed_widths, has_trellis=parts.has_trellis, dtype=opened.dtype, device=opened.model.device)
     return parts
 
 

@@ -55,7 +55,7 @@ def _load(opened: MoeModel, settings: Settings, *, name: str, store: Path, base:
         if not is_required and opened.fingerprint not in {model.fingerprint for model in held.models()}:
             return Artefacts()
         model = held.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
-        return load_artefacts(held, model.model_id, opened.shape, wants=settings.wants)
+        return load_artefacts(held, model.model_id, opened.shape, wants=settings.wants, base=base)
 
 
 def model_on_base(opened: MoeModel, artefacts: Artefacts, bits: int) -> tuple[MoeModel, Artefacts]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
 from runtime.control.controller import Controller
 from runtime.control.pools import Partitions
@@ -21,6 +22,7 @@ from runtime.policies.presets import Scope
 from runtime.session.settings import Settings
 from runtime.tiers.open import LinkChoice, Tiers
 from runtime.tiers.ram import RamStore
+from runtime.tiers.replica_layouts import ReplicaLayout, TrellisLayout
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 
@@ -76,7 +78,23 @@ class Parts(Choices):
         return {name: tensors for name, tensors in on_cpu_only.items() if tensors}
 
     @property
-    def computed_widths(self) -> list[int]:
+    def computed_widths(self) -> list[Width]:
         """Bits at which experts are computed below the checkpoint's precision."""
         resident = () if self.fast.shadows is None else self.fast.shadows.tolist()
         return sorted({self.opened.base, *self.policies.widths, *resident} - {FULL_BITS})
+
+    @property
+    def packed_widths(self) -> list[Width]:
+        """Those of them that lie in packed codes."""
+        return sorted({layout.bits for layout in self._replica_layouts if not isinstance(layout, TrellisLayout)})
+
+    @property
+    def has_trellis(self) -> bool:
+        """Whether any of them lie in trellis codes."""
+        return any(isinstance(layout, TrellisLayout) for layout in self._replica_layouts)
+
+    @property
+    def _replica_layouts(self) -> list[ReplicaLayout]:
+        in_slow = [store.layout for store in self.tiers.slow.stores.values()]
+        resident = [*self.shadows.layouts.values()] if self.shadows else []
+        return [layout for layout in in_slow + resident if isinstance(layout, ReplicaLayout)]

@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 
+from artifacts.quantisation.widths import label
 from runtime.control import split_solver
 from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.kernels.load import AS_NUMPY
-from runtime.kernels.low_bit import kernel_name
+from runtime.kernels.replicas import kernel_names
 from runtime.model import huge_pages
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe
@@ -77,11 +78,14 @@ def _replicas(parts: Parts) -> dict[str, object]:
     bits, counts = np.unique(shadows, return_counts=True) if shadows is not None else ((), ())
     return {
         "slow_tier_bits": [f"{width}" for width in parts.policies.widths],
-        "resident": {f"{width}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
+        "resident": {f"{label(width)}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
         "resident_bytes": parts.shadows.nbytes if parts.shadows else 0,
         "not_landed": parts.engine.steps.num_not_landed,
         "verified": parts.settings.verify,
-        "kernel": kernel_name(parts.opened.model.device),
+        "code": " and ".join(["packed"] * bool(parts.packed_widths) + ["trellis"] * parts.has_trellis),
+        "kernel": kernel_names(
+            parts.opened.model.device, has_packed=bool(parts.packed_widths), has_trellis=parts.has_trellis
+        ),
     }
 
 

@@ -9,7 +9,7 @@ from artifacts.errors import BadInput
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.kernels.batched import BatchedExperts, SequentialExperts, choose_batched
-from runtime.kernels.low_bit import project_packed
+from runtime.kernels.replicas import project_replica
 from runtime.model.expert_store import DiskStore
 from runtime.model.open import MoeModel
 from runtime.tiers.ram import RamStore
@@ -68,7 +68,7 @@ class SlowTier:
 
     def projection(self, bits: int) -> Callable[..., torch.Tensor]:
         """The function that multiplies by an expert at so many bits, from here or from a replica in the fast tier."""
-        return self.stores[FULL_BITS].layout.project if bits == FULL_BITS else project_packed
+        return self.stores[FULL_BITS].layout.project if bits == FULL_BITS else project_replica
 
 
 def unreadable(layer: int, expert: int, error: OSError) -> BadInput:

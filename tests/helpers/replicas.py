@@ -1,25 +1,34 @@
 """Replicas of a test's checkpoint, rounded to nearest, and the plain model with the same weights."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from artifacts.quantisation.gptq import group_size_for, round_to_nearest
+from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.replica_file import read_replica, replica_nbytes, write_replicas
 from artifacts.quantisation.replicas import Replicas, in_memory
-from artifacts.quantisation.widths import SCALAR_WIDTHS, WIDTHS
-from artifacts.shape import FULL_BITS
+from artifacts.quantisation.trellis import Trellis, fitting
+from artifacts.quantisation.widths import SCALAR_WIDTHS, WIDTHS, Width, as_width
+from artifacts.shape import FULL_BITS, Shape
 from runtime.kernels.low_bit import dequantise
+from runtime.model.arithmetic import DOWN
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
+from tools.gpu.checks.trellis import random_trellis
+
+CODED = (0.8, 1.25, 2, 4)
 
 
-def made(opened: MoeModel, folder: Path) -> Replicas:
-    """All widths of every expert in `folder`; their loss halves with every bit."""
+def made(opened: MoeModel, folder: Path, *, is_coded: bool = False) -> Replicas:
+    """All packed widths of every expert in `folder`, or some in trellis codes, whose codes are random; their loss
+    halves with every bit."""
     shape, layout = opened.shape, opened.store.layout
     buffer, is_transposed = aligned(layout.nbytes), opened.layers[0].experts.is_transposed
-    files = []
+    files, widths = [], CODED if is_coded else SCALAR_WIDTHS
     for key in range(shape.num_keys):
         opened.store.read(*divmod(key, shape.num_experts), buffer)
         parts = layout.weights(buffer)
@@ -31,20 +40,35 @@ def made(opened: MoeModel, folder: Path) -> Replicas:
         }
         replicas = {
             bits: {
-                name: round_to_nearest(matrix, bits, group_size_for(matrix.shape[1])).packed()
+                name: _coded(matrix, bits, is_rotated=name == DOWN, seed=key) if is_coded else _packed(matrix, bits)
                 for name, matrix in matrices.items()
             }
             | biases
-            for bits in SCALAR_WIDTHS
+            for bits in widths
         }
         files.append(folder / f"{key}.safetensors")
         layer, expert = divmod(key, shape.num_experts)
         write_replicas(files[-1], replicas, {"model": opened.fingerprint, "layer": str(layer), "expert": str(expert)})
-    loss = np.tile(0.5 ** np.array(WIDTHS), (shape.num_layers, shape.num_experts, 1))
-    use = np.random.default_rng(0).random((shape.num_layers, shape.num_experts))
+    loss = np.tile(np.where(np.isin(WIDTHS, widths), 0.5 ** np.array(WIDTHS), np.nan), (*_grid(shape), 1))
+    use = np.random.default_rng(0).random(_grid(shape))
     nbytes = {bits: in_memory(size) for bits, size in replica_nbytes(files[0]).items()}
     lost = loss * use[:, :, None]
     return Replicas({FULL_BITS: shape.expert_nbytes} | nbytes, loss, lost, use, tuple(files)).without_larger()
+
+
+def _grid(shape: Shape) -> tuple[int, int]:
+    return shape.num_layers, shape.num_experts
+
+
+def _packed(matrix: torch.Tensor, bits: int) -> Packed:
+    return round_to_nearest(matrix, bits, group_size_for(matrix.shape[1])).packed()
+
+
+def _coded(matrix: torch.Tensor, bits: Width, *, is_rotated: bool, seed: int) -> Trellis:
+    """Random codes of as many bits, as large as the matrix."""
+    rate = fitting(*matrix.shape, bits, is_rotated=is_rotated)
+    coded = random_trellis(*matrix.shape, *rate, is_rotated=is_rotated, seed=seed)
+    return replace(coded, scale=matrix.std().reshape(1))
 
 
 def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.ndarray) -> None:
@@ -57,6 +81,7 @@ def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.n
             opened.store.read(layer.index, expert, buffer)
             for name, part in layout.weights(buffer).items():
                 if bits[key] != FULL_BITS and not name.endswith("_bias"):
-                    packed = read_replica(replicas.files[key], int(bits[key]))[name]
-                    part = dequantise(packed).T if module.is_transposed else dequantise(packed)
+                    replica = read_replica(replicas.files[key], as_width(bits[key]))[name]
+                    matrix = replica.dequantised() if isinstance(replica, Trellis) else dequantise(replica)
+                    part = matrix.T if module.is_transposed else matrix
                 getattr(module, name).data[expert] = part

@@ -27,7 +27,7 @@ from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, aligned
-from runtime.tiers.replicas import ReplicaLayout
+from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.bench.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.packed import laid_out, replica_layout

@@ -20,7 +20,7 @@ f32 = np.float32
 ROTATION = "float32[::1], float32[:, ::1]"
 
 
-class Rotation(NamedTuple):
+class RotationParts(NamedTuple):
     """What the rotation of vectors of one length [n] takes: signs [n] and the transform of the odd factor [m, m]."""
 
     signs: np.ndarray
@@ -28,10 +28,10 @@ class Rotation(NamedTuple):
 
 
 @cache
-def rotation(length: int, *, is_back: bool) -> Rotation:
+def rotation(length: int, *, is_back: bool) -> RotationParts:
     """Of vectors of this length."""
     odd = cosines(factors(length)[0])
-    return Rotation(np.array(signs(length)), np.ascontiguousarray(odd.T if is_back else odd).copy())
+    return RotationParts(np.array(signs(length)), np.ascontiguousarray(odd.T if is_back else odd).copy())
 
 
 @intrinsic

@@ -10,25 +10,46 @@ Shapes: T tokens, I inputs, O outputs, V vectors of numbers.
 import numpy as np
 import torch
 from numba import carray
-from torch.nn import functional as F
 
 from artifacts.common.numba_loops import kernel
 from artifacts.quantisation.trellis import MULTIPLIER, Trellis, num_words, row_factors, steps, tables
 from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.rotation import rotate, rotate_back, rotation
-from runtime.kernels.cpu.trellis_vectors import LEVELS, MOST_COLUMNS, ROWS, UNIT, call, functions
+from runtime.kernels.cpu.trellis_plain import add_plainly, write_plainly
+from runtime.kernels.cpu.trellis_vectors import (
+    AT_ONCE,
+    HAS_VECTORS,
+    LEVELS,
+    MOST_COLUMNS,
+    ROWS,
+    UNIT,
+    call,
+    functions,
+)
 
 CODES, SCALE, HIGH, ROW_SCALES = range(4)
-"""Places in a matrix's addresses, int64 [4]; that of row scales is 0 where outputs are rotated."""
+"""Places in a matrix's addresses, int64 [4], in the order of the format's PARTS; that of row scales is 0 where outputs
+are rotated."""
 
 NUM_OUTPUTS, NUM_INPUTS, HALF_BITS, NUM_HIGH, FACTOR = range(5)
 """Places in a matrix's sizes, int64 [5]. The factor is the multiplier in the place of the state's bits."""
 
+MANY_TOKENS = 64
+"""From this number on it pays to unpack the levels: docs/lowbit.md."""
+
 MOST_VECTORS = 4
+_PANEL = 256  # rows that are unpacked at a time: they stay in the cache
 _LARGEST, _LEAST, _SECOND = np.float32(32767), np.float32(1e-30), np.float32(1 << 15)
 _BYTE, _WORD, _FLOAT = np.zeros(1, np.uint8), np.zeros(1, np.int16), np.zeros(1, np.float32)
 _STEPS, _ROW_FACTORS, _TABLES = np.array(steps()), np.array(row_factors()), np.array(tables())
 f32, i32, i16 = np.float32, np.int32, np.int16
+
+
+def make_ready() -> None:
+    """Compile what a token needs."""
+    functions()
+    for each in (rotate, rotate_back, _multiply):
+        each.compiled()
 
 
 def num_digits(dtype: torch.dtype) -> int:
@@ -60,19 +81,28 @@ def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 
 def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
-    """The same by way of the levels, unpacked as numbers of x's dtype: for many tokens."""
-    table = torch.tensor(_TABLES) if x.dtype is torch.float32 else torch.tensor(_TABLES).to(x.dtype).view(torch.int16)
-    levels = np.empty((-(-trellis.num_outputs // ROWS) * ROWS, trellis.num_inputs), np.int16)
-    _unpack(functions(), addresses_of(trellis), sizes_of(trellis), table.numpy(), levels)
-    matrix = torch.from_numpy(levels)[: trellis.num_outputs]
-    matrix = matrix.float() if x.dtype is torch.float32 else matrix.view(x.dtype)
-    is_high = trellis.is_high()
+    """The same by way of the levels, unpacked as numbers of x's dtype, some rows at a time: for many tokens."""
+    is_high, matrix, num_inputs = trellis.is_high(), (addresses_of(trellis), sizes_of(trellis)), trellis.num_inputs
     order, half_bits = np.argsort(is_high, kind="stable"), trellis.half_bits + np.sort(is_high)
-    token = rotated(x, trellis.num_inputs)[:, order] * (_STEPS[half_bits] * trellis.scale.numpy())
-    y = F.linear(torch.from_numpy(token).to(x.dtype), matrix).float()
+    token = rotated(x, num_inputs)[:, order] * (_STEPS[half_bits] * trellis.scale.numpy())
+    numbers, table = torch.from_numpy(token).to(x.dtype), torch.tensor(_TABLES)
+    table = (table if x.dtype is torch.float32 else table.to(x.dtype).view(torch.int16)).numpy()
+    y = torch.empty(trellis.num_outputs, len(x))
+    levels = torch.empty(_PANEL, num_inputs, dtype=torch.int16)
+    for first in range(0, trellis.num_outputs, _PANEL):
+        rows = y[first : first + _PANEL]
+        _unpack(functions(), *matrix, table, first // ROWS, levels[: padded_size(len(rows))].numpy())
+        own = levels[: len(rows)]
+        rows.copy_((own.float() if x.dtype is torch.float32 else own.view(x.dtype)) @ numbers.mT)
+    y = y.mT.contiguous()
     if trellis.row_scales is not None:
         y *= torch.from_numpy(_ROW_FACTORS)[trellis.row_scales.long()]
     return _turned_back(y, trellis).to(x.dtype)
+
+
+def padded_size(num_rows: int) -> int:
+    """Rows in whole blocks."""
+    return -(-num_rows // ROWS) * ROWS
 
 
 def rotated(x: torch.Tensor, num_inputs: int) -> np.ndarray:
@@ -111,17 +141,24 @@ def as_numbers(x, digits, numbers):
 
 
 @part
-def _add_columns(run, codes, half_bits, count, factor, tokens, sums):
+def _add_columns(functions, codes, half_bits, count, factor, tokens, sums):
     """Add the columns of so many half bits, whose words begin at `codes`, times `tokens` [V, .] to `sums` [V, .]."""
     num_outputs, worth, stride = sums.shape[1], _STEPS[half_bits], tokens.strides[0]
-    own, table = np.empty((len(tokens), ROWS), np.float32), _TABLES.ctypes.data
-    num_words = half_bits * (num_outputs // (2 * ROWS))
+    num_words, table = half_bits * (num_outputs // (2 * ROWS)), _TABLES.ctypes.data
+    at_once = min(len(tokens), AT_ONCE)
+    run, own = functions[at_once // 2], np.empty((len(tokens), ROWS), np.float32)
     for begin in range(0, count, MOST_COLUMNS):
-        size, x, out = min(MOST_COLUMNS, count - begin), tokens.ctypes.data + 2 * begin, own.ctypes.data
+        size = min(MOST_COLUMNS, count - begin)
         for block in range(num_outputs // ROWS):
             first, phase = half_bits * block // 2, half_bits * block & 1
             words, left = codes + 2 * (first * count + begin), num_words - first
-            call(run, (half_bits, phase, words, 2 * count, left, num_words, size, table, factor, out, x, stride))
+            place = (half_bits, phase, words, 2 * count, left, num_words, size)
+            if HAS_VECTORS:
+                for v in range(0, len(tokens), at_once):
+                    x, out = tokens[v:, begin:].ctypes.data, own[v:].ctypes.data
+                    call(run, place + (table, factor, out, x, stride))
+            else:
+                add_plainly(place, _TABLES, factor, tokens[:, begin:], own)
             for v in range(len(tokens)):
                 for row in range(ROWS):
                     sums[v, block * ROWS + row] += worth * own[v, row]
@@ -137,8 +174,9 @@ def _add_vectors(functions, addresses, sizes, numbers, sums):
     """Add the matrix, without its scales, times `numbers` int16 [V, I] to `sums` [V, .]."""
     num_inputs, half_bits, num_high = sizes[NUM_INPUTS], sizes[HALF_BITS], sizes[NUM_HIGH]
     is_high = carray(pointer(addresses[HIGH], _BYTE), ((num_inputs + 7) // 8,))
-    low = np.zeros((len(numbers), padded(num_inputs - num_high, UNIT) + 1), np.int16)
-    high = np.zeros((len(numbers), padded(num_high, UNIT) + 1), np.int16)
+    # Room for all columns in both: bits of a damaged file may say that there are more high ones.
+    low = np.zeros((len(numbers), padded(num_inputs, UNIT) + 1), np.int16)
+    high = np.zeros((len(numbers), padded(num_inputs, UNIT) + 1), np.int16)
     num_low = num_inputs - num_high
     for v in range(len(numbers)):
         i, j = 0, 0
@@ -147,12 +185,12 @@ def _add_vectors(functions, addresses, sizes, numbers, sums):
             low[v, i], high[v, j] = numbers[v, column], numbers[v, column]
             i, j = i + 1 - bit, j + bit
         low[v, num_low:], high[v, num_high:] = 0, 0
-    codes, run = addresses[CODES], functions[len(numbers) // 2]
+    codes = addresses[CODES]
     if num_low:
-        _add_columns(run, codes, half_bits, num_low, sizes[FACTOR], low, sums)
+        _add_columns(functions, codes, half_bits, num_low, sizes[FACTOR], low, sums)
     if num_high:
         codes += 2 * half_bits * (sums.shape[1] // (2 * ROWS)) * num_low
-        _add_columns(run, codes, half_bits + 1, num_high, sizes[FACTOR], high, sums)
+        _add_columns(functions, codes, half_bits + 1, num_high, sizes[FACTOR], high, sums)
 
 
 @part
@@ -194,19 +232,26 @@ def _multiply(functions, addresses, sizes, x, digits, y):
     product(functions, addresses, sizes, x, digits, y)
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], int16[:, ::1], int16[:, ::1])", nogil=True)
-def _unpack(functions, addresses, sizes, table, out):
-    """Write what `table` [2, 64] holds for the levels to out [., I], columns with half a bit more behind the others."""
+@kernel("void(int64[::1], int64[::1], int64[::1], int16[:, ::1], int64, int16[:, ::1])", nogil=True)
+def _unpack(functions, addresses, sizes, table, first_block, out):
+    """Write what `table` [2, 64] holds for the levels of rows from this block on to out [., I], columns with half a bit
+    more behind the others."""
     num_inputs, num_high = sizes[NUM_INPUTS], sizes[NUM_HIGH]
     codes, num_blocks, count = addresses[CODES], padded(sizes[NUM_OUTPUTS], 2 * ROWS) // ROWS, num_inputs - num_high
     first_column = 0
     for half_bits in (sizes[HALF_BITS], sizes[HALF_BITS] + 1):
         num_words = half_bits * (num_blocks // 2)
-        for block in range(len(out) // ROWS if count else 0):
+        for index in range(len(out) // ROWS if count else 0):
+            block = first_block + index
             first, phase = half_bits * block // 2, half_bits * block & 1
             words, left = codes + 2 * first * count, num_words - first
-            place = out.ctypes.data + 2 * (block * ROWS * num_inputs + first_column)
-            operands = (half_bits, phase, words, 2 * count, left, num_words, count, table.ctypes.data)
-            call(functions[LEVELS], operands + (sizes[FACTOR], place, 2 * num_inputs, 0))
+            place = out.ctypes.data + 2 * (index * ROWS * num_inputs + first_column)
+            where = (half_bits, phase, words, 2 * count, left, num_words, count)
+            if HAS_VECTORS:
+                more = (table.ctypes.data, sizes[FACTOR], place, 2 * num_inputs, 0)
+                call(functions[LEVELS], where + more)
+            else:
+                own = out[index * ROWS : (index + 1) * ROWS, first_column:]
+                write_plainly(where, table, sizes[FACTOR], own)
         codes += 2 * num_words * count
         first_column, count = count, num_high

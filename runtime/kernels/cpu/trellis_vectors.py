@@ -45,9 +45,15 @@ LEVELS = 3
 """The place in `functions` of that which writes levels; that of V vectors of numbers is V // 2."""
 
 _HAS_WORD_TABLES, _HAS_DOT, _HAS_BYTE_TABLES = (f"+{name}" in FEATURES for name in ("avx512bw", "avx512vnni", "avx2"))
+HAS_VECTORS = _HAS_WORD_TABLES or _HAS_BYTE_TABLES
+"""Whether the processor looks up levels in vectors."""
+
+AT_ONCE = 4 if _HAS_WORD_TABLES else 1
+"""Vectors of numbers that share levels: as many as there are registers for their sums."""
+
 _FUNCTION = ir.FunctionType(ir.VoidType(), [I64] * 12)
 _TABLE_NBYTES = 128  # of 64 levels
-_SUMS_AT_ONCE = 16  # as many as there are registers for
+_SUMS_AT_ONCE = 16 if _HAS_WORD_TABLES else 4
 
 
 class _Block:
@@ -69,7 +75,7 @@ class _Block:
         """Call `take` for every vector of columns with its index, and for the last with how many of them there are, if
         these are fewer than 32."""
         builder = self._builder
-        if _HAS_WORD_TABLES:  # and masks for words, which cost less than a second copy of the loop
+        if _HAS_WORD_TABLES:  # there are masks for words, which cost less than a second copy of the loop
             num_vectors = builder.udiv(builder.add(self._count, I64(UNIT - 1)), I64(UNIT))
             with cgutils.for_range(builder, num_vectors, intp=I64) as loop:
                 take(loop.index, builder.sub(self._count, builder.mul(loop.index, I64(UNIT))))
@@ -95,11 +101,7 @@ class _Block:
         """One word of 32 columns, zeros for those that there are not. Asks for the next block's."""
         builder, address = self._builder, advanced(self._builder, start, index, 2 * UNIT)
         prefetch(builder, advanced(builder, address, self._stride, self._half_bits // 2), cache=2)
-        if remaining is None:
-            return load(builder, address, NUMBERS)
-        pointer = builder.inttoptr(address, NUMBERS.as_pointer())
-        operands = [pointer, I32(2), is_there(builder, remaining), filled(NUMBERS, 0)]
-        return called(builder, "llvm.masked.load.v32i16.p0", NUMBERS, operands)
+        return load(builder, address, NUMBERS) if remaining is None else _load_some(builder, address, remaining)
 
     def _hash(self, word: ir.Value, following: ir.Value, shift: int) -> ir.Value:
         """The indices of the windows that begin at this bit."""
@@ -109,8 +111,29 @@ class _Block:
         return builder.lshr(builder.mul(word, self._multiplier), filled(NUMBERS, 10))
 
 
-def is_there(builder: ir.IRBuilder, remaining: ir.Value) -> ir.Value:
-    """Which of 32 lanes are among the first `remaining`."""
+def _load_some(builder: ir.IRBuilder, address: ir.Value, remaining: ir.Value) -> ir.Value:
+    """The first `remaining` words that lie there, or all 32; what is behind them is not read."""
+    if _HAS_WORD_TABLES:
+        pointer = builder.inttoptr(address, NUMBERS.as_pointer())
+        operands = [pointer, I32(2), _is_there(builder, remaining), filled(NUMBERS, 0)]
+        return called(builder, "llvm.masked.load.v32i16.p0", NUMBERS, operands)
+    room = cgutils.alloca_once_value(builder, filled(NUMBERS, 0))
+    given = builder.inttoptr(address, I16.as_pointer())
+    cgutils.raw_memcpy(builder, builder.bitcast(room, I16.as_pointer()), given, remaining, 2)
+    return builder.load(room)
+
+
+def _store_some(builder: ir.IRBuilder, words: ir.Value, address: ir.Value, remaining: ir.Value) -> None:
+    """Store the first `remaining` words, or all 32."""
+    if _HAS_WORD_TABLES:
+        operands = [words, builder.inttoptr(address, NUMBERS.as_pointer()), I32(2), _is_there(builder, remaining)]
+        called(builder, "llvm.masked.store.v32i16.p0", ir.VoidType(), operands)
+        return
+    room = builder.bitcast(cgutils.alloca_once_value(builder, words), I16.as_pointer())
+    cgutils.raw_memcpy(builder, builder.inttoptr(address, I16.as_pointer()), room, remaining, 2)
+
+
+def _is_there(builder: ir.IRBuilder, remaining: ir.Value) -> ir.Value:
     lanes = ir.Constant(NUMBERS, list(range(UNIT)))
     return builder.icmp_unsigned("<", lanes, splat(builder, builder.trunc(remaining, I16), UNIT))
 
@@ -119,14 +142,7 @@ def _looked_up(builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Val
     """Levels of a table of 64, in two vectors, by indices below 64."""
     if _HAS_WORD_TABLES:
         return called(builder, "llvm.x86.avx512.vpermi2var.hi.512", NUMBERS, [table[0], indices, table[1]])
-    if _HAS_BYTE_TABLES:
-        return _looked_up_in_quarters(builder, table, indices)
-    out = ir.Constant(NUMBERS, ir.Undefined)
-    both = chosen(builder, *table, range(2 * UNIT))
-    for lane in map(I32, range(UNIT)):
-        number = builder.extract_element(both, builder.zext(builder.extract_element(indices, lane), I32))
-        out = builder.insert_element(out, number, lane)
-    return out
+    return _looked_up_in_quarters(builder, table, indices)
 
 
 def _looked_up_in_quarters(builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
@@ -240,9 +256,7 @@ def _write_levels(builder: ir.IRBuilder, block: _Block, own: Sequence[ir.Value])
             if remaining is None:
                 store(builder, levels, address)
             else:
-                pointer = builder.inttoptr(address, NUMBERS.as_pointer())
-                operands = [levels, pointer, I32(2), is_there(builder, remaining)]
-                called(builder, "llvm.masked.store.v32i16.p0", ir.VoidType(), operands)
+                _store_some(builder, levels, address, remaining)
 
     block.over_columns(take)
 
@@ -253,14 +267,16 @@ _levels = _of_every_kind("trellis_levels", _write_levels)
 
 @kernel("void(int64[::1])")
 def _find(addresses):
-    addresses[0], addresses[1], addresses[2] = _sums_of_one(), _sums_of_two(), _sums_of_four()
-    addresses[LEVELS] = _levels()
+    addresses[0], addresses[LEVELS] = _sums_of_one(), _levels()
+    if AT_ONCE > 1:
+        addresses[1], addresses[2] = _sums_of_two(), _sums_of_four()
 
 
 @cache
 def functions() -> np.ndarray:
     """int64 [4], the addresses of what kernels `call`, since these would compile it again, each for itself: 16 sums of
-    one, of two and of four tokens, and the levels of 16 rows."""
-    addresses = np.empty(4, np.int64)
-    _find(addresses)
+    one, of two and of four tokens, and the levels of 16 rows. Nothing where there are no vectors."""
+    addresses = np.zeros(4, np.int64)
+    if HAS_VECTORS:
+        _find(addresses)
     return addresses

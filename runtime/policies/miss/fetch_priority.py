@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from artifacts.errors import BadUsage
+from artifacts.quantisation.widths import Width, as_width
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.shared import check_replicas
@@ -23,14 +24,15 @@ class FetchPriority(Simple):
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
 
     percentile: float = 60.0
-    bits: int = 4
+    bits: float = 4
 
     def __post_init__(self) -> None:
         if not 0 <= self.percentile <= 100:
             raise BadUsage(f"fetch_priority needs percentile in 0..100, not {self.percentile}")
+        self.bits = as_width(self.bits)
 
     @property
-    def named_widths(self) -> tuple[int, ...]:
+    def named_widths(self) -> tuple[Width, ...]:
         return (self.bits,)
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.quantisation.bit_allocation import greedy_columns, prefix_split
 from artifacts.quantisation.replicas import Replicas
-from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, columns_of
+from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, Width, as_width, columns_of
 from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
 from runtime.policies.miss.shared import check_replicas
@@ -38,25 +38,25 @@ class ShadowResidency(SimpleResidency):
             raise BadUsage(f"shadow: bits is one of {', '.join(_CHOICES)}, not {self.bits!r}")
 
     @property
-    def named_widths(self) -> tuple[int, ...]:
-        return (int(self.bits),) if self.bits.isdigit() else ()
+    def named_widths(self) -> tuple[Width, ...]:
+        return tuple(width for width in WIDTHS if self.bits == str(width))
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._replicas, self._shape = artefacts.replicas, shape
         if self.bits == "prefix":
             check_replicas("shadow:bits=prefix", artefacts, *USUAL_WIDTHS)
-        if self.bits.isdigit():
-            check_replicas("shadow", artefacts, int(self.bits))
-        self._widths = np.array([int(self.bits)] if self.bits.isdigit() else artefacts.replicas.widths)
+        check_replicas("shadow", artefacts, *self.named_widths)
+        self._widths = np.array([*self.named_widths] or artefacts.replicas.widths)
         self._nbytes = np.array([artefacts.replicas.nbytes[bits] for bits in self._widths.tolist()])
 
     def share(self, budget_nbytes: int) -> FastTier:
         """Divide the budget. Raises BadUsage when it does not hold the narrowest replica of every expert."""
         least = int(self._nbytes[0]) * self._shape.num_keys
         if least > budget_nbytes:
+            narrowest, percent = as_width(self._widths[0]), 100 * least / self._shape.nbytes
             raise BadUsage(
-                f"the budget of {budget_nbytes:,} bytes does not hold a replica of every expert at {self._widths[0]} "
-                f"bits: give at least {least:,} bytes ({100 * least / self._shape.nbytes:.1f}%)"
+                f"the budget of {budget_nbytes:,} bytes does not hold a replica of every expert at {narrowest} bits: "
+                f"give at least {least:,} bytes ({percent:.1f}%)"
             )
         chosen = self._columns(budget_nbytes)
         left = budget_nbytes - int(self._nbytes[chosen].sum())

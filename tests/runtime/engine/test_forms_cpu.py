@@ -16,7 +16,7 @@ from runtime.kernels.cpu import threads as module
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout, Part
-from runtime.tiers.replicas import ReplicaLayout
+from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.bench.stored_matrices import random_expert, variants
 from tools.gpu.checks.low_bit import random_packed
 

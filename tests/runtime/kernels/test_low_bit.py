@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from artifacts.quantisation.packing import Packed, pack, unpack
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from runtime.kernels import low_bit
-from runtime.kernels.low_bit import MANY_TOKENS, dequantise, kernel_name, linear, project_packed
+from runtime.kernels.low_bit import MANY_TOKENS, dequantise, kernel_name, linear
+from runtime.kernels.replicas import project_replica
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import open_model
 from tests.conftest import Checkpoint
@@ -138,7 +139,7 @@ def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: i
         weights[part.name] = (matrix.mT if module.is_transposed else matrix).contiguous()
     x = tokens(count, opened.config.hidden_size)
     with torch.inference_mode():
-        ours = expert_forward(module, replica, x, project=project_packed)
+        ours = expert_forward(module, replica, x, project=project_replica)
         assert relative(ours, expert_forward(module, weights, x)) < 1e-5
 
 

@@ -6,6 +6,7 @@ import pytest
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.quantisation.bit_allocation import prefix_split
 from artifacts.quantisation.replicas import Replicas
+from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, columns_of
 from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
@@ -15,10 +16,17 @@ from tests.runtime.policies.examples import SHAPE, prepared, step
 NBYTES = {16: 160, 4: 40, 3: 30, 2: 20, 1: 10}
 
 
+def table(losses: list[float] | np.ndarray, experts: tuple[int, ...]) -> np.ndarray:
+    """Losses [L, E, W] from those at 1, 2, 3 and 4 bits."""
+    out = np.full((*experts, len(WIDTHS)), np.nan)
+    out[..., columns_of(USUAL_WIDTHS)] = losses
+    return out
+
+
 def shadow(text: str, *, use: np.ndarray | None = None, nbytes: dict[int, int] = NBYTES):
     policy = parse("residency", text)
     use = np.ones((SHAPE.num_layers, SHAPE.num_experts)) if use is None else use
-    loss = np.tile([8.0, 4.0, 2.0, 1.0], (*use.shape, 1))
+    loss = table([8.0, 4.0, 2.0, 1.0], use.shape)
     policy.prepare(SHAPE, Artefacts(replicas=Replicas(nbytes, loss, loss * use[..., None], use)))
     return policy
 
@@ -91,19 +99,19 @@ def test_only_a_migration_before_decoding_is_awaited(text: str, is_awaited: bool
 
 def test_cold_experts_get_the_prefix_split() -> None:
     shape = Shape(1, 6, 2, 160)
-    loss = np.sort(np.random.default_rng(1).random((1, 6, 4)))[..., ::-1]
+    loss = table(np.sort(np.random.default_rng(1).random((1, 6, 4)))[..., ::-1], (1, 6))
     policy = parse("residency", "hot:avg_bits=2.5")
     policy.prepare(shape, Artefacts(replicas=Replicas(NBYTES, loss, loss, loss[..., 0])))
     policy.observe(step([[4, 1], [4, 2], [4, 0]], phase=PREFILL))
     bits = policy.place(step([[1, 2]]), (1,)).near_bits
     order = [0, 1, 2, 3, 5]  # equal counts go to the lower expert
-    assert bits[4] == 16 and bits[order].tolist() == prefix_split(loss[0, order], 2.5)
+    assert bits[4] == 16 and bits[order].tolist() == prefix_split(loss[0, order][:, columns_of(USUAL_WIDTHS)], 2.5)
     assert policy.widths == (1, 2, 3, 4)
 
 
 def test_cold_experts_are_alike_without_the_selector() -> None:
     policy = parse("residency", "hot:avg_bits=3,bits=uniform")
-    loss = np.ones((1, 6, 4))
+    loss = table(np.ones(4), (1, 6))
     policy.prepare(Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(NBYTES, loss, loss, loss[..., 0])))
     policy.observe(step([[4, 1]], phase=PREFILL))
     assert policy.place(step([[1, 2]]), (1,)).near_bits.tolist() == [3, 16, 3, 3, 3, 3]

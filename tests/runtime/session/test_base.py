@@ -14,6 +14,7 @@ from artifacts.hardware.costs import Costs, Work
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import guessed
 from artifacts.quantisation.replicas import check_base
+from artifacts.quantisation.widths import column_of
 from artifacts.shape import FULL_BITS
 from moectl.shared.opening import model_info
 from moectl.shared.place_trace import trace_on_base
@@ -206,8 +207,8 @@ def test_losses_count_from_the_base(known: tuple) -> None:
     replicas = artefacts.replicas.on_base(3)
     assert replicas.widths == [1, 2] and replicas.base == 3
     assert replicas.nbytes[FULL_BITS] == artefacts.replicas.nbytes[3]
-    assert replicas.loss[0, 0, 0] == pytest.approx(0.5 + 0.125)
-    assert np.isnan(replicas.loss[..., 3:]).all() and not replicas.lost[..., 2].any()
+    assert replicas.loss[0, 0, column_of(1)] == pytest.approx(0.5 + 0.125)
+    assert np.isnan(replicas.loss[..., column_of(3) + 1 :]).all() and not replicas.lost[..., column_of(3)].any()
 
 
 def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:

@@ -51,6 +51,8 @@ def parts_of(**own: object) -> SimpleNamespace:
         "window": 64,
         "memory": {},
         "computed_widths": [],
+        "packed_widths": [4],
+        "has_trellis": False,
         "shadows": None,
         "engine": SimpleNamespace(steps=SimpleNamespace(num_not_landed=3)),
         "link": SimpleNamespace(kind="emulated"),
@@ -103,7 +105,7 @@ def test_devices_have_their_names_and_parts_of_one_have_numbers(devices: tuple, 
 
 
 def test_replicas_are_counted_by_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "kernel_name", lambda device: f"of {device}")
+    monkeypatch.setattr(module, "kernel_names", lambda device, **kinds: f"of {device}: {kinds}")
     said = receipt(parts_of(computed_widths=[4]), None, fallbacks=[])["replicas"]
     assert said == {
         "slow_tier_bits": ["4"],
@@ -111,11 +113,16 @@ def test_replicas_are_counted_by_their_width(monkeypatch: pytest.MonkeyPatch) ->
         "resident_bytes": 0,
         "not_landed": 3,
         "verified": False,
-        "kernel": "of cpu",
+        "code": "packed",
+        "kernel": "of cpu: {'has_packed': True, 'has_trellis': False}",
     }
     resident, shadows = np.array([2, 2, 3]), SimpleNamespace(nbytes=99)
     said = receipt(parts_of(computed_widths=[2, 3], resident=resident, shadows=shadows), None, fallbacks=[])["replicas"]
     assert said["resident"] == {"2_bits": 2, "3_bits": 1} and said["resident_bytes"] == 99
+    widths = {"computed_widths": [1.25, 2], "has_trellis": True}
+    both = parts_of(**widths, resident=np.array([1.25]), shadows=shadows)
+    said = receipt(both, None, fallbacks=[])["replicas"]
+    assert said["resident"] == {"1_25_bits": 1} and said["code"] == "packed and trellis"
 
 
 NOT_FUSED = "experts of olmoe on {} are not fused: torch computes"

@@ -9,7 +9,7 @@ from artifacts.quantisation.widths import SCALAR_WIDTHS
 from runtime.engine.forms_gpu import packed_matrix
 from runtime.kernels.gpu.addressing import WORD
 from runtime.model.layout import Part
-from runtime.tiers.replicas import ReplicaLayout
+from runtime.tiers.replica_layouts import ReplicaLayout
 from tools.gpu.checks.kernels import microseconds
 from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.sessions import Finding

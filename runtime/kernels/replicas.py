@@ -1,0 +1,37 @@
+"""Products with replicas of any code: packed, or a trellis's."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from artifacts.quantisation.packing import Packed
+from artifacts.quantisation.trellis import Trellis
+from runtime.kernels import low_bit, trellis
+from runtime.kernels.load import kernels
+
+
+def project_replica(
+    module: nn.Module, weights: dict[str, Packed | Trellis | torch.Tensor], name: str, x: torch.Tensor
+) -> torch.Tensor:
+    """Compute one projection of a replica, x [t, in] -> [t, out]; `expert_forward` takes it in place of `project`.
+
+    A replica's matrix is [out, in], whether or not the module transposes its own weights.
+    """
+    matrix = weights[name]
+    y = trellis.linear(x, matrix) if isinstance(matrix, Trellis) else low_bit.linear(x, matrix)
+    return y + weights[f"{name}_bias"] if module.has_bias else y
+
+
+def make_ready(packed: Iterable[int], *, has_trellis: bool, dtype: torch.dtype, device: torch.device) -> None:
+    """Compile the kernels of packed codes of these widths, and of trellis codes, for x of this dtype, before the first
+    token needs them; the first compilation takes seconds."""
+    low_bit.make_ready(packed, dtype, device)
+    if has_trellis and device.type == "cpu":
+        kernels("cpu.trellis").make_ready()
+
+
+def kernel_names(device: torch.device, *, has_packed: bool, has_trellis: bool) -> str:
+    """What computes on replicas on this device, for the receipt."""
+    named = [f"trellis codes: {trellis.kernel_name(device)}"] if has_trellis else []
+    return "; ".join(([f"{low_bit.kernel_name(device)}"] if has_packed else []) + named)

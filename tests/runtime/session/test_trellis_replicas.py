@@ -1,0 +1,112 @@
+"""Replicas in trellis codes: exact beside experts of any format, and counted alike live and replayed."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import guessed
+from artifacts.shape import FULL_BITS
+from runtime.model.open import MoeModel, open_model
+from runtime.policies.base import Artefacts
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
+from runtime.session.equip import model_on_base
+from runtime.session.generate import Sampling
+from runtime.session.session import Session
+from runtime.session.settings import FUSED, Settings
+from tests.helpers import families
+from tests.helpers.published import publish
+from tests.helpers.replicas import CODED, made, put
+from tests.runtime.session.test_base import NEXT, PROMPT
+from tests.runtime.session.test_session import plain_model
+
+PLAIN = "bfloat16 or float32"
+PRESETS = {
+    "shadow": Settings("shadow", budget="60%", window="1KiB"),
+    "fused": Settings("shadow", budget="45%", experts=FUSED, window="1KiB"),
+    "uniform": Settings("uniform-bits", policies={"residency": "shadow:bits=1.25,slots=no"}, budget="60%"),
+    "fetched": Settings("specmd", policies={"miss": "fetch_lowest"}, budget="50%", window="1KiB"),
+}
+Known = tuple[str, PreTrainedModel, MoeModel, Artefacts]
+
+
+@pytest.fixture(scope="module", params=[(PLAIN, "olmoe"), ("fp8", "mixtral"), ("mxfp4", "gpt_oss"), ("gptq", "olmoe")])
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
+    """The format of the base, the plain model of the same numbers, the opened one and its artefacts."""
+    method, family = request.param
+    folder = tmp_path_factory.mktemp(family)
+    fields = {"hidden_size": 64, "intermediate_size": 96}
+    plain = families.save(family, "hub", folder / "plain", torch.float32, fields=fields)
+    opened = open_model(str(plain if method == PLAIN else publish(plain, folder / "published", method)))
+    yield method, plain_model(plain), opened, Artefacts(replicas=made(opened, folder, is_coded=True))
+    opened.store.close()
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "fetched"])
+def test_experts_without_a_slot_are_their_replicas(known: Known, name: str) -> None:
+    _, plain, opened, artefacts = known
+    residency = {"residency": PRESETS[name].policies.get("residency", "shadow:slots=no")}
+    settings = Settings(PRESETS[name].preset, residency, PRESETS[name].budget, experts=PRESETS[name].experts)
+    with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
+        ours = session.forward(PROMPT)
+        ahead = session.forward(NEXT, past=ours.past_key_values).logits
+        put(plain, opened, artefacts.replicas, session.controller.cache.shadows)
+        receipt = session.receipt()
+        theirs = plain(PROMPT, use_cache=True)
+        _assert_same(ours.logits, theirs.logits)
+        _assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
+    told = receipt["replicas"]
+    assert (told["code"], sum(told["resident"].values())) == ("trellis", opened.shape.num_keys)
+    assert told["kernel"].startswith("trellis codes: numba")
+    if name == "uniform":
+        assert told["resident"] == {"1_25_bits": opened.shape.num_keys}
+
+
+def test_misses_are_fetched_in_few_bits(known: Known) -> None:
+    _, plain, opened, artefacts = known
+    settings = Settings(policies={"miss": "fetch_lowest"}, budget=f"{opened.shape.num_layers}x", link="1GB/s")
+    with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
+        ours = session.forward(PROMPT).logits
+        totals = session.controller.counters.totals()
+        put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, CODED[0]))
+        _assert_same(ours, plain(PROMPT).logits)
+    assert totals["at_0_8_bits"] == totals["requests"]
+    assert totals["demand_bytes"] == totals["fetched"] * artefacts.replicas.nbytes[CODED[0]]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_replay_counts_what_the_run_counted(known: Known, name: str) -> None:
+    _, _, opened, artefacts = known
+    settings = PRESETS[name]
+    with Session(opened, settings, artefacts=artefacts) as session:
+        recorder = session.record()
+        list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
+        live, slots = session.controller.counters.totals(), len(session.parts.slots)
+        window = session.parts.window
+    workload = Workload(
+        recorder.trace(), guessed(opened.stored_shape), machine("a100-pcie4"), artefacts=artefacts, window=window
+    )
+    outcome = workload.run(Setting("replayed", settings.preset, settings.policies, budget=settings.budget))
+    assert (outcome.counters, outcome.num_slots) == (live, slots)
+    assert live["low"] + live["fetched"] > 0
+
+
+def test_a_base_of_trellis_codes(known: Known) -> None:
+    _, plain, opened, artefacts = known
+    based, on_base = model_on_base(opened, artefacts, 2)
+    assert on_base.replicas.widths == [0.8, 1.25] and based.expert_format.startswith("trellis, ")
+    for experts in ("exact", FUSED):
+        with Session(based, Settings(budget="50%", experts=experts), artefacts=on_base) as session:
+            with torch.inference_mode():
+                logits = session.forward(PROMPT).logits
+                put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, 2))
+                _assert_same(logits, plain(PROMPT).logits)
+            assert session.receipt()["base_bits"] == 2 != FULL_BITS
+
+
+def _assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert (ours - theirs).abs().max() <= 2e-4 * theirs.abs().max()
