@@ -9,6 +9,7 @@ from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
 from moectl.commands.plan_place import PlanPlace, smallest_with
+from moectl.commands.plan_shadows import Shadowed, shadowed
 from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
 from runtime.model.gguf_shape import gguf_shape
@@ -106,12 +107,13 @@ class Expected:
 @dataclass(frozen=True, slots=True)
 class DeploymentPlan:
     """`rows` are sorted by speed; presets that could not be tried come last, with the reason. None were simulated where
-    there are none. `bounds` are None where no bandwidths are known."""
+    there are none. `bounds` are None where no bandwidths are known. `shadows`: what fits with every expert resident."""
 
     request: PlanRequest
     model: ModelShape
     memory: Memory
     bounds: Bounds | None
+    shadows: list[Shadowed]
     rows: list[Expected]
     simulated_layers: int
     assumed: tuple[str, ...]
@@ -149,7 +151,8 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     memory = divided(request, model, needs)
     bounds = place.machine and Bounds.of(model, place.machine, memory.share, dense=request.dense)
     notes = () if request.dense is None else (DENSE_ON_GPU.format(bits=request.dense),)
-    return DeploymentPlan(request, model, memory, bounds, [], 0, (*model.assumed, *notes))
+    shadows = shadowed(model, memory.experts_nbytes, place.machine, dense=request.dense)
+    return DeploymentPlan(request, model, memory, bounds, shadows, [], 0, (*model.assumed, *notes))
 
 
 def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
