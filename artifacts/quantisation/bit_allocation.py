@@ -80,6 +80,8 @@ def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int
         steps = np.stack([rows, level, target, added[rows, target]])[:, lowest > 0]
         parts.append((lowest[lowest > 0], steps))
         level = target
+    if not parts:  # of one width
+        return
     gains, steps = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
     yield from zip(*steps[:, np.lexsort((steps[1], steps[0], -gains))].tolist(), strict=True)
 

@@ -118,7 +118,7 @@ def _circle(
     choices: np.ndarray,
 ) -> None:
     """Write a path that ends where it began: its first state is that of the best path through the rows about it."""
-    around = min(64 // half_bits + 16, x.size // 2) & ~1
+    around = min(32 // half_bits + 16, x.size // 2) & ~1
     _walk(x, prices, half_bits, x.size - around, values, -1, path[: 2 * around], costs, best, choices)
     start = path[around]
     _walk(x, prices, half_bits, 0, values, start, path, costs, best, choices)

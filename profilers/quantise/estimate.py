@@ -1,6 +1,7 @@
 """Measures how long one expert takes to quantise, before all of them are begun."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
@@ -17,24 +18,24 @@ from runtime.model.open import MoeModel
 _MOST_TOKENS = 16384  # of the layer, read and kept for the measurement
 
 
-def expert_s(opened: MoeModel, method: Method, num_tokens: int) -> float:
+def expert_s(opened: MoeModel, method: Method, num_tokens: int, *, clock: Callable[[], float] = perf_counter) -> float:
     """Return the seconds that a worker needs for an average expert on a text of so many tokens: the first expert, with
-    random inputs. What is compiled on first use is compiled before."""
+    random inputs, by `clock`. What is compiled on first use is compiled before."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             task = _task(opened, method, num_tokens, Path(folder))
-            _run(_task(opened, method, 2 * opened.shape.num_experts, Path(folder)))
-            return _run(task)
+            _run(_task(opened, method, 2 * opened.shape.num_experts, Path(folder)), clock)
+            return _run(task, clock)
         finally:
             torch.set_num_threads(threads)
 
 
-def _run(task: ExpertTask) -> float:
-    begin_s = perf_counter()
+def _run(task: ExpertTask, clock: Callable[[], float]) -> float:
+    begin_s = clock()
     quantise(task)
-    return perf_counter() - begin_s
+    return clock() - begin_s
 
 
 def _task(opened: MoeModel, method: Method, num_tokens: int, folder: Path) -> ExpertTask:

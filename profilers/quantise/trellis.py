@@ -22,7 +22,7 @@ from profilers.quantise.method import DOWN, Method, first_projection
 from runtime.model.arithmetic import project
 
 OWN_TOKENS = 8192  # of an expert, at most, that its projections are fitted to
-_GUIDING_TOKENS = 3072  # on which rows' own Hessians are taken
+_GUIDING_TOKENS = 2048  # on which rows' own Hessians are taken
 _OWN_SHARE = 0.95  # of a row's Hessian, at most, that is its own
 _GROUPED_SIZE = 2**23  # numbers in the Hessians of all groups of rows
 

@@ -114,3 +114,7 @@ def test_what_cannot_be_asked_for() -> None:
     for choose in (lambda: prefix_split(gaps, 2), lambda: greedy_columns(gaps, [1, 2, 3, 4], 9)):
         with pytest.raises(BadInput, match="gaps"):
             choose()
+
+
+def test_one_width_leaves_no_choice() -> None:
+    assert greedy_columns(np.ones((3, 1)), [5], 15).tolist() == [0, 0, 0]

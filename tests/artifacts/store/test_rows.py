@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import WIDTHS, columns_of
 from artifacts.routing.buddies import buddy_lists, buddy_table
 from artifacts.routing.coactivation import conditional
 from artifacts.routing.similarity import Similarity
@@ -68,8 +68,9 @@ def test_losses_by_width_are_nan_where_there_is_none(stored):
     rows |= {"samples": [70, 3, 5], "basis": ["own", "layer", "own"], "gated": [3.0, 0.0, 1.0], "energy": [9.0] * 3}
     losses = quant_loss_matrices(stored("quant_loss", rows), 2, 3)
     assert losses.keys() == {"mse", "relative", "gated"}
-    assert losses["mse"][0, 1].tolist()[4:] == [0.1]
-    assert (losses["mse"][1, 2, 0], losses["relative"][0, 0, 3], losses["gated"][1, 2, 0]) == (0.5, 0.2, 3.0)
+    of_1, of_4, of_8 = columns_of([1, 4, 8])
+    assert losses["mse"][0, 1, of_8] == 0.1
+    assert (losses["mse"][1, 2, of_1], losses["relative"][0, 0, of_4], losses["gated"][1, 2, of_1]) == (0.5, 0.2, 3.0)
     assert all(np.isnan(values).sum() == 2 * 3 * len(WIDTHS) - 3 for values in losses.values())
 
 
