@@ -48,6 +48,10 @@ class Shape:
         """Bytes of all routed experts together."""
         return self.num_keys * self.expert_nbytes
 
+    def num_distinct(self, num_tokens: int) -> float:
+        """Distinct experts of a layer that so many tokens want on average, where experts are wanted equally often."""
+        return self.num_experts * (1 - (1 - self.top_k / self.num_experts) ** num_tokens)
+
     def top_neurons(self, theta: float) -> int:
         """Neurons in the top segment of an expert that is split at `theta`: at least one, all of them at 1."""
         neurons = self.num_neurons or self.expert_nbytes

@@ -1,4 +1,5 @@
-"""What every test may rely on: no network, one thread, and small checkpoints of each family made once per session."""
+"""What every test may rely on: no network, one thread, no limit of time, and small checkpoints of each family made once
+per session."""
 
 import os
 
@@ -15,7 +16,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 Checkpoint = Callable[..., Path]
 

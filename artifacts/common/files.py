@@ -29,7 +29,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.replace(path)
         sync(path.parent)
     except OSError as error:
-        raise _as_problem(error, path) from error
+        raise as_problem(error, path) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -61,7 +61,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _as_problem(error: OSError, path: Path) -> BadInput | OutOfResources:
+def as_problem(error: OSError, path: Path) -> BadInput | OutOfResources:
     # Arrow raises OSError without an errno, so the text of the message decides.
     if error.errno in FULL or any(sign in str(error) for sign in ("No space left", "File too large")):
         return OutOfResources(f"no space left to write {path}: free some and try again")

@@ -18,10 +18,10 @@ def locked(path: Path, *, busy: str) -> Iterator[None]:
     Raises OutOfResources: with the message `busy` when another process holds the lock, and with a message of its own
     when the file system has no locks or grants one lock to two holders.
     """
-    with path.open("w") as file:
+    with path.open("a") as file:
         if not _is_granted(file, path):
             raise OutOfResources(busy)
-        with path.open("w") as other:
+        with path.open("a") as other:
             if _is_granted(other, path):
                 raise OutOfResources(
                     f"the file system of {path.parent} grants one lock twice, so that two commands could write the "

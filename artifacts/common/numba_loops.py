@@ -3,12 +3,13 @@
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 
 from numba import config, njit, typeof, types
 from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
+from numba.extending import overload
 
 from artifacts.common.sources import digest
 
@@ -31,7 +32,7 @@ exact_part = njit
 
 class Kernel:
     """A compiled loop: for each of its signatures when arguments of such types first come, which then takes seconds, or
-    a moment where the code was kept. Other kernels may call one that has a single signature."""
+    a moment where the code was kept. Other kernels may call it; they then contain its code."""
 
     def __init__(self, function: Callable, signatures: Sequence[str], **options: object) -> None:
         self._function, self._signatures, self._options = function, signatures, options
@@ -42,12 +43,18 @@ class Kernel:
     def __call__(self, *arguments: object) -> object:
         if self._alone is not None:
             return self._alone(*arguments)
-        dtypes = tuple(getattr(each, "dtype", None) for each in arguments)
+        dtypes = tuple([getattr(arguments[place], "dtype", None) for place in self._telling])
         run = self._found.get(dtypes)
         if run is None:
-            run = self._fitting(arguments)
+            run = self._fitting([typeof(each) for each in arguments])
             self._found = self._found | {dtypes: run}
         return run(*arguments)
+
+    @cached_property
+    def _telling(self) -> list[int]:
+        """The places of the arguments whose types are not the same in all signatures."""
+        wanted = [normalize_signature(signature)[0] for signature in self._signatures]
+        return [place for place, types in enumerate(zip(*wanted, strict=True)) if len(set(types)) > 1]
 
     def compiled(self, signature: str | None = None) -> Dispatcher:
         """The code for this signature, by default the only one."""
@@ -61,11 +68,28 @@ class Kernel:
     @property
     def _numba_type_(self) -> types.Type:
         """What numba asks for when another kernel calls this one."""
-        return typeof(self.compiled())
+        if len(self._signatures) == 1:
+            return typeof(self.compiled())
+        known, call = cpu_target.typing_context, self._inside
+        known.refresh()
+        return known.resolve_value_type(call)
 
-    def _fitting(self, arguments: Sequence[object]) -> Dispatcher:
-        """Raises TypeError where no signature takes such arguments."""
-        given, convert = [typeof(each) for each in arguments], cpu_target.typing_context.can_convert
+    @cached_property
+    def _inside(self) -> Callable:
+        """What other kernels call: the code for the types of their arguments."""
+
+        def call(*arguments: object) -> None: ...
+
+        overload(call)(lambda *arguments: self._called(arguments))
+        return call
+
+    def _called(self, given: Sequence[types.Type]) -> Callable:
+        run = self._fitting(given)
+        return lambda *arguments: run(*arguments)
+
+    def _fitting(self, given: Sequence[types.Type]) -> Dispatcher:
+        """Raises TypeError where no signature takes arguments of these types."""
+        convert = cpu_target.typing_context.can_convert
         for signature in self._signatures:
             wanted, _ = normalize_signature(signature)
             pairs = zip(given, wanted, strict=False)

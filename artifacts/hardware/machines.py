@@ -29,7 +29,7 @@ class Machine:
     link_latency_s: float
     near_gbps: float
     source: str
-    near_tflops: float = math.inf  # unless given, the near tier is bound by its memory
+    near_tflops: float = math.inf  # unless given, the near tier is bound by its memory alone
     near_by_bits: bool = False
     fast_gb: float | None = None
     near_gb: float | None = None
@@ -41,10 +41,16 @@ class Machine:
 _PCIE4 = "PCIe 4.0 x16: 32 GB/s nominal, about 25 in practice"
 _PCIE4_X8 = "PCIe 4.0 x8: 16 GB/s nominal, about 12.5 in practice"
 _PCIE5 = "PCIe 5.0 x16: 63 GB/s nominal, about 50 in practice"
-_HOST4 = "near: 8 channels DDR4-3200, 205 GB/s nominal"
-_HOST5 = "near: 8 channels DDR5-4800, 307 GB/s nominal, about 200 in practice"
-_DESKTOP = "near: 4 channels DDR4-3200, 102 GB/s nominal"
-_DESKTOP5 = "near: 2 channels DDR5-5600, 90 GB/s nominal, about 70 in practice"
+_HOST4 = "near: 8 channels DDR4-3200, 205 GB/s nominal; 32 cores of AVX2, 3 TFLOPS nominal, about 2 in practice"
+_HOST5 = (
+    "near: 8 channels DDR5-4800, 307 GB/s nominal, about 200 in practice; 32 cores of AVX-512, 5 TFLOPS nominal, about "
+    "3 in practice"
+)
+_DESKTOP = "near: 4 channels DDR4-3200, 102 GB/s nominal; 16 cores of AVX2, 1.8 TFLOPS nominal, about 1 in practice"
+_DESKTOP5 = (
+    "near: 2 channels DDR5-5600, 90 GB/s nominal, about 70 in practice; 16 cores of AVX2, 2 TFLOPS nominal, about 1 in "
+    "practice"
+)
 
 _NDP = "near: CXL device of Table 2 of the context-aware paper, 512 GB/s, 64 units of 4 x 4 at 1 GHz, by bits"
 _ADA = "peak: an eighth of its AI TOPS, which are of 8 bits and sparse"
@@ -74,18 +80,18 @@ _M3_ULTRA = ("m3-ultra", 819.0, math.inf, 5.0, 100e-6, 5.0, f"M3 Ultra {_MAC}")
 MACHINES = {
     machine.name: machine
     for machine in (
-        Machine(*_A100, fast_gb=80.0),
-        Machine(*_H100, fast_gb=80.0),
-        Machine(*_H100_SXM, fast_gb=80.0),
+        Machine(*_A100, near_tflops=2.0, fast_gb=80.0),
+        Machine(*_H100, near_tflops=3.0, fast_gb=80.0),
+        Machine(*_H100_SXM, near_tflops=3.0, fast_gb=80.0),
         Machine(*_H100_NDP, near_tflops=2.048, near_by_bits=True, fast_gb=80.0, near_gb=512.0),
-        Machine(*_H200, fast_gb=141.0),
-        Machine(*_RTX4060, fast_gb=8.0),
-        Machine(*_RTX4060_TI, fast_gb=16.0),
-        Machine(*_RTX3090, fast_gb=24.0),
-        Machine(*_RTX4090, fast_gb=24.0),
-        Machine(*_RTX5090, fast_gb=32.0),
-        Machine(*_A6000, fast_gb=48.0),
-        Machine(*_5GBPS, fast_gb=48.0),
+        Machine(*_H200, near_tflops=3.0, fast_gb=141.0),
+        Machine(*_RTX4060, near_tflops=1.0, fast_gb=8.0),
+        Machine(*_RTX4060_TI, near_tflops=1.0, fast_gb=16.0),
+        Machine(*_RTX3090, near_tflops=1.0, fast_gb=24.0),
+        Machine(*_RTX4090, near_tflops=1.0, fast_gb=24.0),
+        Machine(*_RTX5090, near_tflops=1.0, fast_gb=32.0),
+        Machine(*_A6000, near_tflops=2.0, fast_gb=48.0),
+        Machine(*_5GBPS, near_tflops=1.0, fast_gb=48.0),
         Machine(*_M4_PRO, fast_gb=48.0),
         Machine(*_M4_MAX, fast_gb=96.0),
         Machine(*_M3_ULTRA, fast_gb=384.0),

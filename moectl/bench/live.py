@@ -65,7 +65,7 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path, devic
     bench = Bench(opened, artefacts, text, paces, request.stored, devices=request.devices)
     peers = PeerBench(opened, locate(name), text, threads=threads)
     finished = {} if request.again else ledger.finished()
-    under_way = _UnderWay(bench, peers, ledger, kept, samples, finished, {}, tasks)
+    under_way = _UnderWay(bench, peers, ledger, kept, samples, finished, {}, tasks, request.batch)
     taken_up = len(under_way.rows)
     _measure(under_way, settings, request, phases, num_decoded=text.num_decoded)
     kept.remove()
@@ -89,6 +89,7 @@ class _UnderWay:
     rows: dict[BenchSetting, BenchRow]
     refused: dict[BenchSetting, str]
     tasks: Tasks | None
+    batch: int | None  # of requests of the tasks
 
     def sample(self, turn: int, setting: BenchSetting, progress: Callable[[int], None]) -> None:
         """Measure a setting once and keep the sample, or record why it cannot run."""
@@ -120,7 +121,8 @@ class _UnderWay:
 
     def _scores(self, setting: BenchSetting) -> tuple[TaskScore, ...]:
         """Scores of a preset; peers, which are other programs, have none."""
-        return () if self.tasks is None or setting.preset in PEERS else self.bench.scores(setting, self.tasks)
+        has_none = self.tasks is None or setting.preset in PEERS
+        return () if has_none else self.bench.scores(setting, self.tasks, batch=self.batch)
 
 
 def _measure(
@@ -175,6 +177,8 @@ def _job(
         "devices": request.devices,
         "evaluated": tasks and tasks.digest,
     }
+    if request.batch:
+        conditions["batch"] = request.batch
     num_tokens = sum(map(len, text.sequences))
     return BenchJob(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
 

@@ -11,6 +11,7 @@ from artifacts.formats.dense import check_dense
 from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS, Shape
+from artifacts.traces.clients import Clients, clients_of
 from profilers.compare.bench import BenchSetting
 from profilers.compare.peers import EVERYTHING, PEERS
 from profilers.compare.tasks import check_tasks
@@ -32,8 +33,8 @@ _LIVE_LINKS = (AUTO, "disk", "direct", "cuda")
 class BenchRequest:
     """Validated settings of a bench; lists are separated by commas. Raises BadUsage for an invalid value.
 
-    `machine` and `trace` belong to a simulated bench; `scaled_to` and `peers`, which are other programs, to a live one.
-    `stored` holds presets of the store by name.
+    `machine`, `trace` and `clients` belong to a simulated bench; `scaled_to` and `peers`, which are other programs, to
+    a live one. `stored` holds presets of the store by name.
     """
 
     presets: str = "on-demand,near,shadow"
@@ -54,7 +55,9 @@ class BenchRequest:
     base: int = FULL_BITS
     dense: int | None = None
     tasks: str = ""
+    batch: int | None = None
     devices: int = 1
+    clients: int | None = None
     jobs: int | None = None
     executor: str = LOCAL
     stored: Mapping[str, Preset] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class BenchRequest:
         check_base(self.base)
         check_dense(self.dense)
         check_executor(self.executor)
+        clients_of(self.clients)
         self._check_mode()
         if self.task_names:
             check_tasks(self.task_names)
@@ -82,6 +86,10 @@ class BenchRequest:
     def _check_mode(self) -> None:
         if not self.simulate and (self.jobs or self.executor != LOCAL):
             raise BadUsage("a live bench measures one setting after another: --jobs and --executor are of --simulate")
+        if self.batch and not self.tasks:
+            raise BadUsage("--batch is of --tasks: give both; --clients N of --simulate serves many requests at a time")
+        if self.clients and not self.simulate:
+            raise BadUsage("a live bench measures one request at a time: --clients is of --simulate")
         if self.simulate and self.peers:
             raise BadUsage("--peers are measured live: leave out --simulate")
         if self.peers and (self.base != FULL_BITS or self.dense is not None):
@@ -99,6 +107,11 @@ class BenchRequest:
         for name in (self.scaled_to, self.machine):
             if name not in (None, HERE if self.simulate else None):
                 machine(name)
+
+    @property
+    def served(self) -> Clients | None:
+        """The clients whose requests a simulated bench serves together."""
+        return clients_of(self.clients, seed=self.seed)
 
     @property
     def workers(self) -> int | None:

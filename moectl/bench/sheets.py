@@ -62,7 +62,7 @@ def _absolute() -> list[Column]:
 
 
 def _ratios(benched: Benched) -> list[Column]:
-    """Times over those of `full`; what waits for the link over what it is with `on-demand`."""
+    """Times over those of `full`; the time spent waiting for the link over that of `on-demand`."""
 
     def to_full(row: BenchRow, name: str, quartiles: tuple[float, float] | None) -> str | float | None:
         ratio, own = benched.to(FULL, row, name), getattr(row, name)

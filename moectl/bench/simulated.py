@@ -57,7 +57,7 @@ def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, 
     opened, target, costs = place_trace(
         opened, request.machine or DEFAULT_MACHINE, store, base=request.base, dense=request.dense
     )
-    workloads = {link: _workload(opened, target, costs, request.dense, link=link) for link in request.link_names}
+    workloads = {link: _workload(opened, target, costs, request, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
     job = _job(opened, target, costs, request, artefacts)
     ledger = Ledger(store, job, model_id=opened.model_id)
@@ -152,7 +152,9 @@ def _outcome(workload: Workload, setting: BenchSetting, stored: Mapping[str, Pre
     return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
 
 
-def _workload(opened: OpenedTrace, target: Machine, costs: Costs | None, dense: int | None, *, link: str) -> Workload:
+def _workload(
+    opened: OpenedTrace, target: Machine, costs: Costs | None, request: BenchRequest, *, link: str
+) -> Workload:
     """The trace on the machine, with the machine's own link or one of another rate."""
     if link != AUTO:
         bandwidth, latency_s = sizes.rate(link)
@@ -162,7 +164,15 @@ def _workload(opened: OpenedTrace, target: Machine, costs: Costs | None, dense: 
             load_s=opened.model.shape.expert_nbytes / bandwidth,
             load_latency_s=costs.load_latency_s + latency_s,
         )
-    return Workload(opened.trace, opened.model, target, artefacts=opened.artefacts, costs=costs, dense=dense)
+    return Workload(
+        opened.trace,
+        opened.model,
+        target,
+        artefacts=opened.artefacts,
+        costs=costs,
+        dense=request.dense,
+        clients=request.served,
+    )
 
 
 def _source(name: str, request: BenchRequest, *, store: Path, device: str) -> TraceSource:
@@ -231,6 +241,8 @@ def _job(
         "dense": request.dense,
         "devices": request.devices,
     }
+    if request.served:
+        conditions["clients"] = asdict(request.served)
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return BenchJob(opened.name, _digest(opened.trace), num_tokens, request.seed, conditions)
 
@@ -247,8 +259,9 @@ def _conditions(opened: OpenedTrace, target: Machine, request: BenchRequest, tak
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
     num_tokens = len(opened.trace) // opened.trace.num_layers
+    crowd = f" to {request.served.shown}" if request.served else ""
     few_bits = base_suffix(request.base) + dense_suffix(request.dense)
     return (
-        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{few_bits} on {target.name}; one replay of "
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{few_bits} on {target.name}{crowd}; one replay of "
         f"each setting from an empty cache, the same each time{spread}{resumed}"
     )

@@ -52,7 +52,7 @@ class Benched:
         return {"rows": rows, **about, "is_absolute": self.grounds.is_absolute}
 
     def is_added(self, row: BenchRow) -> bool:
-        """Whether nobody asked for the row."""
+        """Return whether the bench added the row: its preset was not asked for."""
         return row.mode != IMPORTED and row.preset not in self.asked
 
     def to(self, preset: str, row: BenchRow, name: str = "tpot_ms") -> float | None:

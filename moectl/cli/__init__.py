@@ -21,6 +21,7 @@ from moectl.cli import (  # noqa: E402
     doctor,
     export,
     fit_trace,
+    generate,
     import_trace,
     inspect,
     pack,
@@ -77,6 +78,7 @@ _CHAPTERS: dict[str, dict[str, Callable[..., None]]] = {
     "Start": {
         "demo": demo.demo,
         "run": run.run,
+        "generate": generate.generate,
         "serve": serve.serve,
         "plan": plan.plan,
         "doctor": doctor.doctor,

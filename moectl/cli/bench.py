@@ -11,6 +11,7 @@ from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
+    Clients,
     Data,
     Dense,
     Device,
@@ -61,6 +62,7 @@ class BenchOptions:
             callback=known_machine,
         ),
     ] = None
+    clients: Clients = None
     data: Data = "builtin:held-out"
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each setting reads in a round.")] = 768
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128
@@ -84,6 +86,10 @@ class BenchOptions:
             help="Tasks of lm-evaluation-harness too: continuations, a YAML file, a folder of them, lm-eval:NAME."
         ),
     ] = ""
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of --tasks at a time; else 64, or 1 where a preset alters the output."),
+    ] = None
     jobs: Annotated[
         int | None, typer.Option(min=1, help="With --simulate: settings at a time, each in a process of its own.")
     ] = None

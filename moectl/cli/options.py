@@ -63,6 +63,9 @@ StorePath = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print counters by layer and the receipt too.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+Clients = Annotated[
+    int | None, typer.Option("--clients", help="Requests in progress at a time, each client's next after its last.")
+]
 RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the store; the newest that fits by default.")]
 
 Model = Annotated[

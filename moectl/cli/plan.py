@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from moectl.cli import completion
-from moectl.cli.options import Dense, Json
+from moectl.cli.options import Clients, Dense, Json
 
 
 def plan(
@@ -30,14 +30,15 @@ def plan(
         str | None, typer.Option(help="Memory of the GPU, as 24GB.", show_default="all that the machine has")
     ] = None,
     dense: Dense = None,
-    context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
+    context: Annotated[int, typer.Option(help="Tokens of a request that the attention cache holds.")] = 4096,
+    clients: Clients = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Replay every preset too, in half a minute.")] = False,
     json: Json = False,
 ) -> None:
     """Say what fits into a GPU, from a model's config alone."""
     from moectl.commands import plan as command
 
-    deployment = command.plan(model, vram=vram, machine=machine, context=context, dense=dense)
+    deployment = command.plan(model, vram=vram, machine=machine, context=context, dense=dense, clients=clients)
     if json:
         command.show_record(command.simulate(deployment) if simulate else deployment)
         return

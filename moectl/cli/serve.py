@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from artifacts.errors import BadUsage
+from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
@@ -22,6 +24,8 @@ from moectl.cli.options import (
 )
 from moectl.shared.defaults import DEFAULT_STORE
 
+_TURNS = 8  # requests at a time
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -32,11 +36,29 @@ class ServerOptions:
     api_key: Annotated[
         str | None, typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send.")
     ] = None
-    rows: Annotated[int, typer.Option(min=1, help="Requests answered at a time, in turns.")] = 8
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Servers behind Ray Serve, each with the budget; else this process.")
+    ] = None
+    executor: Annotated[
+        str, typer.Option(help="Where those run: ray (a cluster begun here), ray:auto, ray:HOST:PORT.")
+    ] = "ray"
+    batch: Annotated[int, typer.Option(min=1, help="Requests that share each pass of the model; 1: none does.")] = 1
+    rows: Annotated[
+        int | None, typer.Option(min=1, show_default="8", help="With --batch 1: requests answered at a time, in turns.")
+    ] = None
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides.")] = 64
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="The longest answer that may be asked for.", rich_help_panel="Server")
     ] = 1024
+
+    @property
+    def num_rows(self) -> int:
+        """Requests answered at a time. Raises BadUsage for turns of requests that share passes."""
+        if self.batch == 1:
+            return self.rows or _TURNS
+        if self.rows:
+            raise BadUsage(f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how many run")
+        return self.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +89,13 @@ def serve(
     The page shows what cache and link do. It needs the extra `serve`.
     """
     from moectl.commands import serve as command
-    from moectl.commands.serve import ServerLimits
 
     settings = chosen.settings(store, options, policies=policies.given())
-    limits = ServerLimits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)
-    command.serve_command(
-        model,
-        settings,
-        limits,
-        host=server.host,
-        port=server.port,
-        api_key=server.api_key,
-        store=store,
-        base=options.base,
+    limits = command.ServerLimits(
+        num_rows=server.num_rows,
+        shares_passes=server.batch > 1,
+        num_waiting=server.queue,
+        max_tokens=server.max_new_tokens,
     )
+    request = fill(command.ServeRequest, server, settings=settings, limits=limits, store=store, base=options.base)
+    command.serve_command(model, request)

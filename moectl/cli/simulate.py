@@ -12,6 +12,7 @@ from moectl.cli.options import (
     AvgBits,
     Base,
     Budget,
+    Clients,
     Dense,
     Devices,
     Json,
@@ -19,6 +20,7 @@ from moectl.cli.options import (
     Preset,
     ReconfigureEvery,
     Scope,
+    Seed,
     StorePath,
     Window,
     known_machine,
@@ -71,6 +73,9 @@ class ReplayOptions:
     reconfigure_every: ReconfigureEvery = None
     base: Base = 16
     dense: Dense = None
+    clients: Clients = None
+    chunk: Annotated[int | None, typer.Option(help="With --clients: tokens of prompts read in a pass.")] = None
+    seed: Seed = 0
     serving: Annotated[
         str,
         typer.Option(
@@ -98,9 +103,11 @@ def simulate(
         _reproduce(source, replay, as_json=json)
         return
     with importing():
+        from artifacts.traces.clients import clients_of
         from moectl.commands import simulate as command
     from moectl.shared.trace_source import TraceSource
 
+    clients = clients_of(replay.clients, replay.chunk, seed=replay.seed)
     named = [preset, *command.names_in(replay.compare or "")]
     request = fill(
         command.SimulateRequest,
@@ -108,6 +115,7 @@ def simulate(
         replay,
         preset=preset,
         policies=policies.given(avg_bits),
+        clients=clients,
         stored=command.find_presets(named, store),
     )
     command.show(command.simulate(fill(TraceSource, source, store=store), request), as_json=json)

@@ -10,6 +10,7 @@ from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
     Budget,
+    Clients,
     Device,
     Executor,
     Experts,
@@ -48,6 +49,7 @@ class TuneOptions:
     base: Base = 16
     experts: Experts = "exact"
     name: Annotated[str, typer.Option(help="The preset that the pick becomes.")] = "tuned"
+    clients: Clients = None
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Candidates replayed at a time, each in a process of its own.")
     ] = None

@@ -35,7 +35,7 @@ PRESETS = (FULL, PLAIN, "near", "horizon", "shadow", "buddymoe")
 PUBLISHED = "50%"  # the middle one of the budgets that BuddyMoE's paper reports
 AT_PUBLISHED = (PLAIN, "buddymoe")
 _NUM_SEQUENCES, _PREFILL, _DECODE = 6, 32, 32
-_PROBES = 20  # of the speed that the link is scaled to; the fastest is that of the machine when nobody disturbs it
+_PROBES = 20  # times that the machine's speed is measured; the link is scaled to the fastest, the least disturbed one
 _CALIBRATION = {"samples": 16, "length": 256}  # of replicas: enough for these experts, in seconds
 
 

@@ -14,9 +14,8 @@ from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from moectl.bundled import as_named, demo_model, is_bundled
 from moectl.commands import doctor_findings as findings
-from moectl.commands.doctor_findings import Diagnosis
+from moectl.commands.doctor_findings import Diagnosis, DoctorRequest
 from moectl.commands.hardware_sheets import HardwareMeasurement, record, sheets
-from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.glance import CheckpointGlance, glance
 from moectl.shared.progress import Phases
 from moectl.shared.resuming import resumable
@@ -50,49 +49,36 @@ def doctor(
     refused, and where it is to `measure` whatever measuring raises.
     """
     named = as_named(name)
-    path = named or str(demo_model())
-    shown = "" if store == DEFAULT_STORE else f" --store {store}"
-    options = {"budget": budget, "link": link, "device": device, "threads": threads, "store": store, "shown": shown}
+    request = DoctorRequest(named or str(demo_model()), named, budget, link, device, threads, store)
     with Phases(*(_MEASURING if measure else _LOOKING), is_quiet=is_quiet, at_once=not measure) as phases:
         if not measure:
-            return _looked(path, phases, named=named, **options)
+            return _looked(request, phases)
         phases.begin("opening the model")
         from moectl.commands.doctor_measured import diagnose
 
-        return diagnose(path, phases, named=named, **options)
+        return diagnose(request, phases)
 
 
-def _looked(
-    path: str,
-    phases: Phases,
-    *,
-    named: str | None,
-    budget: str,
-    link: str,
-    device: str,
-    threads: int,
-    store: Path,
-    shown: str,
-) -> Diagnosis:
+def _looked(request: DoctorRequest, phases: Phases) -> Diagnosis:
     """Look at what is there, without measuring anything."""
-    _check_options(link, device)
-    seen = glance(path)
-    model_ids, profile = _held(store, path)
+    _check_options(request.link, request.device)
+    seen = glance(request.path)
+    model_ids, profile = _held(request.store, request.path)
     if seen.shape is not None:
-        sizes.num_slots(budget, seen.shape, per_layer=True)
+        sizes.num_slots(request.budget, seen.shape, per_layer=True)
     phases.begin("looking at what is installed")
     all_findings = findings.of_installation()
     phases.begin("looking at the machine")
-    here = LocalMachine.glance(device, threads)
+    here = LocalMachine.glance(request.device, request.threads)
     all_findings += findings.of_machine(here, seen.shape)
     phases.begin("looking at the model, the store and its disk")
     all_findings += _of_checkpoint(seen)
     if seen.shape is not None:
-        all_findings.append(findings.of_room(store, seen.shape, weight_nbytes=seen.weight_nbytes))
-    all_findings += findings.of_store(store, model_ids, model=named, shown=shown)
+        all_findings.append(findings.of_room(request.store, seen.shape, weight_nbytes=seen.weight_nbytes))
+    all_findings += findings.of_store(request.store, model_ids, model=request.named, shown=request.store_option)
     if profile is not None:
         all_findings += findings.of_disk(profile.profile) + findings.of_profile(profile.profile, here)
-    return Diagnosis(path, all_findings, profile, is_stored=profile is not None)
+    return Diagnosis(request.path, all_findings, profile, is_stored=profile is not None)
 
 
 def show(diagnosis: Diagnosis, *, as_json: bool) -> None:

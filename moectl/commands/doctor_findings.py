@@ -15,6 +15,7 @@ from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
 from moectl.commands.hardware_sheets import HardwareMeasurement
 from moectl.shared import installed, neighbours
+from moectl.shared.defaults import DEFAULT_STORE
 from moectl.show.render import human_bytes
 from profilers.hardware.this_machine import LocalMachine, cuda_of_torch, gpus_of_driver
 
@@ -38,6 +39,24 @@ class DoctorFinding:
     topic: str
     says: str
     remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorRequest:
+    """What to examine: the model at `path`, `named` so by the user or None, with the options of `moectl doctor`."""
+
+    path: str
+    named: str | None
+    budget: str
+    link: str
+    device: str
+    threads: int
+    store: Path
+
+    @property
+    def store_option(self) -> str:
+        """The option that names the store in a command, empty for the usual one."""
+        return "" if self.store == DEFAULT_STORE else f" --store {self.store}"
 
 
 @dataclass(frozen=True, slots=True)

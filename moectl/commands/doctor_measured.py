@@ -11,7 +11,7 @@ from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from moectl.commands import doctor_findings as findings
 from moectl.commands import hardware
-from moectl.commands.doctor_findings import Diagnosis, DoctorFinding
+from moectl.commands.doctor_findings import Diagnosis, DoctorFinding, DoctorRequest
 from moectl.commands.hardware_sheets import HardwareMeasurement
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import Phases
@@ -31,29 +31,19 @@ _MOST = 0.8  # of the available memory
 _TEXT = "builtin:held-out"
 
 
-def diagnose(
-    path: str,
-    phases: Phases,
-    *,
-    named: str | None,
-    budget: str,
-    link: str,
-    device: str,
-    threads: int,
-    store: Path,
-    shown: str,
-) -> Diagnosis:
-    """Examine this machine with the model at `path`, which the user `named` or not; nothing is written.
+def diagnose(request: DoctorRequest, phases: Phases) -> Diagnosis:
+    """Examine this machine with a model; nothing is written.
 
     A short profile is measured when the store has none of this machine and link. Raises BadUsage, BadInput for a model
     or store that cannot be opened, OutOfResources when the budget does not fit.
     """
-    torch.set_num_threads(threads)
-    opened = open_quietly(path, device=device)
-    link_name(opened, link)  # an unknown link is reported before anything is measured
+    path, store = request.path, request.store
+    torch.set_num_threads(request.threads)
+    opened = open_quietly(path, device=request.device)
+    link_name(opened, request.link)  # an unknown link is reported before anything is measured
     here = LocalMachine.look(opened.model.device)
-    _check_room(opened, budget, here)
-    link = hardware.affordable(opened, link)
+    _check_room(opened, request.budget, here)
+    link = hardware.affordable(opened, request.link)
     stored = _stored(path, opened, store)
     is_stored = stored is not None and _fits(stored.profile, here, link_name(opened, link))
     phases.begin("measuring the machine, the model's parts on it")
@@ -64,11 +54,12 @@ def diagnose(
     all_findings.append(findings.of_experts(opened.expert_format, str(opened.dtype).removeprefix("torch.")))
     all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes))
     all_findings += _of_former(store, opened, model=path)
-    all_findings += findings.of_store(store, [opened.fingerprint[:16]], model=named, shown=shown)
+    all_findings += findings.of_store(store, [opened.fingerprint[:16]], model=request.named, shown=request.store_option)
     if stored is not None:
         all_findings += findings.of_profile(stored.profile, here)
     phases.begin("checking a prediction on a short run")
-    prediction = check(opened, measured.profile, _sequences(opened), prefill=_PREFILL, budget=budget, link=link)
+    sequences = _sequences(opened)
+    prediction = check(opened, measured.profile, sequences, prefill=_PREFILL, budget=request.budget, link=link)
     return Diagnosis(path, all_findings, measured, is_stored, prediction)
 
 

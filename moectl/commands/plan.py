@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from artifacts.quantisation.widths import TRELLIS_WIDTHS
+from artifacts.traces.clients import clients_of
 from moectl.bundled import as_named, demo_model
 from moectl.commands.plan_advice import advice, assumptions, next_steps, record, verdict
 from moectl.commands.plan_place import PlanPlace
@@ -25,12 +26,20 @@ _FIRST = {
 
 
 def plan(
-    model: str, *, vram: str | None, machine: str | None, context: int, dense: int | None = None
+    model: str,
+    *,
+    vram: str | None,
+    machine: str | None,
+    context: int,
+    dense: int | None = None,
+    clients: int | None = None,
 ) -> DeploymentPlan:
     """Plan for a model by its name, or by a folder or file with its config, on a machine or in so much memory; without
-    either, on the GPU of this machine. Raises BadUsage, BadInput, OutOfResources."""
+    either, on the GPU of this machine. It serves one request at a time, or `clients`. Raises BadUsage, BadInput,
+    OutOfResources."""
     place = PlanPlace.find(vram, machine)
-    return plan_deployment(PlanRequest(as_named(model) or str(demo_model()), place, context, dense))
+    named = as_named(model) or str(demo_model())
+    return plan_deployment(PlanRequest(named, place, context, dense, clients_of(clients)))
 
 
 @resumable()
@@ -92,7 +101,7 @@ def _memory(deployment: DeploymentPlan) -> Sheet:
     kept = "own dtype" if request.dense is None else f"linear layers at {request.dense} bits"
     rows = [
         (f"weights besides routed experts, {kept}", NumBytes(memory.weights_nbytes)),
-        (f"attention cache, {request.context:,} tokens", NumBytes(memory.cache_nbytes)),
+        (f"attention cache, {request.cached}", NumBytes(memory.cache_nbytes)),
         ("reserve: driver, activations, buffers", NumBytes(memory.reserve_nbytes)),
         (f"left for experts, {memory.share:.1%} of them", NumBytes(memory.experts_nbytes)),
         ("all routed experts, in host memory or on disk", NumBytes(memory.all_experts_nbytes)),
@@ -122,8 +131,8 @@ def _bounds(deployment: DeploymentPlan) -> Sheet:
     low = f"{cell_text(_rounded(bounds.none))} to " if share < 1 else "at most "
     title = f"{title}: {low}{cell_text(_rounded(bounds.all))} tokens/s"
     note = (
-        "by bytes over bandwidth, one request at a time, nothing prefetched; launches and host work, which make a run "
-        "slower, are not counted; in fewer bits than the checkpoint's it may be faster"
+        f"by bytes over bandwidth, {deployment.request.shown_clients}, nothing prefetched; launches and host work, "
+        "which make a run slower, are not counted; in fewer bits than the checkpoint's it may be faster"
     )
     return Sheet(title, ("experts in fast memory", "tokens/s", "ms/token"), rows, note)
 
@@ -149,7 +158,7 @@ def _rounded(value: float) -> float:
 
 def _speeds(deployment: DeploymentPlan) -> Sheet:
     rows, title = deployment.offered, f"Simulated for {deployment.machine.name}, unmeasured"
-    note = "one request at a time, on synthetic routers"
+    note = f"{deployment.request.shown_clients}, on synthetic routers"
     if deployment.is_toy:
         plain = next((row for row in rows if row.preset == "on-demand"), rows[0])
         columns = ("preset", f"beside {plain.preset}", "hit rate", "output altered by")

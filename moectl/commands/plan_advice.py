@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from moectl.bundled import is_bundled
 from moectl.commands.plan_place import smallest_with
-from moectl.commands.plan_rows import DeploymentPlan, Expected
+from moectl.commands.plan_rows import DeploymentPlan, Expected, requests_of
 from moectl.show.grounds import compared
 from moectl.show.render import human_bytes
 
@@ -49,6 +49,7 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
     request, budget = deployment.request, f"{100 * deployment.memory.share:.3g}%"
     name = "bundled" if is_bundled(request.model) else request.model
     simulate = " ".join(filter(None, (f"moectl plan {name}", request.place.options, f"--context {request.context}")))
+    simulate += f" --clients {request.num_clients}" if request.clients else ""
     simulate += "" if request.dense is None else f" --dense {request.dense}"
     can_simulate = deployment.machine is not None and not deployment.rows
     steps = [f"{simulate} --simulate: what to expect of each preset"] if can_simulate else []
@@ -90,10 +91,13 @@ def _of_machine(deployment: DeploymentPlan) -> list[str]:
 
 def _of_routers(deployment: DeploymentPlan) -> list[str]:
     layers, whole = deployment.simulated_layers, deployment.model.shape.num_layers
+    sent = requests_of(deployment.request.num_clients)
+    length = sent["tokens"] // sent["requests"]
     part = [f"{layers} of {whole} layers are simulated, which are alike in a synthetic trace"] if layers < whole else []
     return [
         "routers: synthetic, usual ones (skew .8, locality .4, predictability .7), even ones (.4, .1, .5), skewed ones "
-        "(1.2, .6, .9); 4 requests of 32 tokens of prompt and 96 decoded, one at a time, from an empty cache",
+        f"(1.2, .6, .9); {sent['requests']} requests of 32 tokens of prompt and {length - 32} decoded, "
+        f"{deployment.request.shown_clients}, from an empty cache",
         *part,
     ]
 

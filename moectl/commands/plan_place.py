@@ -18,8 +18,8 @@ _NO_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class PlanPlace:
-    """So many bytes of memory, written as `vram`, on a `machine`, None where its bandwidths are not known. `options`
-    name both on a command line, `note` says what nobody named."""
+    """`vram_nbytes` of memory, written as `vram`, on a `machine`, None where its bandwidths are not known. `options`
+    name both on a command line; `note` says what was taken because the user did not name it."""
 
     vram_nbytes: int
     vram: str
@@ -46,7 +46,7 @@ class PlanPlace:
 
 
 def _machine(vram: str | None, named: str | None) -> tuple[Machine | None, str, str]:
-    """The machine that counts, a note if nobody named it, and the option that names it."""
+    """Return the machine, a note if the user did not name it, and the option that names it."""
     if named is not None:
         return timed_machine(named), "", f" --machine {named}"
     gpus = gpus_of_driver()

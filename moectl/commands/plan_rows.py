@@ -8,6 +8,7 @@ from artifacts.hardware.costs import DENSE_ON_GPU, Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
+from artifacts.traces.clients import Clients
 from moectl.commands.plan_place import PlanPlace, smallest_with
 from moectl.commands.plan_shadows import Shadowed, shadowed
 from moectl.show.grounds import TOY_NBYTES
@@ -18,15 +19,38 @@ from runtime.model.locate import local_gguf
 RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
 
 
+_REQUESTS, _LENGTH, _LEAST_LENGTH = 4, 128, 64  # simulated: so many, of so many tokens
+_MOST_TOKENS = 16_384
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The attention cache holds `context` tokens; linear layers besides experts and routers have `dense` bits if that
-    is given."""
+    """The attention cache holds `context` tokens for each of the `clients`, by default one; linear layers besides
+    experts and routers have `dense` bits if that is given."""
 
     model: str
     place: PlanPlace
     context: int = 4096
     dense: int | None = None
+    clients: Clients | None = None
+
+    @property
+    def num_clients(self) -> int:
+        return self.clients.count if self.clients else 1
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that the attention cache holds."""
+        return self.context * self.num_clients
+
+    @property
+    def cached(self) -> str:
+        each = f"{self.num_clients} x " if self.num_clients > 1 else ""
+        return f"{each}{self.context:,} tokens"
+
+    @property
+    def shown_clients(self) -> str:
+        return f"{self.num_clients if self.num_clients > 1 else 'one'} request{'s' * (self.num_clients > 1)} at a time"
 
     def __post_init__(self) -> None:
         check_dense(self.dense)
@@ -65,7 +89,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Tokens per second, one request at a time, where a token waits for every expert that is not in the GPU's memory:
+    """Tokens per second of all requests together, where a step waits for every expert that is not in the GPU's memory:
     with none there, with the share that fits and experts that are wanted equally often, and with all."""
 
     none: float
@@ -73,14 +97,16 @@ class Bounds:
     all: float
 
     @classmethod
-    def of(cls, model: ModelShape, chosen: Machine, share: float, *, dense: int | None = None) -> "Bounds":
-        """Estimate them from bytes and bandwidths."""
+    def of(
+        cls, model: ModelShape, chosen: Machine, share: float, *, dense: int | None = None, rows: int = 1
+    ) -> "Bounds":
+        """Estimate them from bytes and bandwidths, `rows` requests at a time."""
         costs, shape = Costs.of(model, chosen).with_dense(dense), model.shape
-        computed = costs.head.seconds(1) + shape.num_layers * (
-            costs.rest.seconds(1) + shape.top_k * costs.expert.seconds(1)
-        )
-        loaded = shape.num_layers * shape.top_k * (costs.load_latency_s + costs.load_s)
-        return cls(*(1 / (computed + misses * loaded) for misses in (1.0, 1 - share, 0.0)))
+        distinct = shape.num_distinct(rows)
+        expert_s = distinct * costs.expert.seconds(rows * shape.top_k / distinct)
+        computed = costs.head.seconds(rows) + shape.num_layers * (costs.rest.seconds(rows) + expert_s)
+        loaded = shape.num_layers * distinct * (costs.load_latency_s + costs.load_s)
+        return cls(*(rows / (computed + misses * loaded) for misses in (1.0, 1 - share, 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +114,8 @@ class Expected:
     """A preset on synthetic routers: times with the usual ones, tokens per second from the slowest to the fastest.
 
     `alters` names what makes the output differ from the full model's, empty where nothing does. `moved_nbytes` is per
-    token. `needs` are the artefacts that a checkpoint must have first; `is_study`: nobody would run a model by it.
+    token. `needs` are the artefacts that a checkpoint must have first; `is_study`: it is there for comparison
+    (a control, a baseline, hardware that is not sold).
     """
 
     preset: str
@@ -142,6 +169,12 @@ class DeploymentPlan:
         return next((row for row in self.rows if not row.why), None)
 
 
+def requests_of(num_clients: int) -> dict[str, int]:
+    """Return the dials for enough requests that so many clients need not repeat one, within a number of tokens."""
+    requests = max(_REQUESTS, num_clients)
+    return {"requests": requests, "tokens": requests * max(_LEAST_LENGTH, min(_LENGTH, _MOST_TOKENS // requests))}
+
+
 def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     """Divide the memory, and tell between which speeds a run will be.
 
@@ -149,7 +182,9 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     """
     (model, needs), place = _costs(request.model, request.dense), request.place
     memory = divided(request, model, needs)
-    bounds = place.machine and Bounds.of(model, place.machine, memory.share, dense=request.dense)
+    bounds = place.machine and Bounds.of(
+        model, place.machine, memory.share, dense=request.dense, rows=request.num_clients
+    )
     notes = () if request.dense is None else (DENSE_ON_GPU.format(bits=request.dense),)
     shadows = shadowed(model, memory.experts_nbytes, place.machine, dense=request.dense)
     return DeploymentPlan(request, model, memory, bounds, shadows, [], 0, (*model.assumed, *notes))
@@ -165,15 +200,16 @@ def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:
     """Return what is left for experts. Raises OutOfResources, naming the memory that would do."""
-    cache, shape = needs.cache_nbytes * request.context, model.shape
+    cache, shape = needs.cache_nbytes * request.num_cached, model.shape
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES
     least = taken + shape.num_layers * shape.expert_nbytes
     if request.place.vram_nbytes < least:
-        less = "a shorter --context takes less" if request.dense else "a shorter --context or --dense 4 takes less"
+        ways = {"a shorter --context": True, "fewer --clients": request.num_clients > 1, "--dense 4": not request.dense}
+        less = f"{' or '.join(way for way, is_left in ways.items() if is_left)} takes less"
         raise OutOfResources(
             f"{model.name} does not fit into {request.place.shown}: it takes {human_bytes(least)} at least, "
             f"{human_bytes(needs.weights_nbytes)} of weights besides experts, {human_bytes(cache)} of attention cache "
-            f"for {request.context:,} tokens, {human_bytes(RESERVE_NBYTES)} in reserve and one expert a layer; "
+            f"for {request.cached}, {human_bytes(RESERVE_NBYTES)} in reserve and one expert a layer; "
             f"{smallest_with(least)}; {less}"
         )
     return Memory(

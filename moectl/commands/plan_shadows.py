@@ -11,7 +11,7 @@ from artifacts.quantisation.replicas import in_memory
 from artifacts.quantisation.widths import TRELLIS_WIDTHS, Width
 
 WIDEST = 1.5
-"""Bits up to which a plan tries: beyond, whole experts beside them are worth more."""
+"""Bits up to which a plan tries."""
 
 
 @dataclass(frozen=True, slots=True)

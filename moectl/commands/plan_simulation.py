@@ -6,7 +6,7 @@ from dataclasses import replace
 from artifacts.errors import BadUsage, Problem
 from artifacts.modelshapes.known import ModelShape
 from artifacts.traces.synthetic import Dials, generate
-from moectl.commands.plan_rows import DeploymentPlan, Expected, Memory
+from moectl.commands.plan_rows import DeploymentPlan, Expected, Memory, requests_of
 from runtime.control.counters import AT_BITS, hit_rate
 from runtime.policies import build
 from runtime.policies.presets import presets
@@ -16,9 +16,9 @@ from runtime.replay.workload import Workload
 # Kinds of routers. Even ones spread tokens over all experts and change with every token; skewed ones concentrate on few
 # experts and keep them. Reports on published models lie in between.
 ROUTERS = {
-    "even": Dials(skew=0.4, locality=0.1, predictability=0.5, tokens=512, requests=4),
-    "usual": Dials(tokens=512, requests=4),
-    "skewed": Dials(skew=1.2, locality=0.6, predictability=0.9, tokens=512, requests=4),
+    "even": Dials(skew=0.4, locality=0.1, predictability=0.5),
+    "usual": Dials(),
+    "skewed": Dials(skew=1.2, locality=0.6, predictability=0.9),
 }
 USUAL = "usual"
 _MOST_LAYERS = 8  # simulated layers: the layers of a synthetic trace are alike
@@ -50,8 +50,11 @@ def _expected(
     chosen, memory, dense = deployment.machine, deployment.memory, deployment.request.dense
     if chosen is None:
         raise BadUsage("the bandwidths of this GPU are not known: name a machine that is like it by --machine")
+    clients = deployment.request.clients
+    dials = requests_of(deployment.request.num_clients)
     workloads = {
-        name: Workload(generate(dials, model.shape), model, chosen, dense=dense) for name, dials in ROUTERS.items()
+        name: Workload(generate(replace(kind, **dials), model.shape), model, chosen, dense=dense, clients=clients)
+        for name, kind in ROUTERS.items()
     }
     names = [name for name, preset in presets().items() if (memory.share == 1) == (preset.budget == "100%")]
     rows = []
@@ -70,17 +73,17 @@ def _tried(preset: str, workloads: dict[str, Workload], memory: Memory, scale: f
         outcomes = {name: workload.run(setting) for name, workload in workloads.items()}
     except Problem as problem:
         return Expected(preset, why=str(problem))
-    speeds = [1e3 / (outcome.times["tpot_ms"] * scale) for outcome in outcomes.values()]
+    speeds = [outcome.times["tokens_per_s"] / scale for outcome in outcomes.values()]
     usual = outcomes[USUAL]
     moved = usual.counters["demand_bytes"] + usual.counters["prefetch_bytes"]
     return Expected(
         preset=preset,
-        tokens_per_s=1e3 / (usual.times["tpot_ms"] * scale),
+        tokens_per_s=usual.times["tokens_per_s"] / scale,
         least=min(speeds),
         most=max(speeds),
         tpot_ms=usual.times["tpot_ms"] * scale,
         hit_rate=hit_rate(usual.counters),
-        moved_nbytes=round(moved * scale / ROUTERS[USUAL].tokens),
+        moved_nbytes=round(moved * scale / workloads[USUAL].num_tokens),
         alters=_alters(usual),
     )
 

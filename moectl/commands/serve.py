@@ -9,22 +9,23 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from artifacts.errors import BadInput, BadUsage, OutOfResources
-from artifacts.quantisation.replicas import check_base
+from artifacts.errors import BadInput, BadUsage, OutOfResources, first_line
 from moectl.bundled import demo_model
 from moectl.shared.importing import importing
-from runtime.session.settings import Settings
+from runtime.policies.presets import preset
 
 try:
     import uvicorn
 
     from moectl.serving.front import Front
-    from moectl.serving.guard import LOOPBACK, Guard, ServerLimits, host_name
+    from moectl.serving.guard import Guard, ServerLimits
     from moectl.serving.half_closed import HalfClosedProtocol
+    from moectl.serving.request import ServeRequest
 except ModuleNotFoundError as missing:
     raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
 
@@ -32,36 +33,63 @@ if TYPE_CHECKING:
     from moectl.serving.app import Serving
 
 
-def serve_command(
-    name: str | None,
-    settings: Settings,
-    limits: ServerLimits,
-    *,
-    host: str,
-    port: int,
-    api_key: str | None,
-    store: Path,
-    base: int,
-) -> None:
-    """Do all of `moectl serve`: listen, show the page, open the model meanwhile, and serve until a signal ends it."""
-    check_base(base)
-    hosts = _names(host)
-    if not hosts and not api_key:
-        raise BadUsage(f"--host {host} lets anybody in: give --api-key, or leave it out to serve this machine alone")
+def serve_command(name: str | None, request: ServeRequest) -> None:
+    """Do all of `moectl serve`: serve a model until a signal ends it."""
     logging.basicConfig(format="moectl: %(message)s")
     name = name or str(demo_model())
-    model = _called(name)
-    with _listening(host, port) as listening:
-        at = f"http://{_shown(host)}:{listening.getsockname()[1]}"
-        server = Server(model, limits, api_key=api_key, hosts=hosts)
-        with server.answering(listening):
-            _say(f"{model} is loading; its page is there: {at}/")
-            with importing():
-                from moectl.serving.opening import open_serving
-            serving = open_serving(name, settings, limits, model=model, store=store, base=base)
-            server.begin(serving)
-            _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")
-            server.wait()
+    with _listening(request.host, request.port) as listening:
+        request = replace(request, port=listening.getsockname()[1])
+        if request.replicas is None:
+            _serve(name, request, listening)
+    if request.replicas is not None:
+        _serve_replicas(name, request)  # the port is free: Ray's proxy takes it
+
+
+def _serve(name: str, request: ServeRequest, listening: socket.socket) -> None:
+    """Show the page at once, open the model meanwhile, and serve."""
+    model, settings, at = _called(name), request.settings, _address(request)
+    server = Server(model, request.limits, api_key=request.api_key, hosts=request.hosts)
+    with server.answering(listening):
+        _say(f"{model} is loading; its page is there: {at}/")
+        with importing():
+            from moectl.serving.opening import open_serving
+            from moectl.shared.opening import open_quietly
+            from moectl.show.answers import tell_fallbacks
+        opened = open_quietly(name, device=settings.device, dense=settings.dense)
+        serving = open_serving(opened, name, request, model=model)
+        server.begin(serving)
+        _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")
+        tell_fallbacks(serving.scheduler.receipt["fallbacks"])
+        server.wait()
+
+
+def _serve_replicas(name: str, request: ServeRequest) -> None:
+    """Serve on a Ray cluster. Raises BadUsage without Ray Serve, and for an executor that is not Ray."""
+    model, at = _called(name), _address(request)
+    with importing():
+        from moectl.shared.opening import existing, open_quietly
+        from moectl.shared.preset_choice import with_choice
+        from profilers.workers.choose import LOCAL, check_executor
+        from profilers.workers.same_model import SameModel
+    check_executor(request.executor)
+    if request.executor == LOCAL:
+        raise BadUsage("--replicas run on Ray: give --executor ray, ray:auto or ray:HOST:PORT")
+    try:
+        from moectl.serving.replicas import ReplicaSpec, ending, replicas
+    except ImportError as missing:
+        raise BadUsage(f"--replicas need Ray Serve ({first_line(missing)}): pip install 'moectl[ray]'") from None
+    opened = open_quietly(name, device="cpu", dense=request.settings.dense)
+    settings, why = with_choice(opened, request.settings, existing(request.store))
+    spec = ReplicaSpec(SameModel.of(name, opened), model, replace(request, settings=settings))
+    _say(f"{request.replicas} replicas of {model} are loading")
+    with replicas(spec), ending() as wait:
+        chosen = f"preset {preset(settings.preset).name}" + (f" ({why})" if why else "")
+        _say(f"{request.replicas} replicas of {model} behind Ray Serve, {chosen}: {at}/v1 for clients, {at}/ to chat")
+        wait()
+
+
+def _address(request: ServeRequest) -> str:
+    return f"http://{request.shown_host}:{request.port}"
 
 
 def _say(line: str) -> None:
@@ -161,15 +189,6 @@ def _listening(host: str, port: int) -> socket.socket:
                 f"port {port} of {host} is in use by another server: end that one, or give another --port"
             ) from None
         raise BadUsage(f"--host {host} --port {port}: {error.strerror or error}") from None
-
-
-def _names(host: str) -> tuple[str, ...]:
-    """Return the host names by which local programs call a server that only they can reach, none if others can."""
-    return LOOPBACK if host_name(_shown(host)) in LOOPBACK else ()
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _called(name: str) -> str:

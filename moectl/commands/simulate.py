@@ -1,13 +1,14 @@
 """`moectl simulate`: replay a trace through the policies on virtual time, beside on-demand loading and the oracles."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
 from artifacts.hardware.machines import HERE
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
+from artifacts.traces.clients import Clients
 from moectl.commands import simulate_table
 from moectl.commands.simulate_table import PLAIN, Simulated, label
 from moectl.shared.place_trace import place_trace
@@ -44,6 +45,7 @@ class SimulateRequest:
     base: int = FULL_BITS
     dense: int | None = None
     serving: str = str(Service.PINNED)
+    clients: Clients | None = None
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,6 +113,7 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
         window=sizes.nbytes(request.window) if request.window else None,
         costs=costs,
         dense=request.dense,
+        clients=request.clients,
     )
     asked = [workload.run(setting) for setting in settings]
     plain = replace(
@@ -123,13 +126,15 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     return Simulated(
         asked,
         beside,
-        opened.trace,
+        workload.trace,
         opened.model,
         workload.machine,
         opened.name,
         workload.assumed,
         request.base,
         request.dense,
+        request.clients,
+        workload.served,
     )
 
 
@@ -177,6 +182,7 @@ def receipt(simulated: Simulated) -> dict[str, object]:
         "devices": _devices(first),
         "split": first.split,
         "prefetch_window_bytes": first.window,
+        "clients": simulated.clients and asdict(simulated.clients),
         "assumed": simulated.assumed,
     }
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
+from artifacts.traces.clients import Clients, Served
 from artifacts.traces.trace import Trace
 from moectl.shared.place_trace import base_suffix
 from moectl.show import grounds
@@ -18,6 +19,7 @@ PLAIN = "on-demand"
 _COUNTS = ("late", "misses", "collisions")
 _BYTES = {"demand": "demand_bytes", "prefetched": "prefetch_bytes", "wasted": "wasted_bytes"}
 _TIMES = ("ttft_ms", "tpot_ms", "tokens_per_s", "exposed_ms", "near_ms")
+_TAILS = ("ttft_p95_ms", "tpot_p95_ms")
 _ADDED = (
     "* not asked for: on-demand keeps the most recently used; belady loads on demand and knows the future; oracle "
     "besides prefetches what is really wanted, as far as the link carries"
@@ -26,7 +28,8 @@ _ADDED = (
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`asked` has the outcomes in the order asked for, `beside` the baselines that were not asked for."""
+    """`asked` has the outcomes in the order asked for, `beside` the baselines that were not asked for. `served` is what
+    clients were served, if there are any, with `trace` as it was computed."""
 
     asked: list[Outcome]
     beside: list[Outcome]
@@ -37,6 +40,8 @@ class Simulated:
     assumed: list[str]
     base: int
     dense: int | None
+    clients: Clients | None = None
+    served: Served | None = None
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -71,12 +76,28 @@ def records(simulated: Simulated) -> list[dict[str, object]]:
             **{name: outcome.counters[name] for name in _COUNTS},
             **{name: outcome.counters[key] for name, key in _BYTES.items()},
             **{name: outcome.times[name] for name in _TIMES},
+            **_of_clients(simulated, outcome),
             "is_exact": not altered(outcome.counters),
             "is_added": outcome in simulated.beside,
             "times_on_demand": _to(simulated.plain, "tpot_ms", outcome),
         }
         for outcome in simulated.outcomes
     ]
+
+
+def _of_clients(simulated: Simulated, outcome: Outcome) -> dict[str, float | None]:
+    """Return the slowest that clients see, the bytes moved for each token of an answer, and the distinct experts and
+    the tokens of a step; empty where there are no clients."""
+    if simulated.served is None:
+        return {}
+    moved_nbytes = sum(outcome.counters[name] for name in ("demand_bytes", "prefetch_bytes"))
+    num_steps = len(outcome.passes) * simulated.model.shape.num_layers
+    return {
+        **{name: outcome.times[name] for name in _TAILS},
+        "bytes_per_token": moved_nbytes / len(simulated.served.answers),
+        "experts_per_step": outcome.counters["requests"] / num_steps,
+        "tokens_per_step": len(simulated.trace) / num_steps,
+    }
 
 
 def comparison(simulated: Simulated) -> Sheet:
@@ -87,6 +108,7 @@ def comparison(simulated: Simulated) -> Sheet:
         "output": lambda outcome: "altered" if altered(outcome.counters) else "exact",
         "hit rate": lambda outcome: hit_rate(outcome.counters),
         **(_absolute() if simulated.grounds.is_absolute else _ratios(simulated.plain)),
+        **(_clients(simulated) if simulated.served else {}),
         "scope": lambda outcome: str(outcome.scope),
         "experts held": lambda outcome: outcome.num_slots,
         **{name: lambda outcome, name=name: outcome.counters[name] for name in _COUNTS},
@@ -99,7 +121,23 @@ def comparison(simulated: Simulated) -> Sheet:
         f"{shape.top_k} per token. {_ADDED}"
     )
     cells = [tuple(cell(outcome) for cell in columns.values()) for outcome in rows]
-    return Sheet(f"{simulated.source} on {simulated.machine.name}, on virtual time", tuple(columns), cells, note)
+    crowd = f" to {simulated.clients.shown}" if simulated.clients else ""
+    return Sheet(f"{simulated.source} on {simulated.machine.name}{crowd}, on virtual time", tuple(columns), cells, note)
+
+
+def _clients(simulated: Simulated) -> dict[str, Callable[[Outcome], object]]:
+    """The slowest that clients see, as numbers or over loading on demand, and what the rows of a step share."""
+    if simulated.grounds.is_absolute:
+        names = {"ms to first token, p95": "ttft_p95_ms", "ms a token, p95": "tpot_p95_ms"}
+        tails = {name: lambda outcome, key=key: outcome.times[key] for name, key in names.items()}
+    else:
+        names = {"time, p95": "tpot_p95_ms", "first token, p95": "ttft_p95_ms"}
+        tails = {name: lambda outcome, key=key: _to(simulated.plain, key, outcome) for name, key in names.items()}
+
+    def shared(name: str, kind: Callable[[float], object] = float) -> Callable[[Outcome], object]:
+        return lambda outcome: kind(_of_clients(simulated, outcome)[name])
+
+    return tails | {"bytes a token": shared("bytes_per_token", NumBytes), "experts a step": shared("experts_per_step")}
 
 
 def _absolute() -> dict[str, Callable[[Outcome], object]]:

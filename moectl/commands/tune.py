@@ -42,6 +42,7 @@ from runtime.search.search import Search
 from runtime.session.equip import model_on_base
 
 COMMAND = "tune"
+_ALONE = "{}, simulated: predicted times are between two tokens of a client; live ones are of one request at a time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ def _receipt(
         "scale": asdict(search.scale),
         "emulated": dict(pace.settings),
         "seed": request.seed,
+        **({"clients": _ALONE.format(request.served.shown)} if request.served else {}),
     }
 
 

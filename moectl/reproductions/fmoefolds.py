@@ -14,7 +14,7 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, ModelShape
 from artifacts.routing.expert_maps import ExpertMaps
-from artifacts.traces.trace import DECODE, PREFILL, Trace
+from artifacts.traces.trace import Trace
 from moectl.reproductions.fmoefigures import CAPACITY, DISTANCE, MACHINE
 from moectl.reproductions.intervals import resampled
 from runtime.policies.base import Artefacts
@@ -126,6 +126,6 @@ def _by_request(trace: Trace, outcome: Outcome) -> np.ndarray:
     columns = np.zeros((6, len(unit)))
     columns[[_HITS, _REQUESTS]] = np.array(outcome.hits_by_pass).T
     for number, taken in enumerate(outcome.passes):
-        seconds, count = {PREFILL: (_PREFILL_S, _PREFILLS), DECODE: (_DECODE_S, _DECODES)}[taken.phase]
+        seconds, count = (_DECODE_S, _DECODES) if taken.num_decoded else (_PREFILL_S, _PREFILLS)
         columns[[seconds, count], number] = taken.seconds, 1
     return np.stack([np.bincount(unit, column, minlength=requests.max() + 1) for column in columns])

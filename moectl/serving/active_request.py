@@ -1,76 +1,74 @@
-"""One running request: its generation, its text, and its counters and times."""
+"""One running request: its text, and its counters and times."""
 
 import time
-
-import numpy as np
 
 from moectl.serving.jobs import Done, GenerationJob, TextPiece
 from moectl.serving.tally import Tally
 from runtime.control.counters import by_layer, totals
+from runtime.model.open import MoeModel
+from runtime.session.batch import RowResult
+from runtime.session.charges import Charge
 from runtime.session.detokenise import Detokeniser, Stops
-from runtime.session.generate import Token, TokenTiming
-from runtime.session.interleave import Interleave
+from runtime.session.generate import TokenTiming
 
 
 class ActiveRequest:
-    """Call `step` until `done` is set; text goes to the job as it is decoded. `preset` is the one in force."""
+    """Call `take` with what each pass gave it until `done` is set; text goes to the job as it is decoded. `preset` is
+    the one in force."""
 
-    def __init__(self, job: GenerationJob, rows: Interleave, tally: Tally, *, preset: str) -> None:
+    def __init__(self, job: GenerationJob, opened: MoeModel, tally: Tally, *, preset: str) -> None:
         self.job = job
         self.done: Done | None = None
-        opened, encoded = rows.session.opened, job.encoded
-        self._generation, self._tally, self._preset = rows.begin(encoded.ids, encoded.sampling), tally, preset
+        self._tally, self._preset = tally, preset
         self._text, self._stops = Detokeniser(opened.tokenizer), Stops(job.stops)
         self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
         self._waited_s = time.perf_counter() - job.arrived_s
         self._ids: list[int] = []
         self._timing = TokenTiming()
-        self._counters: np.ndarray | int = 0
-        self._exposed_s = 0.0
+        self._charge = Charge()
 
-    def step(self) -> None:
-        """Run one pass. Raises the error of a pass that fails."""
-        turn = self._generation.step()
-        self._tally.turn(turn)
-        self._counters = self._counters + turn.counters
-        self._exposed_s += turn.exposed_s
-        if turn.token is not None:
-            self._take(turn.token)
-        if self._generation.is_over and not self.done:
-            self._tell(self._stops.add(self._text.rest()))
-            if not self._stops.is_met:
-                self._tell(self._stops.rest())
-            # The model's generation settings may end a text otherwise, by `stop_strings` for one.
-            is_stopped = self._stops.is_met or len(self._ids) < self.job.encoded.sampling.max_new_tokens
-            is_stopped |= bool(self._ids) and self._ids[-1] in self._ends
-            self._end("stop" if is_stopped else "length")
+    def take(self, result: RowResult) -> None:
+        """Take what a pass gave. Raises the error that ended the request."""
+        self._charge += result.charge
+        if result.error is not None:
+            raise result.error
+        if result.token_id is not None:
+            self._add(result.token_id, result.num_reused)
+        if self._stops.is_met:
+            self._end("stop", result.num_reused)
+        elif result.is_over:
+            self._finish(result.num_reused)
 
-    def close(self) -> None:
-        """End the generation and free its memory."""
-        self._generation.close()
-
-    def _take(self, token: Token) -> None:
-        self._ids.append(token.token_id)
+    def _add(self, token_id: int, num_cached: int) -> None:
+        self._ids.append(token_id)
         self._timing.seconds.append(time.perf_counter() - self.job.arrived_s)
         if len(self._ids) == 1:
-            self._tally.first(self.job.encoded.ids.shape[1], self._timing.seconds[0])
-        self._tell(self._stops.add(self._text.add(token.token_id)))
-        if self._stops.is_met:
-            self._end("stop")
+            num_prompt_tokens = self.job.encoded.ids.shape[1]
+            self._tally.first(self.job.owner, num_prompt_tokens, self._timing.seconds[0], num_cached=num_cached)
+        self._tell(self._stops.add(self._text.add(token_id)))
+
+    def _finish(self, num_cached: int) -> None:
+        self._tell(self._stops.add(self._text.rest()))
+        if not self._stops.is_met:
+            self._tell(self._stops.rest())
+        # The model's generation settings may end a text otherwise, by `stop_strings` for one.
+        is_stopped = self._stops.is_met or len(self._ids) < self.job.encoded.sampling.max_new_tokens
+        is_stopped |= bool(self._ids) and self._ids[-1] in self._ends
+        self._end("stop" if is_stopped else "length", num_cached)
 
     def _tell(self, text: str) -> None:
         if text:
             self.job.tell(TextPiece(text))
 
-    def _end(self, reason: str) -> None:
-        self.done = Done(reason, len(self._ids), self._took())
+    def _end(self, reason: str, num_cached: int) -> None:
+        self.done = Done(reason, len(self._ids), self._took(), num_cached)
 
     def _took(self) -> dict[str, object]:
-        layers = by_layer(self._counters)
+        layers = by_layer(self._charge.counters)
         return {
             "preset": self._preset,
             "token_ids": self._ids,
-            "counters": totals(layers) | {"exposed_ms": self._exposed_s * 1e3},
+            "counters": totals(layers) | {"exposed_ms": self._charge.exposed_s * 1e3},
             "by_layer": layers,
             "waited_ms": self._waited_s * 1e3,
             "ttft_ms": self._timing.ttft_ms,

@@ -58,11 +58,12 @@ class AnswerFormat:
             "choices": [] if choice is None else [choice],
         }
 
-    def _usage(self, done: Done) -> dict[str, int]:
+    def _usage(self, done: Done) -> dict[str, object]:
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": done.num_tokens,
             "total_tokens": self.num_prompt_tokens + done.num_tokens,
+            "prompt_tokens_details": {"cached_tokens": done.num_cached},
         }
 
     def _took(self, done: Done) -> dict[str, object]:

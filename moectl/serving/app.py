@@ -152,6 +152,7 @@ async def _answer(
         asked.sampling(max_tokens or 1),
         asked.stop,
         tell=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
+        owner=(asked.user or "")[:_LONGEST_NAME],
     )
     _or_refuse(lambda: scheduler.submit(job))
     with ExitStack() as at_end:
@@ -256,6 +257,7 @@ def _stopping() -> Refusal:
 
 
 _SOON = {"Retry-After": "1"}
+_LONGEST_NAME = 64  # characters of the one who asks
 
 
 def _check_model(serving: Serving, name: str) -> None:

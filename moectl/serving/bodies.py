@@ -83,7 +83,7 @@ class RequestBody(_Strict):
     frequency_penalty: ZeroPenalty = None
     presence_penalty: ZeroPenalty = None
     logit_bias: Annotated[None, _only({})] = None
-    user: str | None = None  # ignored
+    user: str | None = None  # whom the counters name
     top_k: Annotated[int, Field(ge=0)] = 0
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool = False

@@ -20,10 +20,12 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)\.?(:[0-9]*)?", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """At most `num_rows` requests are answered at a time and `num_waiting` more wait in the queue; an answer has at
-    most `max_tokens`. Raises BadUsage for values that leave no room for a request."""
+    """At most `num_rows` requests are answered at a time, in turns or in shared passes of the model, and `num_waiting`
+    more wait in the queue; an answer has at most `max_tokens`. Raises BadUsage for values that leave no room for a
+    request."""
 
     num_rows: int = 8
+    shares_passes: bool = False
     num_waiting: int = 64
     max_tokens: int = 1024
     body_nbytes: int = 4 << 20

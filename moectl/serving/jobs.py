@@ -29,11 +29,13 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer: `reason` is `stop` or `length`, `took` holds its counters and times."""
+    """The end of an answer: `reason` is `stop` or `length`, `took` holds its counters and times; `num_cached` tokens of
+    its prompt were known from earlier ones."""
 
     reason: str
     num_tokens: int
     took: dict[str, object]
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,15 @@ Event = Encoded | TextPiece | Done | Failed
 @dataclass(slots=True, eq=False)
 class GenerationJob:
     """A prompt to continue: a text, a chat or token ids [1, S]. Without `max_tokens` the answer has as many as have
-    room; `sampling` holds the rest. `tell` is called on a thread of the scheduler, with Encoded or Failed first."""
+    room; `sampling` holds the rest. `tell` is called on a thread of the scheduler, with Encoded or Failed first. What
+    it takes is counted for `owner`."""
 
     prompt: Prompt | torch.Tensor
     max_tokens: int | None
     sampling: Sampling
     stops: tuple[str, ...]
     tell: Callable[[Event], None]
+    owner: str = ""
     encoded: Encoded | None = None
     arrived_s: float = field(default_factory=time.perf_counter)
     has_left: bool = False  # the client has disconnected

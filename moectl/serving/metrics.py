@@ -10,12 +10,22 @@ from runtime.control.plan import Plan
 
 _SUMS = {
     "prompt_tokens": "Tokens of prompts whose answer has begun.",
+    "cached_tokens": "Of them, those known from an earlier prompt that begins alike.",
     "generated_tokens": "Tokens generated.",
     "passes": "Forward passes of the model.",
     "busy_seconds": "Time in passes.",
     "exposed_stall_seconds": "Time in which compute waited for the link.",
     "first_tokens": "Requests that have had a first token.",
     "to_first_token_seconds": "Time from the arrival of these to it, together.",
+}
+_OF_OWNER = {
+    "first_tokens": "Requests that have had a first token, by their option user.",
+    "generated_tokens": "Tokens generated for it.",
+    "busy_seconds": "Its part of the time in passes.",
+    "exposed_stall_seconds": "Its part of the time in which compute waited for the link.",
+    "fetched": "Its part of the experts that were brought on demand.",
+    "demand_bytes": "Its part of their bytes.",
+    "prefetch_bytes": "Its part of the bytes brought ahead of use.",
 }
 
 
@@ -36,7 +46,8 @@ def live(scheduler: Scheduler) -> dict[str, object]:
 
 
 def _last_token(scheduler: Scheduler) -> list[dict[str, list[int]]]:
-    """By layer, the experts of the last token: those that were in the fast tier, and those that were not."""
+    """By layer, the experts of the last pass that gave each answer a token: those that were in the fast tier, and those
+    that were not."""
     controller = scheduler.session.controller
     return [_used(one, controller) for one in scheduler.tally.last_token]
 
@@ -46,7 +57,7 @@ def _used(one: Plan | torch.Tensor, controller: Controller) -> dict[str, list[in
         experts, none = one[0].tolist(), []
         return {"hit": none, "missed": experts} if controller.holds_low else {"hit": experts, "missed": none}
     elsewhere = (*one.near, *one.low, *(place for wave in one.waves for place in wave.loads))
-    used = set(one.selected[0].tolist()) - {-1}
+    used = set(one.selected.ravel().tolist()) - {-1}
     missed = used & {place.key % controller.shape.num_experts for place in elsewhere}
     return {"hit": sorted(used - missed), "missed": sorted(missed)}
 
@@ -69,6 +80,14 @@ def _lines(scheduler: Scheduler, model: str) -> Iterator[str]:
     for name in said["counters"]:
         values = {_labels({"layer": layer}): counts[name] for layer, counts in enumerate(said["by_layer"])}
         yield from _metric(f"expert_{name}_total", "counter", f"The counter {name} of moectl run.", values)
+    yield from _of_owners(said["owners"])
+
+
+def _of_owners(owners: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
+    sums = {name: {**said, **said["counters"]} for name, said in owners.items()}
+    for name, help_text in _OF_OWNER.items():
+        values = {_labels({"user": owner}): said[name] for owner, said in sums.items()}
+        yield from _metric(f"user_{name}_total", "counter", help_text, values)
 
 
 def _metric(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> Iterator[str]:

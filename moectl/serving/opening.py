@@ -5,8 +5,9 @@ from pathlib import Path
 
 from moectl.serving.app import Serving
 from moectl.serving.guard import ServerLimits
+from moectl.serving.request import ServeRequest
 from moectl.serving.scheduler import Scheduler
-from moectl.shared.opening import existing, open_quietly
+from moectl.shared.opening import existing
 from moectl.shared.preset_choice import with_choice
 from moectl.shared.text import tokenizer_of
 from runtime.model.open import MoeModel
@@ -16,12 +17,12 @@ from runtime.session.presets import tuned_presets
 from runtime.session.session import Session, Settings
 
 
-def open_serving(name: str, settings: Settings, limits: ServerLimits, *, model: str, store: Path, base: int) -> Serving:
-    """Open the checkpoint `name`, which clients call `model`, and start its scheduler."""
-    opened = open_quietly(name, device=settings.device, dense=settings.dense)
+def open_serving(opened: MoeModel, name: str, request: ServeRequest, *, model: str) -> Serving:
+    """Start the scheduler of a model that was opened by `name` and that clients call `model`."""
     tokenizer_of(opened)
-    settings, why = with_choice(opened, settings, existing(store))
-    scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
+    store = request.store
+    settings, why = with_choice(opened, request.settings, existing(store))
+    scheduler = scheduler_of(opened, name, settings, request.limits, store=store, base=request.base)
     scheduler.start()
     return Serving(scheduler, model, offered(opened, settings, store), why)
 

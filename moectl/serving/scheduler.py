@@ -1,5 +1,5 @@
 """The scheduler takes requests in order of arrival: one thread encodes their prompts, another one owns the session and
-runs their passes in turns."""
+runs their passes."""
 
 import logging
 import threading
@@ -7,18 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from artifacts.errors import Problem
-from moectl.serving.active_request import ActiveRequest
 from moectl.serving.encoding import encoded
 from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Encoded, Failed, GenerationJob, Switch
+from moectl.serving.running import RunningRequests, failed
 from moectl.serving.tally import Tally
-from runtime.session.interleave import Interleave
 from runtime.session.session import Session
-
-# Passes of a request before the next request's turn: more delay the others, fewer lower the hit rate, since every
-# change of request evicts some experts of the last one (figures in docs/decisions.md).
-PASSES = 4
 
 _log = logging.getLogger("moectl")
 
@@ -44,7 +38,7 @@ class Scheduler:
         self.receipt: dict[str, object]
         self.tally: Tally
         self._build = build
-        self._active: list[ActiveRequest] = []
+        self._running: RunningRequests
         self._waiting: deque[GenerationJob | Switch] = deque()
         self._num_taken = 0  # waiting and running requests
         self._is_closing = False
@@ -76,11 +70,11 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._active)
+        return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        return max(0, self._num_taken - len(self._active))
+        return max(0, self._num_taken - len(self._running))
 
     def submit(self, job: GenerationJob) -> None:
         """Queue a job. Raises Full or Closing."""
@@ -105,7 +99,7 @@ class Scheduler:
     def leave(self, job: GenerationJob) -> None:
         """Drop a job whose client has disconnected; no effect on a finished one.
 
-        A waiting job is removed at once, a running one after its present pass.
+        A waiting job is removed at once, a running one after the present pass.
         """
         with self._changed:
             job.has_left = True
@@ -121,12 +115,17 @@ class Scheduler:
         self._num_taken -= 1
         self.tally.end(outcome)
 
+    def _ended(self, outcome: str) -> None:
+        with self._changed:
+            self._over(outcome)
+
     # Called on the scheduler's thread
 
     def _run(self) -> None:
         try:
-            self._open(self.preset)
-            self.tally = Tally(self.session.opened.shape.num_layers)
+            session = self._build(self.preset)
+            self.tally = Tally(session.opened.shape.num_layers)
+            self._use(session, self.preset)
         except BaseException as error:
             self._ready.set_exception(error)
             return
@@ -139,21 +138,19 @@ class Scheduler:
         finally:
             self._end()
 
-    def _open(self, preset: str) -> None:
-        self.session = self._build(preset)
-        self._interleave = Interleave(self.session)
-        self.preset, self.receipt = preset, self.session.receipt()
-        # Where residency follows the prompt, a second request would change it during the answer to the first.
-        self._room = 1 if self.session.parts.policies.residency.places else self.limits.num_rows
+    def _use(self, session: Session, preset: str) -> None:
+        self.session = session
+        self._running = RunningRequests(session, self.limits, self.tally, preset=preset, over=self._ended)
+        self.preset, self.receipt = preset, session.receipt()
 
     def _shut(self) -> None:
-        self._interleave.close()
+        self._running.close()
         self.session.close()
 
     def _round(self) -> bool:
-        """Run one turn of every request; False once the scheduler is closing."""
+        """Begin what has come, and run one pass; False once the scheduler is closing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._active or self._has_ready or self._is_closing)
+            self._changed.wait_for(lambda: len(self._running) or self._has_ready or self._is_closing)
             if self._is_closing:
                 return False
             coming = self._coming()
@@ -161,54 +158,22 @@ class Scheduler:
             if isinstance(one, Switch):
                 self._switch(one)
             else:
-                self._begin(one)
-        for active in list(self._active):
-            self._turns(active)
+                self._running.begin(one)
+        self._running.step()
         return True
 
     def _coming(self) -> list[GenerationJob | Switch]:
         """Take from the queue what can start now. A switch starts only when no request is running."""
         coming: list[GenerationJob | Switch] = []
-        while self._has_ready and len(self._active) + len(coming) < self._room:
+        while self._has_ready and len(coming) < self._running.num_free:
             if isinstance(self._waiting[0], Switch):
-                return coming or ([] if self._active else [self._waiting.popleft()])
+                return coming or ([] if len(self._running) else [self._waiting.popleft()])
             coming.append(self._waiting.popleft())
         return coming
 
     @property
     def _has_ready(self) -> bool:
         return bool(self._waiting) and self._waiting[0].is_ready
-
-    def _begin(self, job: GenerationJob) -> None:
-        try:
-            self._active.append(ActiveRequest(job, self._interleave, self.tally, preset=self.preset))
-        except Exception as error:
-            self._over("failed")
-            job.tell(_failed(error))
-
-    def _turns(self, active: ActiveRequest) -> None:
-        """Run some passes of one request; an error ends that request only."""
-        try:
-            for _ in range(PASSES):
-                if active.job.has_left:
-                    self._remove(active, "left")
-                    return
-                active.step()
-                if active.done:
-                    self._remove(
-                        active, "answered"
-                    )  # before the client is told, since it may read the counters at once
-                    active.job.tell(active.done)
-                    return
-        except Exception as error:
-            self._remove(active, "failed")
-            active.job.tell(_failed(error))
-
-    def _remove(self, active: ActiveRequest, outcome: str) -> None:
-        active.close()
-        with self._changed:
-            self._active.remove(active)
-            self._over(outcome)
 
     def _switch(self, switch: Switch) -> None:
         """Build a session for another preset; on an error rebuild the former one, with an empty fast tier."""
@@ -218,10 +183,10 @@ class Scheduler:
         with self._encoding:
             self._shut()
             try:
-                self._open(switch.preset)
+                self._use(self._build(switch.preset), switch.preset)
             except Exception as error:
                 try:
-                    self._open(before)
+                    self._use(self._build(before), before)
                 finally:
                     switch.settled.set_exception(error)
             else:
@@ -231,16 +196,15 @@ class Scheduler:
         """Fail the remaining requests and switches, and close the session."""
         with self._changed:
             self._is_closing = True
-            waiting, running = list(self._waiting), list(self._active)
+            waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        for active in running:
-            self._remove(active, "failed")
-            active.job.tell(Failed("the server is stopping", 503))
+        stopping = Failed("the server is stopping", 503)
+        self._running.break_off(stopping)
         for one in waiting:
             if isinstance(one, GenerationJob):
                 self._over("failed")
-                one.tell(Failed("the server is stopping", 503))
+                one.tell(stopping)
             elif one.settled.set_running_or_notify_cancel():
                 one.settled.set_exception(Closing())
         with self._encoding:
@@ -276,12 +240,4 @@ def _encoded(job: GenerationJob, session: Session, limits: ServerLimits) -> Enco
     try:
         return encoded(job, session, limits)
     except BaseException as error:  # also a panic of the tokenizer, which is no Exception
-        return _failed(error)
-
-
-def _failed(error: BaseException) -> Failed:
-    """What a client is told of an error: the message of a Problem, the type of any other, which is also logged."""
-    is_ours = isinstance(error, Problem)
-    if not is_ours:
-        _log.error("a request failed", exc_info=error)
-    return Failed(str(error) if is_ours else f"internal error: {type(error).__name__}", 500)
+        return failed(error)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,48 +10,72 @@ import torch
 
 from runtime.control.counters import Counter, by_layer, totals
 from runtime.control.plan import Plan
-from runtime.session.interleave import PassResult
+from runtime.session.batch import RowResult
+from runtime.session.charges import Charge
 
 OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went away
+MOST_OWNERS, OTHERS = 50, "others"  # what has a name of its own, and what all further ones are counted under
+_OF_OWNER = (Counter.REQUESTS, Counter.HITS, Counter.FETCHED, Counter.DEMAND_BYTES, Counter.PREFETCH_BYTES)
+
+
+@dataclass(slots=True)
+class OwnerCounts:
+    """What the requests of one owner have had and what they were charged."""
+
+    num_first: int = 0
+    num_tokens: int = 0
+    charge: Charge = field(default_factory=Charge)
+
+    def read(self) -> dict[str, object]:
+        sums = self.charge.counters.sum(axis=1)
+        return {
+            "first_tokens": self.num_first,
+            "generated_tokens": self.num_tokens,
+            "busy_seconds": self.charge.seconds,
+            "exposed_stall_seconds": self.charge.exposed_s,
+            "counters": {counter.name.lower(): float(sums[counter]) for counter in _OF_OWNER},
+        }
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counters that the scheduler's thread writes and other threads read, under `lock`."""
+    """Counters that the scheduler's thread writes and other threads read, under `lock`. `owners` has the same by who
+    asked, and adds up to the others."""
 
     num_layers: int
-    table: np.ndarray = field(init=False)  # [F, L]
+    owners: dict[str, OwnerCounts] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     num_prompt_tokens: int = 0
-    num_tokens: int = 0
+    num_cached: int = 0  # of them
     num_passes: int = 0
-    busy_s: float = 0.0
-    exposed_s: float = 0.0
     num_first: int = 0
     last_token: tuple[Plan | torch.Tensor, ...] = ()  # by layer, as a pass gives it
     first_s: float = 0.0  # from a request's arrival to its first token
     began_s: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        self.table = np.zeros((len(Counter), self.num_layers), np.int64)
-
-    def turn(self, turn: PassResult) -> None:
-        """Count a pass."""
+    def count(self, results: Sequence[RowResult], last_token: tuple[Plan | torch.Tensor, ...]) -> None:
+        """Count a pass by what it gave the requests of each owner."""
         with self.lock:
-            self.table += turn.counters
             self.num_passes += 1
-            self.num_tokens += turn.token is not None
-            self.busy_s += turn.seconds
-            self.exposed_s += turn.exposed_s
-            self.last_token = turn.last_token
+            self.last_token = last_token
+            for result in results:
+                owner = self._owner(result.owner)
+                owner.num_tokens += result.token_id is not None
+                owner.charge += result.charge
 
-    def first(self, num_prompt_tokens: int, seconds: float) -> None:
+    def first(self, owner: str, num_prompt_tokens: int, seconds: float, *, num_cached: int = 0) -> None:
         """Count the first token of a request."""
         with self.lock:
+            self._owner(owner).num_first += 1
             self.num_prompt_tokens += num_prompt_tokens
+            self.num_cached += num_cached
             self.num_first += 1
             self.first_s += seconds
+
+    def _owner(self, name: str) -> OwnerCounts:
+        name = name if name in self.owners or len(self.owners) < MOST_OWNERS else OTHERS
+        return self.owners.setdefault(name, OwnerCounts())
 
     def end(self, outcome: str) -> None:
         """Count a request that has ended."""
@@ -60,17 +85,21 @@ class Tally:
     def read(self) -> dict[str, object]:
         """All counters at one moment."""
         with self.lock:
-            layers = by_layer(self.table)
+            nothing = Charge(np.zeros((len(Counter), self.num_layers)))
+            charge = sum((owner.charge for owner in self.owners.values()), nothing)
+            layers = by_layer(np.rint(charge.counters).astype(np.int64))  # whole again
             return {
                 "requests": dict(self.requests),
                 "prompt_tokens": self.num_prompt_tokens,
-                "generated_tokens": self.num_tokens,
+                "cached_tokens": self.num_cached,
+                "generated_tokens": sum(owner.num_tokens for owner in self.owners.values()),
                 "passes": self.num_passes,
-                "busy_seconds": self.busy_s,
-                "exposed_stall_seconds": self.exposed_s,
+                "busy_seconds": charge.seconds,
+                "exposed_stall_seconds": charge.exposed_s,
                 "first_tokens": self.num_first,
                 "to_first_token_seconds": self.first_s,
                 "uptime_seconds": time.monotonic() - self.began_s,
                 "counters": totals(layers),
                 "by_layer": layers,
+                "owners": {name: owner.read() for name, owner in self.owners.items()},
             }

@@ -12,7 +12,7 @@ EXTRAS = {
     "serve": "moectl serve",
     "eval": "moectl bench --tasks",
     "peers": "moectl bench --peers accelerate-disk and -cpu",
-    "ray": "--executor ray",
+    "ray": "--executor ray, serve --replicas",
 }
 
 

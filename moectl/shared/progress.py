@@ -36,6 +36,7 @@ class Phases:
         self._shares, self._limit_s, self._is_quiet = shares, limit_s, is_quiet
         self._wait_s = 0.0 if at_once else WAIT_S
         self._begun: list[tuple[str, float]] = []
+        self.note = ""  # beside the name of the present phase
         self._done, self._told_s = 0.0, 0.0
         self._bar: Progress | None = None
         self._around: Phases | None = None
@@ -120,7 +121,7 @@ class Phases:
     @property
     def _label(self) -> str:
         number = f"{len(self._begun)}/{len(self._shares)} " if len(self._shares) > 1 else ""
-        return number + self._begun[-1][0]
+        return number + self._begun[-1][0] + (self.note and f": {self.note}")
 
     def _share(self, count: int) -> float:
         return sum(self._shares[:count]) / sum(self._shares)

@@ -126,6 +126,7 @@ def search_on(
         costs=pace.costs,
         window=pace.window,
         similarity=similarity,
+        clients=request.served,
     )
 
 

@@ -8,6 +8,7 @@ from artifacts.errors import BadUsage
 from artifacts.hardware.machines import machine
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS, Shape
+from artifacts.traces.clients import Clients, clients_of
 from profilers.workers.choose import LOCAL, check_executor
 from runtime.control import sizes
 from runtime.policies.presets import presets
@@ -24,7 +25,8 @@ class TuneRequest:
 
     `minutes` limits the whole, unless `candidates` is given. `data` is the text for a
     trace if the store has none, `held_out` the text for verification, `check_data` text of another kind for a check of
-    the picks. `max_loss` is a share of perplexity.
+    the picks. `max_loss` is a share of perplexity. With `clients` picks are the fastest simulated for so many requests
+    at a time; live runs, of one at a time, then only say whether they run and what they lose.
     """
 
     budget: str = "25%"
@@ -42,6 +44,7 @@ class TuneRequest:
     base: int = FULL_BITS
     experts: str = "exact"
     name: str = "tuned"
+    clients: int | None = None
     jobs: int | None = None
     executor: str = LOCAL
     seed: int = 0
@@ -53,6 +56,7 @@ class TuneRequest:
             if self.link != "auto":
                 raise BadUsage("--scaled-to sets the link itself: leave out --link")
         check_base(self.base)
+        clients_of(self.clients)
         check_experts(self.experts)
         check_executor(self.executor)
         if self.minutes <= 0:
@@ -66,6 +70,11 @@ class TuneRequest:
     def workers(self) -> int | None:
         """Number of candidates replayed at a time: 1 by default, None to use all cores of an executor."""
         return self.jobs or (1 if self.executor == LOCAL else None)
+
+    @property
+    def served(self) -> Clients | None:
+        """The clients whose requests are served together."""
+        return clients_of(self.clients, seed=self.seed)
 
     @property
     def limit_s(self) -> float:

@@ -40,7 +40,7 @@ def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minu
     lossy, why = _lossy(found, verifier, request, minutes)
     live = _beside(exact, lossy, found, verifier, request, minutes)
     minutes.phases.begin("checking the answers")
-    chosen = fastest(live, exact)
+    chosen = next((name for name in exact if name in live), None) if request.clients else fastest(live, exact)
     if chosen is None:
         raise Incompatible("none of the lossless candidates ran live")
     best = exact[chosen]
@@ -53,9 +53,13 @@ def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minu
     if lossy is None:
         return VerifiedPicks([lossless, same], kept, why)
     pick = Pick(request.name, lossy, verifier.quality(lossy.combination), kept.get(request.name))
-    if pick.live and pick.live.to_full > lossless.live.to_full:
-        why = "the best that loses something is no faster live than the best that loses nothing"
-        kept[_SLOWER] = kept.pop(request.name)
+    if request.clients:
+        is_slower, where = lossy.ms > best.ms, f"simulated for {request.clients} clients"
+    else:
+        is_slower, where = bool(pick.live) and pick.live.to_full > lossless.live.to_full, "live"
+    if is_slower:
+        why = f"the best that loses something is no faster {where} than the best that loses nothing"
+        kept |= {_SLOWER: kept.pop(request.name)} if pick.live else {}
         return VerifiedPicks([lossless, same], kept, why)
     return VerifiedPicks([lossless, pick], kept)
 

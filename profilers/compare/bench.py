@@ -207,10 +207,10 @@ class Bench:
             reading = read(session, self._text.sequences, prefill=self._text.prefill, progress=progress)
             return self._sample(session, reading, first_pass, begin_s)
 
-    def scores(self, setting: BenchSetting, tasks: Tasks) -> tuple[TaskScore, ...]:
-        """Return a setting's scores on tasks, from an empty cache and without timing."""
+    def scores(self, setting: BenchSetting, tasks: Tasks, *, batch: int | None = None) -> tuple[TaskScore, ...]:
+        """Return a setting's scores on tasks, from an empty cache and without timing; `batch` as in `evaluate`."""
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
-            return evaluate(session, tasks)
+            return evaluate(session, tasks, batch=batch)
 
     def _settings(self, setting: BenchSetting) -> Settings:
         preset = self._stored.get(setting.preset, setting.preset)

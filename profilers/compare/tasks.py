@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.common.untrusted import existing
 from artifacts.errors import BadInput, BadUsage, first_line
 from profilers.compare import continuations
+from runtime.policies.presets import preset
 from runtime.session.session import Session
 
 BUILT_IN: Mapping[str, Callable[[], dict[str, Any]]] = {continuations.NAME: continuations.configuration}
@@ -77,30 +78,38 @@ def load_tasks(names: Sequence[str]) -> Tasks:
     return Tasks(tuple(loaded), digest)
 
 
-def evaluate(session: Session, tasks: Tasks) -> tuple[TaskScore, ...]:
-    """Return every metric of every task. Likelihoods are computed in one pass over question and answer; generated
-    answers are decoded token by token."""
-    results = _evaluated(session, tasks, keeps_items=False)["results"]
+def evaluate(session: Session, tasks: Tasks, *, batch: int | None = None) -> tuple[TaskScore, ...]:
+    """Return every metric of every task, `batch` requests at a time: by default 64, or one where policies alter the
+    output, by what is resident. Likelihoods are computed in one pass over question and answer; generated answers are
+    decoded token by token."""
+    results = _evaluated(session, tasks, batch, keeps_items=False)["results"]
     return tuple(score for task, values in results.items() for score in _scores(task, values))
 
 
-def correct(session: Session, tasks: Tasks) -> dict[str, np.ndarray]:
-    """Return, by task, whether each document was answered right, bool [N], for tasks that choose (metric `acc`)."""
-    samples = _evaluated(session, tasks, keeps_items=True)["samples"]
+def correct(session: Session, tasks: Tasks, *, batch: int | None = None) -> dict[str, np.ndarray]:
+    """Return, by task, whether each document was answered right, bool [N], for tasks that choose (metric `acc`).
+    `batch` as in `evaluate`."""
+    samples = _evaluated(session, tasks, batch, keeps_items=True)["samples"]
     return {
         task: np.array([bool(one["acc"]) for one in sorted(of_task, key=lambda one: one["doc_id"])])
         for task, of_task in samples.items()
     }
 
 
-def _evaluated(session: Session, tasks: Tasks, *, keeps_items: bool) -> dict[str, Any]:
+def _evaluated(session: Session, tasks: Tasks, batch: int | None, *, keeps_items: bool) -> dict[str, Any]:
     from lm_eval.evaluator import evaluate as harness
 
     from profilers.compare.lm_eval_model import SessionLM
 
     task_dict = {"tasks": {task.task_name: task for task in tasks.loaded}, "groups": {}, "group_map": {}}
+    model = SessionLM(session, batch_size=batch or _batch_of(session))
     with redirect_stderr(io.StringIO()):  # hides its progress bars, which would break up moectl's own
-        return harness(SessionLM(session), task_dict, log_samples=keeps_items, bootstrap_iters=_RESAMPLED)
+        return harness(model, task_dict, log_samples=keeps_items, bootstrap_iters=_RESAMPLED)
+
+
+def _batch_of(session: Session) -> int | str:
+    settings = session.parts.settings
+    return "auto" if replace(preset(settings.preset), **settings.policies).is_lossless else 1
 
 
 def _files(name: str) -> list[Path]:

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from artifacts.common.host_memory import host_memory, lines_of
+
 if TYPE_CHECKING:  # torch takes seconds to import, and a glance does without
     import torch
-
-_CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LocalMachine:
 
     @classmethod
     def _of(cls, threads: int, gpu: tuple[str, int] | None) -> "LocalMachine":
-        memory, available = _memory()
+        memory, available = host_memory()
         name, nbytes = gpu or (None, 0)
         return cls(
             processor=_processor(),
@@ -91,21 +91,11 @@ def num_cores() -> int:
 
 
 def _processor() -> str:
-    for line in _lines(Path("/proc/cpuinfo")):
+    for line in lines_of(Path("/proc/cpuinfo")):
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _memory() -> tuple[int, int]:
-    """Return the bytes of RAM and those available, both within the container's limit."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    fields = (line.split() for line in _lines(Path("/proc/meminfo")))
-    available = next((int(field[1]) * 1024 for field in fields if field[0] == "MemAvailable:"), whole)
-    limits = [int(text) for path in _CGROUP for text in _lines(path) if text.strip().isdecimal()]
-    limit = min([whole, *limits])
-    return limit, min(available, limit)
 
 
 def _locked() -> int | None:
@@ -115,11 +105,3 @@ def _locked() -> int | None:
         return None
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _lines(path: Path) -> list[str]:
-    """Return the lines of a file, none where it does not exist, as on other systems."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

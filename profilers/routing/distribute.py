@@ -4,19 +4,16 @@ The counts do not depend on the worker.
 """
 
 import pickle
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from artifacts.errors import Incompatible
 from artifacts.traces.trace import Trace
 from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.text.batches import Batch
+from profilers.workers.same_model import SameModel
 from profilers.workers.workers import Executor
-from runtime.model.open import open_model
 from runtime.session.session import Session
 
 _MIN_TASKS = 4  # for each worker, where there are enough batches
@@ -38,8 +35,7 @@ class Counting:
     """The work of a worker: counts the batches of a task on one thread. The first task opens the model."""
 
     def __init__(self, name: str, session: Session, prefill: int, keep_trace: RoutingForesight | None) -> None:
-        self._name = str(Path(name).resolve()) if Path(name).exists() else name
-        self._fingerprint, self._prefill = session.opened.fingerprint, prefill
+        self._model, self._prefill = SameModel.of(name, session.opened), prefill
         self._settings = replace(session.parts.settings, device="cpu", threads=1)
         self.is_traced = keep_trace is not None
         self._keep_trace = pickle.dumps(keep_trace)  # pickled now, or processes would share the memory of its tensors
@@ -57,13 +53,7 @@ class Counting:
 
     def _opened(self) -> Session:
         if self._session is None:
-            opened = open_model(self._name)
-            if opened.fingerprint != self._fingerprint:
-                raise Incompatible(
-                    f"on {socket.gethostname()} {self._name} is another model: every node needs the same checkpoint "
-                    "under the same name"
-                )
-            self._session = Session(opened, self._settings)
+            self._session = Session(self._model.open(), self._settings)
         return self._session
 
 

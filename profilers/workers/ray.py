@@ -33,6 +33,7 @@ class RayCluster:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.most_together = min(count, max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes()))
         self._stored: dict[int, tuple[Work, str, ray.ObjectRef]] = {}
 
     def start(self, work: Work) -> "RayWorker":

@@ -44,9 +44,11 @@ class Worker(Protocol):
 
 
 class Executor(Protocol):
-    """Starts up to `count` workers. With `is_here` tasks run in this process instead, one after another."""
+    """Starts up to `count` workers, `most_together` of them on one machine. With `is_here` tasks run in this process
+    instead, one after another."""
 
     count: int
+    most_together: int
     is_here: bool
 
     def start(self, work: Work) -> Worker:
@@ -145,7 +147,7 @@ class Processes:
     """An executor of `count` processes of this machine; with a count of 1 it is the current process."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.is_here = count, count == 1
+        self.count, self.most_together, self.is_here = count, count, count == 1
 
     def start(self, work: Work) -> "Process":
         return Process(work)

@@ -153,6 +153,14 @@ class Cache:
             self._passing.update(dict.fromkeys(keys))
         return admitted
 
+    def admit_all(self) -> list[Place]:
+        """Make every absent key resident, where there is a slot for each."""
+        by_pool: dict[int, list[int]] = {}
+        for key, state in enumerate(self.states):
+            if not state:
+                by_pool.setdefault(self.pool_of[key], []).append(key)
+        return [place for keys in by_pool.values() for place in self.admit(keys, RESIDENT)]
+
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:
             assert self.states[key] and not self.pins[key], f"key {key} cannot leave"

@@ -57,7 +57,7 @@ class Controller:
             self._capacities = cache.partitions.dealt(residency.capacities(cache.num_slots, self.shape))  # [L, N]
         self.now = Now()
         self.counters = Counters(self.shape.num_layers, cache.partitions)
-        self._mover = self.mover_kind(
+        self.mover = self.mover_kind(
             cache, eviction=eviction, window=window, nbytes=nbytes, pieces=pieces, now=self.now, counters=self.counters
         )
         self._near_places: dict[int, Place] = {}  # by key, each made once
@@ -81,15 +81,15 @@ class Controller:
 
     def open_pass(self, opening: Opening) -> tuple[Place, ...]:
         """Return what is prefetched before the first layer, within the bytes of a step; if a policy `opens_passes`."""
-        self.now.layer = self._mover.arrivals.lent = 0
-        prefetches = self._mover.prefetch(self._prefetch.propose_first(opening, self.now))
-        self._mover.end_step([])
+        self.now.layer = self.mover.arrivals.lent = 0
+        prefetches = self.mover.prefetch(self._prefetch.propose_first(opening, self.now))
+        self.mover.end_step([])
         return prefetches
 
     @property
     def cache(self) -> Cache:
         """The states, slots and pins of all keys."""
-        return self._mover.cache
+        return self.mover.cache
 
     def step(self, step: Step) -> Plan:
         """Decide one layer of the current pass."""
@@ -104,18 +104,18 @@ class Controller:
             weights = step.weights
         experts, used, absent = self._wanted(layer, step.selected)
         self._count(layer, used, absent)
-        self._mover.arrivals.lent = 0
+        self.mover.arrivals.lent = 0
         if self._miss.every_step or absent and self._miss.chooses:
             return self._decide(step, experts, used, absent, weights)
-        if self._can_settle and not absent and not self._mover.arrivals.queue:
+        if self._can_settle and not absent and not self.mover.arrivals.queue:
             return self._settle(step, weights, experts, used)
-        states = self._mover.cache.states
+        states = self.mover.cache.states
         present = [key for key in used if states[key]] if absent else used
         return self._plan(step, step.selected, weights, experts, used, present, absent)
 
     def _wanted(self, layer: int, selected: np.ndarray) -> tuple[list[int], list[int], list[int]]:
         """Return the keys of the experts in `selected` [T, K], of their pieces, and of the absent pieces."""
-        first, states = layer * self.shape.num_experts, self._mover.cache.states
+        first, states = layer * self.shape.num_experts, self.mover.cache.states
         experts = [first + expert for expert in distinct(selected)]
         used = self._pieces.of(experts)
         return experts, used, [key for key in used if not states[key]]
@@ -124,7 +124,7 @@ class Controller:
         self, step: Step, experts: list[int], used: list[int], absent: list[int], weights: np.ndarray | None
     ) -> Plan:
         """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of demand loads."""
-        choice, num_experts, states = self._choose(step, absent), self.shape.num_experts, self._mover.cache.states
+        choice, num_experts, states = self._choose(step, absent), self.shape.num_experts, self.mover.cache.states
         if choice.selected is not step.selected:
             experts, used, absent = self._wanted(step.layer, choice.selected)
         present, missing, near, low, behind, bits = used, absent, (), (), (), _NO_BITS
@@ -145,15 +145,15 @@ class Controller:
             bits = {first + expert: precision for expert, precision in choice.bits.items()}
         if choice.weights is not None:
             weights = choice.weights
-        self._mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
+        self.mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
         return self._plan(step, choice.selected, weights, experts, used, present, missing, near, low, behind, bits)
 
     def _settle(self, step: Step, weights: np.ndarray | None, experts: list[int], used: list[int]) -> Plan:
         """Plan as `_plan` does a step that changes nothing in the cache: everything is resident."""
         self._eviction.used(experts, step, self.now)
         if self._pieces.is_cut:
-            self._mover.cache.touch(used)
-        return Plan(step.layer, step.selected, weights, self._mover.settle(used), (), (), ())
+            self.mover.cache.touch(used)
+        return Plan(step.layer, step.selected, weights, self.mover.settle(used), (), (), ())
 
     def _plan(
         self,
@@ -170,7 +170,7 @@ class Controller:
         bits: Mapping[int, int] = _NO_BITS,
     ) -> Plan:
         """Note the use, load what is `missing` in waves, and prefetch, keys of `behind` first."""
-        mover, layer = self._mover, step.layer
+        mover, layer = self.mover, step.layer
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(experts, step, self.now)
@@ -200,21 +200,21 @@ class Controller:
             self.counters.add_bits(layer, places)
         return places
 
-    def count_fixed(self, layer: int) -> None:
-        """Count one token's requests of a layer: all are hits, or all are computed on resident replicas."""
-        self.now.step += 1
-        self.now.layer = layer
+    def count_fixed(self, first: int, num_layers: int = 1) -> None:
+        """Count one token's requests of layers: all are hits, or all are computed on resident replicas."""
+        self.now.step += num_layers
+        self.now.layer = first + num_layers - 1
         for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
-            self.counters.table[counter, layer] += self.shape.top_k
+            self.counters.table[counter, first : first + num_layers] += self.shape.top_k
 
     def clear(self) -> None:
         """Empty the cache, as after a step that failed; counters and history stay."""
-        self._mover.clear()
+        self.mover.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
         """Cut experts by another split, into slots that are empty; counters and history stay. Call it between
         passes."""
-        self._mover.lay_out(split, pools)
+        self.mover.lay_out(split, pools)
         self._near_places.clear()
 
     def by_device(self) -> list[dict[str, int]]:
@@ -223,7 +223,7 @@ class Controller:
 
     def validate(self) -> None:
         """Raise AssertionError when, between steps, the state contradicts itself."""
-        self._mover.validate()
+        self.mover.validate()
         self.counters.validate()
 
     def _observe(self, step: Step) -> None:
@@ -234,8 +234,8 @@ class Controller:
             first = step.layer * self.shape.num_experts
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
             self._near_places.clear()
-            self._mover.placements.want(step.layer, (first + placement.resident).tolist())
-        self._placed = self._mover.place(step.layer, at_once=True) if placement and placement.is_awaited else ()
+            self.mover.placements.want(step.layer, (first + placement.resident).tolist())
+        self._placed = self.mover.place(step.layer, at_once=True) if placement and placement.is_awaited else ()
 
     def _reroute(self, step: Step) -> Step:
         routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)
@@ -245,7 +245,7 @@ class Controller:
 
     def _choose(self, step: Step, absent: list[int]) -> Choice:
         """Ask the miss policy about the step and count what it chose."""
-        num_experts, cache, pieces = self.shape.num_experts, self._mover.cache, self._pieces
+        num_experts, cache, pieces = self.shape.num_experts, self.mover.cache, self._pieces
         experts = [key % num_experts for key in absent]
         missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
         states = pieces.layer_states(cache.state, step.layer)
@@ -276,20 +276,20 @@ class Controller:
         return Place(key, NO_SLOT, self.cache.shadows[key].item())
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
-        late = self._mover.cache.loading(wanted) if self._mover.arrivals.queue else ()
+        late = self.mover.cache.loading(wanted) if self.mover.arrivals.queue else ()
         self.counters.add_requests(layer, len(wanted), num_late=len(late), num_absent=len(absent))
         if self.counters.is_spread:
             self.counters.spread_requests(wanted, late, absent)
-        if absent and (collisions := self._mover.num_evicted_in_pass(absent)):
+        if absent and (collisions := self.mover.num_evicted_in_pass(absent)):
             self.counters.add(Counter.COLLISIONS, layer, collisions)
 
     def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
         """Send for what the policies propose, as far as bytes and slots allow."""
         may_skip = not (self._prefetch.follows_steps or self._eviction.follows_proposals)
-        if may_skip and self._mover.arrivals.room <= 0:
+        if may_skip and self.mover.arrivals.room <= 0:
             return ()
         proposed = self._proposed(step)
-        return self._mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)
+        return self.mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)
 
     def _proposed(self, step: Step) -> np.ndarray:
         proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS

@@ -164,8 +164,8 @@ class Counters:
 
 
 def by_layer(table: np.ndarray) -> list[dict[str, int]]:
-    """Return one dictionary a layer of a table [F, L]."""
-    return [{c.name.lower(): int(column[c]) for c in Counter} for column in table.T]
+    """Return one dictionary a layer of a table [F, L]; of a table of fractions, fractions."""
+    return [{c.name.lower(): column[c] for c in Counter} for column in table.T.tolist()]
 
 
 def totals(layers: list[dict[str, int]]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from artifacts.errors import BadInput
-from artifacts.traces.trace import Trace
+from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.policies.base import Step
 
 
@@ -36,7 +36,7 @@ class Recorder:
             {
                 "request": self._requests.astype(np.int32),
                 "pass_": np.full(num_tokens, step.pass_index, np.int32),
-                "phase": np.full(num_tokens, step.phase, np.uint8),
+                "phase": _phases(step),
                 "layer": np.full(num_tokens, step.layer, np.int32),
                 "token": self._positions,
                 "experts": step.selected.astype(np.uint16),
@@ -65,3 +65,10 @@ class Recorder:
         self._iteration = self._num_iterations + np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self._embeddings.append(step.embedding)
         self._num_iterations += len(counts)
+
+
+def _phases(step: Step) -> np.ndarray:
+    """Return the phase of each token."""
+    if step.prompts is None:
+        return np.full(len(step.selected), step.phase, np.uint8)
+    return np.where(step.prompts, PREFILL, DECODE).astype(np.uint8)

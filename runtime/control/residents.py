@@ -6,6 +6,7 @@ import numpy as np
 
 from runtime.control.cache import ABSENT, RESIDENT
 from runtime.policies.base import Residents, Step
+from runtime.policies.step import most_wanted
 
 
 class StepResidents(Residents):
@@ -28,4 +29,6 @@ class StepResidents(Residents):
         return self._states == ABSENT
 
     def missing(self, step: Step) -> list[int]:
-        return self._missing if step.selected is self._selected else super().missing(step)
+        if step.selected is not self._selected:
+            return super().missing(step)
+        return most_wanted(self._missing, step.selected)

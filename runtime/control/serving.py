@@ -80,7 +80,7 @@ class OneByOneController(Controller):
 
     def step(self, step: Step) -> Plan:
         """Decide one layer of the current pass."""
-        now, mover = self.now, self._mover
+        now, mover = self.now, self.mover
         now.step += 1
         now.layer = step.layer
         weights = None
@@ -100,7 +100,7 @@ class OneByOneController(Controller):
         """Return the wave of one expert, which is pinned for no longer."""
         present, missing = ([key], []) if self.cache.states[key] else ([], [key])
         self._count(self.now.layer, [key], missing)
-        [wave], pinned = self._mover.waves(present, missing, {})
+        [wave], pinned = self.mover.waves(present, missing, {})
         self.cache.unpin(pinned)
         return wave
 

@@ -25,7 +25,7 @@ class AcrossDevices:
         """Compute one expert on its tokens, on the device of its slot: [t, H], on the device of the tokens."""
         device = self._resident.slots[place.slot].device
         hidden, assigned = self._copy_on(device)
-        with _current(device):
+        with made_current(device):
             y = self._resident.forward(module, place, gather(hidden, assigned[expert]))
         return y.to(self._hidden.device, non_blocking=True)
 
@@ -35,6 +35,6 @@ class AcrossDevices:
         return self._copies[device]
 
 
-def _current(device: torch.device) -> AbstractContextManager:
+def made_current(device: torch.device) -> AbstractContextManager:
     """Make `device` the current one: Triton launches kernels there, wherever their operands lie."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -13,6 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.errors import BadUsage, OutOfResources
 from runtime.control.cache import RESIDENT
 from runtime.control.controller import Controller
+from runtime.engine.across_devices import made_current
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
 from runtime.kernels.cpu.threads import KernelThreads
@@ -60,6 +61,7 @@ class Engine:
         self.stall_s: list[float] = []
         self._opened, self._slow = opened, tiers.slow
         self._handles: list = []
+        self._loads_all = controller.holds_all and tiers.link.is_queued
         self._is_in_pass = self._must_wait = False
         self._num_finished = 0  # passes that ran to their end
 
@@ -73,6 +75,8 @@ class Engine:
             layer.experts.moectl_forward = self._layer_forward(layer)
         self._handles.append(model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end_pass))
+        if self._loads_all:  # a layer that lacks one expert would ask the host which it needs
+            self.steps.load_all()
 
     def uninstall(self) -> None:
         """Give the model its own experts back."""
@@ -141,6 +145,8 @@ class Engine:
         if self._must_wait:
             self.steps.link.wait_for_copies()
             self.steps.link.drain_stalls()
+            if self._loads_all:
+                self.steps.load_all()
             self._must_wait = False
         self._is_in_pass = True
         self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))
@@ -153,7 +159,7 @@ class Engine:
         self._slow.check_unchanged()  # before anything is made of this pass's logits
 
     def _layer_forward(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-        steps = self.steps
+        steps, device = self.steps, self._opened.model.device
 
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             try:
@@ -162,4 +168,8 @@ class Engine:
                 self.clear()
                 raise
 
-        return forward
+        def forward_there(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            with made_current(device):
+                return forward(hidden, ids, weights)
+
+        return forward if device.type == "cpu" else forward_there

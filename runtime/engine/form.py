@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,10 +11,25 @@ from runtime.control.plan import Place
 from runtime.engine.token_operands import TokenOperands
 
 
+@dataclass(frozen=True, slots=True)
+class LayerForm:
+    """What the kernel of a whole layer knows of experts [H, I neurons]: by `matrices` the kind of gate, up and down and
+    where they begin in an expert of `nbytes`."""
+
+    hidden_size: int
+    num_neurons: int
+    matrices: tuple[tuple[int, int], ...]
+    nbytes: int
+
+
 class CpuForm(ABC):
     """Multiplies tokens by experts of one form; on up to `most_tokens`, an expert takes it less time than torch."""
 
     most_tokens: int = 1
+
+    def whole(self) -> LayerForm | None:
+        """How the kernel of a whole layer takes such experts; None: it does not."""
+        return None
 
     @abstractmethod
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:

@@ -12,7 +12,7 @@ from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.form import CpuForm
+from runtime.engine.form import CpuForm, LayerForm
 from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published_form
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.batched import is_plain
@@ -51,15 +51,27 @@ class TokenKernels:
         """Whether experts of so many bits are packed."""
         return isinstance(self._forms[bits], CpuPacked)
 
-    def whole_layer(self, slots: Sequence[int], top_k: int) -> Callable[[int, int, int, bool, int], bool]:
-        """`CpuWhole.layer` of the experts in these slots [E], `NO_SLOT` for one that is absent."""
-        starts = np.array([0 if slot == NO_SLOT else self._starts[slot] for slot in slots])
-        return self._forms[FULL_BITS].layer(starts, top_k, self._like)
+    def starts_of(self, slots: Sequence[int]) -> list[int]:
+        """Addresses of the experts in these slots, 0 for `NO_SLOT`."""
+        return [0 if slot == NO_SLOT else self._starts[slot] for slot in slots]
+
+    def whole_layer(self, starts: np.ndarray, top_k: int) -> Callable[[int, int, int, bool, int], bool]:
+        """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent: of the addresses of x,
+        ids and weights, whether those are float32, and the address of the output. It returns whether all are there."""
+        form, like = self.whole_form, self._like
+        sizes = form.hidden_size, form.num_neurons, top_k
+        run = partial(kernels("cpu.whole_layer").compute_layer, starts, form.matrices, sizes)
+        return lambda x, ids, weights, are_wide, out: run(x, ids, weights, are_wide, out, like)
+
+    @property
+    def whole_form(self) -> LayerForm | None:
+        """How kernels take whole layers of unreduced experts; None: they do not."""
+        return self._forms[FULL_BITS].whole() if FULL_BITS in self._forms else None
 
     def computes_layers(self, top_k: int) -> bool:
         """Whether there is a `whole_layer` for a token's `top_k` experts, which threads would not share."""
-        form = self._forms.get(FULL_BITS)
-        return isinstance(form, CpuWhole) and self._threads.num_shares(top_k * form.nbytes) == 1
+        form = self.whole_form
+        return form is not None and self._threads.num_shares(top_k * form.nbytes) == 1
 
     def take(self, hidden: torch.Tensor) -> None:
         """Multiply the token [1, H] from here on."""
@@ -177,7 +189,7 @@ class CpuWhole(CpuForm):
     def __init__(self, layout: ExpertLayout) -> None:
         inner, down = layout.parts
         self._offsets, self._num_neurons = (inner.offset, down.offset), down.shape[1]
-        self._dtype, self._shape, self.nbytes = layout.dtype, down.shape, layout.nbytes
+        self._dtype, self._shape, self._nbytes = layout.dtype, down.shape, layout.nbytes
 
     @cached_property
     def _has_tiles(self) -> bool:
@@ -197,12 +209,9 @@ class CpuWhole(CpuForm):
         addresses = np.array([(start + inner, start + down) for start in starts])
         kernels("cpu.gated").add_whole(addresses, self._num_neurons, *operands)
 
-    def layer(self, starts: np.ndarray, top_k: int, like: np.ndarray) -> Callable[[int, int, int, bool, int], bool]:
-        """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent: of the addresses of x,
-        ids and weights, whether those are float32, and the address of the output. It returns whether all are there."""
-        offsets, sizes = tuple(self._offsets), (self._shape[0], self._num_neurons, top_k)
-        run = partial(kernels("cpu.whole_layer").compute_layer, starts, offsets, sizes)
-        return lambda x, ids, weights, are_wide, out: run(x, ids, weights, are_wide, out, like)
+    def whole(self) -> LayerForm:
+        plain, (inner, down) = kernels("cpu.linear").PLAIN, self._offsets
+        return LayerForm(*self._shape, ((plain, inner), (plain, inner), (plain, down)), self._nbytes)
 
     def forward(self, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
         if not self._has_tiles:

@@ -13,7 +13,7 @@ from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.forms_published_gpu import GpuPublished
 from runtime.kernels.batched import is_plain
 from runtime.kernels.clamped_gate import clamped_gate
-from runtime.kernels.gpu.addressing import WORD, Matrix, Strides
+from runtime.kernels.gpu.addressing import WORD, Matrix, Numbers, Strides
 from runtime.kernels.gpu.stored_matrix import is_readable
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -30,9 +30,9 @@ class GpuForm(Protocol):
 
     def number(self, place: Place) -> int: ...
 
-    def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
-        """Write y [T * K, H] of x [T, H], where numbers [T, K] are not below zero. It is float32; of experts as
-        published it may be of x's type."""
+    def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
+        """Write y [T * K, H] of x [T, H], where numbers [T, K], or those of one token, are not below zero. It is
+        float32; of experts as published it may be of x's type."""
 
 
 class GpuForms:
@@ -86,7 +86,7 @@ class GpuFullPrecision:
         return self._starts[torch.tensor(slots, device=self._starts.device)]
 
     def multiply(
-        self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor, *, starts: torch.Tensor | None = None
+        self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor, *, starts: torch.Tensor | None = None
     ) -> None:
         """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise."""
         starts = self._starts if starts is None else starts
@@ -127,7 +127,7 @@ class GpuPacked:
     def number(self, place: Place) -> int:
         return place.key if self._is_by_key else place.slot
 
-    def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
+    def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
         matrices = {"bits": self._bits, "gate_up": self._gate_up, "down": self._down}
         kernels("gpu.gated_packed").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
 

@@ -19,7 +19,7 @@ from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.control.plan import Place
-from runtime.engine.form import CpuForm
+from runtime.engine.form import CpuForm, LayerForm
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.load import kernels
@@ -70,6 +70,19 @@ class CpuPublished(CpuForm):
             self._multiply(down, start, acts, operands.y[row])
             if self._gate:
                 kernels("cpu.gated").add_bias(operands.y[row], start + self._offsets[f"{DOWN}_bias"], operands.like)
+
+    def whole(self) -> LayerForm | None:
+        gate_up, down = (_matrices(self._layout, part) for part in (GATE_UP, DOWN))
+        if self._gate or not all(self._is_in_blocks_of_32(matrix) for matrix in (*gate_up, *down)):
+            return None
+        rows = [row for matrix in gate_up for row in _places(matrix, 2 // len(gate_up))]
+        return LayerForm(*down[0][3:], (*rows, *_places(down[0], 1)), self._layout.nbytes)
+
+    def _is_in_blocks_of_32(self, matrix: PublishedMatrix) -> bool:
+        """Whether its rows are multiplied as those of dense layers."""
+        form = matrix.format
+        has_blocks = isinstance(form, GgmlBlocks) and form.num_weights == 32
+        return has_blocks and (self._dtype is not torch.float16 or form.name not in _OF_FLOAT16)
 
     def _activate(self, start: int, inner: np.ndarray, acts: np.ndarray, like: np.ndarray) -> None:
         if self._gate is None:
@@ -139,6 +152,12 @@ def _matrix(placed: PlacedPieces) -> PublishedMatrix:
     tensors, offsets = ({role: each[i] for role, each in placed.items()} for i in (0, 1))
     form = next(iter(tensors.values())).format
     return PublishedMatrix(form, tensors, offsets, *form.shape(tensors))
+
+
+def _places(matrix: PublishedMatrix, count: int) -> list[tuple[int, int]]:
+    """Kind and place of so many matrices of equal size, which a matrix in blocks is by rows."""
+    start, nbytes = matrix.offsets["blocks"], matrix.tensors["blocks"].nbytes // count
+    return [(getattr(kernels("cpu.published"), matrix.format.name), start + i * nbytes) for i in range(count)]
 
 
 def _fields(described: Described) -> list[int]:

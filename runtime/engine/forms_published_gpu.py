@@ -6,6 +6,7 @@ import torch
 
 from runtime.control.plan import Place
 from runtime.kernels.clamped_gate import ClampedGate
+from runtime.kernels.gpu.addressing import Numbers
 from runtime.kernels.gpu.stored_matrix import StoredMatrix, gated_matrices
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -29,7 +30,7 @@ class GpuPublished:
         return self._starts[torch.tensor(slots, device=self._starts.device)]
 
     def multiply(
-        self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor, *, starts: torch.Tensor | None = None
+        self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor, *, starts: torch.Tensor | None = None
     ) -> None:
         """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise."""
         starts = self._starts if starts is None else starts

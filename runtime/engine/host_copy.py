@@ -1,38 +1,95 @@
 """Copies from the device to the host: what policies must see of a step, and the tokens of the near tier."""
 
+import time
+from importlib.util import find_spec
+
 import numpy as np
 import torch
 from torch import nn
 
+from artifacts.errors import OutOfResources
 from runtime.control.plan import Place
+from runtime.kernels.load import kernels
 from runtime.model.arithmetic import Assigned, gather
 from runtime.tiers.near import NearTier
 
+_MOST = (1 << 30) - 1  # letters before their numbers begin anew
+_POLLS = 4096  # between looks at the stream, which say whether the GPU still works
+
 
 class HostCopy:
-    """The one device-to-host copy of a step. Everything goes in one piece, into a page-locked buffer that is kept; the
-    host waits for an event of this copy alone."""
+    """What the host sees of a step, in one piece, in a page-locked buffer that is kept.
+
+    Of many tokens it is copied, and the host waits for an event of this copy alone. Of one token a kernel writes it
+    there, and the host polls: it needs no launch to pack, no copy and no event.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffer = torch.empty(0)
-        self._done = torch.cuda.Event() if device.type == "cuda" else None
+        is_gpu = device.type == "cuda"
+        self._done = torch.cuda.Event() if is_gpu else None
+        self._mailbox = Mailbox(device) if is_gpu and find_spec("triton") else None
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[np.ndarray]:
         """[T, *] tensors as arrays: the first, of ids, as int64 and the others as float32."""
+        widths = [tensor.shape[1] for tensor in tensors]
+        if self._mailbox and len(tensors[0]) == 1:
+            return separated(self._mailbox(tensors), widths)
         if self._device.type == "cpu":
-            return [tensor.detach().numpy() for tensor in tensors]
-        return separated(self._fetch(joined(tensors)), [tensor.shape[1] for tensor in tensors])
+            ids, *others = tensors
+            return [ids.detach().numpy(), *(tensor.detach().float().numpy() for tensor in others)]
+        return separated(self._fetch(joined(tensors)), widths)
 
     def _fetch(self, values: torch.Tensor) -> np.ndarray:
         """Copy `values` to the host; the next call overwrites the result."""
         if self._buffer.numel() < values.numel():
-            self._buffer = torch.empty(values.numel(), pin_memory=True)
+            self._buffer = page_locked(values.numel(), torch.float32)
         host = self._buffer[: values.numel()].view(values.shape)
         host.copy_(values, non_blocking=True)
         self._done.record(torch.cuda.current_stream(self._device))
         self._done.synchronize()
         return host.numpy()
+
+
+class Mailbox:
+    """Memory of the host that a kernel writes: what it sends, and before it the number of the letter."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._number = device, 0
+        self._words = torch.empty(0, dtype=torch.int32)
+
+    def __call__(self, tensors: list[torch.Tensor]) -> np.ndarray:
+        """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites it. Raises
+        OutOfResources where the GPU ends its work without writing it."""
+        ids, *others = tensors
+        values = others[0] if len(others) == 1 else torch.cat(others, dim=1)
+        count = 1 + ids.numel() + values.numel()
+        if self._words.numel() < count:
+            self._words, self._number = page_locked(count, torch.int32), 0
+            self._words[0] = 0
+        self._number = self._number % _MOST + 1
+        kernels("gpu.mailbox").send(ids.contiguous(), values.contiguous(), self._words, self._number)
+        self._await()
+        return self._words[1:count].numpy().view(np.float32)[None]
+
+    def _await(self) -> None:
+        letter, polls = self._words.numpy(), 0
+        while letter[0] != self._number:
+            time.sleep(0)  # the link's thread needs the interpreter meanwhile
+            polls += 1
+            if polls % _POLLS == 0 and self._is_idle() and letter[0] != self._number:
+                raise OutOfResources("the GPU ended its work and did not say which experts it needs: run it again")
+
+    def _is_idle(self) -> bool:
+        """Whether the GPU has ended all that was queued. Raises its error if there was one."""
+        return torch.cuda.current_stream(self._device).query()
+
+
+def page_locked(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised page-locked tensor [count] that may be written in and out of inference mode."""
+    with torch.inference_mode(False):
+        return torch.empty(count, dtype=dtype, pin_memory=True)
 
 
 def joined(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -5,6 +5,7 @@ bfloat16, rounded wherever the module rounds, hardly ever does a bit differ. doc
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from runtime.control.plan import Place
 from runtime.engine.forms_cpu import TokenKernels, form_of, has_form
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.clamped_gate import clamped_gate
+from runtime.kernels.cpu.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
@@ -33,6 +35,7 @@ class CpuOutput:
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._kernels, self._num_experts = TokenKernels(opened, resident, threads), opened.shape.num_experts
+        self._shape = opened.shape
         self._as_numpy, self._top_k = AS_NUMPY[opened.dtype], opened.shape.top_k
         self.whole: dict[int, Callable[[int, int, int, bool, int], bool]] = {}
         self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
@@ -106,7 +109,16 @@ class CpuOutput:
 
     def note_layer(self, layer: int, slots: Sequence[int]) -> None:
         """The experts of a layer lie, whole, in `slots` [E], `NO_SLOT` for one that is absent."""
-        self.whole[layer] = self._kernels.whole_layer(slots, self._top_k)
+        starts = self.all_whole.starts[layer]
+        starts[:] = self._kernels.starts_of(slots)
+        self.whole[layer] = self._kernels.whole_layer(starts, self._top_k)
+
+    @cached_property
+    def all_whole(self) -> WholeExperts:
+        """Where the experts of layers begin that are noted."""
+        form, shape = self._kernels.whole_form, self._shape
+        starts, matrices = np.zeros((shape.num_layers, shape.num_experts), np.int64), np.array(form.matrices)
+        return WholeExperts(starts, np.tile(matrices, (shape.num_layers, 1, 1)), form.num_neurons)
 
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor

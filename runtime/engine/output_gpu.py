@@ -16,6 +16,7 @@ from runtime.control.plan import Place
 from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision, full_form, has_form
 from runtime.engine.forms_published_gpu import GpuPublished
 from runtime.engine.host_copy import near_forward
+from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
@@ -70,6 +71,14 @@ class GpuOutput:
         rows = np.stack((selected, np.ascontiguousarray(weights, np.float32)[None].view(np.int32)))
         sent = self._to_device(rows)
         self._start(module, hidden, selected, sent[0], sent[1].view(torch.float32))
+        self._groups = None
+
+    def begin_kept(
+        self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, ids: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        """A token [1, H] that goes to `experts` [1, K] as its router chose: `ids` and `weights` [1, K] are where it
+        left them, on the device, so that nothing is copied there."""
+        self._start(module, hidden, experts, ids.contiguous(), weights)
         self._groups = None
 
     def begin(self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor) -> None:
@@ -167,7 +176,8 @@ class GpuOutput:
 
     def _multiply(self, form: GpuForm, numbers: dict[int, int]) -> None:
         by_rank = [[numbers.get(expert, _NONE) for expert in row] for row in self._experts.tolist()]
-        form.multiply(self._hidden, self._to_device(np.array(by_rank, np.int32)), self._y)
+        packed = RankNumbers.of(by_rank[0]) if len(by_rank) == 1 else None
+        form.multiply(self._hidden, packed or self._to_device(np.array(by_rank, np.int32)), self._y)
 
     def _multiply_groups(self, form: GpuFullPrecision, numbers: dict[int, int]) -> None:
         tiles = self._to_device(self._groups.tiles(numbers, self._block_tokens))

@@ -27,12 +27,13 @@ class _Routed:
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way: its phase, the rows that are tokens (None: all), their requests, the ids of all rows, each
-    request's mean, and what the first routers carried to the next."""
+    """The pass under way: its phase, the rows that are tokens (None: all), their requests, which are of prompts beside
+    decoded ones, the ids of all rows, each request's mean, and what the first routers carried to the next."""
 
     phase: int
     rows: np.ndarray | None
     requests: np.ndarray
+    prompts: np.ndarray | None = None
     ids: torch.Tensor | None = None  # [B, S], until the last layer
     embedding: np.ndarray | None = None  # [R, H]
     carried: list[torch.Tensor | None] = field(default_factory=list)  # of as many layers as are predicted ahead
@@ -42,8 +43,9 @@ class Watcher:
     """Makes a `Step` of every layer.
 
     `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_opening` once the input
-    of a pass is embedded. `first_request` is the number of the first request of the coming passes; with `rereads` they
-    count as decoding, however many tokens they have.
+    of a pass is embedded. `first_request` is the number of the first request of the coming passes; with `decodes` they
+    count as decoding, however many tokens they have. `token_requests`, if given, has the request of each token of the
+    next pass, in place of one request for each row of it; the tokens of a request stand together.
     """
 
     def __init__(self, opened: MoeModel) -> None:
@@ -51,7 +53,8 @@ class Watcher:
         self.on_pass: Callable[[np.ndarray], None] | None = None
         self.on_opening: Callable[[Opening], None] | None = None
         self.first_request = 0
-        self.rereads = False
+        self.decodes = False
+        self.token_requests: np.ndarray | None = None
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
         self._wants_probabilities = self._wants_embeddings = False
@@ -61,6 +64,7 @@ class Watcher:
         self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._pass_index = -1
+        self._newest = -1  # of the requests that were seen
         self._handles: list = []
         self._is_watching = False
 
@@ -101,15 +105,28 @@ class Watcher:
         """Note whose tokens the model is given. Returns the number of tokens."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
-        requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
-        rows = real_rows(kwargs.get("attention_mask"), batch, length)
-        requests = requests if rows is None else requests[rows]
-        phase = PREFILL if length > 1 and not self.rereads else DECODE
-        self._pass = _Pass(phase, rows, requests, ids)
+        requests, rows = self.token_requests, None
+        if requests is None:
+            requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
+            rows = real_rows(kwargs.get("attention_mask"), batch, length)
+            requests = requests if rows is None else requests[rows]
+        phase, prompts = self._phases(requests) if length > 1 and not self.decodes else (DECODE, None)
+        self._pass = _Pass(phase, rows, requests, prompts, ids)
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)
         return len(requests)
+
+    def _phases(self, requests: np.ndarray) -> tuple[int, np.ndarray | None]:
+        """Return the phase of a pass, and which tokens [T] are of prompts if others are decoded: those of requests with
+        several tokens in this pass, and of requests that were not seen before."""
+        last = last_tokens(requests)
+        counts = np.diff(last, prepend=-1)
+        is_prompt = (counts > 1) | (requests[last] > self._newest)
+        self._newest = max(self._newest, int(requests.max(initial=-1)))
+        if is_prompt.all():
+            return PREFILL, None
+        return (PREFILL, np.repeat(is_prompt, counts)) if is_prompt.any() else (DECODE, None)
 
     def take_embedded(self, kwargs: dict) -> None:
         """Note the input of a pass that is given embeddings in place of ids, once the pass has begun."""
@@ -119,7 +136,7 @@ class Watcher:
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
         """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a step to the host."""
         routed = self._routed[layer]
-        tensors = [ids, weights.float()]
+        tensors = [ids, weights]
         if self._wants_probabilities:
             tensors.append(self._opened.layers[layer].distribution(routed.logits))
         tensors += self._predictions(layer, routed)
@@ -146,6 +163,8 @@ class Watcher:
             last=last_tokens(self._pass.requests),
             learned=learned,
             embedding=self._pass.embedding,
+            requests=self._pass.requests,
+            prompts=self._pass.prompts,
         )
         if self.on_step is not None:
             self.on_step(step)

@@ -1,6 +1,6 @@
 """One step: asks the controller for the plan of a layer, issues its loads, and computes its experts as they arrive."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from runtime.engine.output_gpu import GpuOutput
 from runtime.engine.output_torch import TorchOutput
 from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
+from runtime.kernels.cpu.compiled_layers import WholeExperts
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.links.link import DEMAND, PREFETCH, Transfer
+from runtime.links.link import DEMAND, PREFETCH, Transfer, Wanted
 from runtime.model.open import MoeLayer, MoeModel
 from runtime.policies.step import Opening, Step
 from runtime.tiers.fast import ResidentExperts
@@ -29,8 +30,8 @@ class StepExecutor:
 
     `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts experts that the
     controller took for resident, that had not landed, and that were therefore computed on the replica beside the slots.
-    `last_token` has by layer what the last pass over a single token did: its plan, or the router's choice [1, K] where
-    nothing was left to plan.
+    `last_token` has by layer what the last pass did that gave answers a token each: its plan, or the router's choice
+    [1, K] where nothing was left to plan. `on_plan` is called with every step that was planned, and its plan.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class StepExecutor:
         self.pending: dict[int, Transfer] = {}
         self.num_not_landed = 0
         self.last_token: dict[int, Plan | torch.Tensor] = {}
+        self.on_plan: Callable[[Step, Plan], None] | None = None
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._threads = threads
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
@@ -99,6 +101,12 @@ class StepExecutor:
         if self._whole_output is not None:
             self._whole_output.clear()
 
+    def load_all(self) -> None:
+        """Load every expert, where the fast tier has room for all of them. Nothing is counted."""
+        places = self.controller.cache.admit_all()
+        self._issue(places, DEMAND)
+        self._all_arrived(places)
+
     def open_pass(self, opening: Opening) -> None:
         """Send for what the controller brings before the first layer has run."""
         self._issue(self.controller.open_pass(opening), PREFETCH)
@@ -118,9 +126,11 @@ class StepExecutor:
                     return self._token_output.forward(layer.experts, hidden, experts, places, weights)
         step = self.watcher.step(layer.index, ids, weights)
         plan = self.controller.step(step)
-        if is_token:
+        if self.on_plan is not None:
+            self.on_plan(step, plan)
+        if is_token or self.watcher.decodes:
             self.last_token[layer.index] = plan
-        output = self._begin_output(layer, hidden, plan, step, weights)
+        output = self._begin_output(layer, hidden, plan, step, ids, weights)
         self._compute(plan, len(hidden), output)
         return output.finish()
 
@@ -129,25 +139,47 @@ class StepExecutor:
     ) -> torch.Tensor | None:
         """The output of one token where experts never leave, without asking the controller where they are; None where
         one may be absent."""
-        output, controller = self._whole_output, self.controller
-        if self.pending or not controller.holds_all:
+        if self.pending or not self.controller.holds_all or not self._is_noted(layer):
             return None
-        if layer not in output.whole:
-            if output.needs_all and not controller.cache.is_whole(layer):
-                return None
-            first, num_experts = layer * controller.shape.num_experts, controller.shape.num_experts
-            places = controller.cache.places[first : first + num_experts]
-            output.note_layer(layer, [place.slot if place else NO_SLOT for place in places])
-        out = output.forward_whole(layer, hidden, ids, weights)
+        out = self._whole_output.forward_whole(layer, hidden, ids, weights)
         if out is None:
-            del output.whole[layer]  # to be noted anew once they are there
+            del self._whole_output.whole[layer]  # to be noted anew once they are there
         else:
-            controller.count_fixed(layer)
+            self.controller.count_fixed(layer)
         return out
 
+    def _is_noted(self, layer: int) -> bool:
+        """Note where a layer's experts are, unless that is done; False where the output needs one that is absent."""
+        output, cache, num_experts = self._whole_output, self.controller.cache, self.controller.shape.num_experts
+        if layer in output.whole:
+            return True
+        if output.needs_all and not cache.is_whole(layer):
+            return False
+        places = cache.places[layer * num_experts : (layer + 1) * num_experts]
+        output.note_layer(layer, [place.slot if place else NO_SLOT for place in places])
+        return True
+
+    def whole(self) -> WholeExperts | None:
+        """Where the experts of all layers are, if one token can be computed without asking the controller."""
+        is_settled = self.watcher.on_step is None and not self.pending and self.controller.holds_all
+        if not is_settled or not isinstance(self._whole_output, CpuOutput):
+            return None
+        for layer in range(self.controller.shape.num_layers):
+            self._is_noted(layer)
+        return self._whole_output.all_whole
+
+    def count(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
+        """Count one token's use of layers from number `first` on, by what routers chose in each, [1, K]."""
+        if chosen:
+            self.last_token.update(enumerate(chosen, first))
+            self.controller.count_fixed(first, len(chosen))
+
     def _begin_output(
-        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor
+        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor
     ) -> StepOutput:
+        if self.gpu_output and len(hidden) == 1 and plan.weights is None and plan.selected is step.selected:
+            self.gpu_output.begin_kept(layer.experts, hidden, plan.selected, ids, weights)
+            return self.gpu_output
         if self._fused_output and len(hidden) == 1:
             applied = step.weights if plan.weights is None else plan.weights
             self._fused_output.begin_token(layer.experts, hidden, plan.selected[0].tolist(), applied[0])
@@ -188,6 +220,12 @@ class StepExecutor:
         self, coming: list[Place], ready: list[Place], num_tokens: int, output: StepOutput, following: dict[int, Place]
     ) -> None:
         """Compute the experts that are `ready`, then those `coming` as they land, all that have landed in one call."""
+        if self.link.is_queued and num_tokens == 1:  # two calls: compute runs beside copies, and each is few kernels
+            if ready:
+                self._add(ready, output, following)
+            if coming:
+                self._add(self._all_arrived(coming), output, following)
+            return
         if self._waits_for_all and num_tokens == 1:  # one call for all takes less than one each beside reading threads
             for place in reversed(coming):  # the last lands when hardly another is under way: one wait, not one each
                 self.link.collect(self.pending[place.slot])
@@ -217,12 +255,23 @@ class StepExecutor:
         self.link.collect(self.pending.pop(place.slot))
         return place
 
+    def _all_arrived(self, coming: Sequence[Place]) -> list[Place]:
+        """As `_arrived`, for several at once."""
+        if self._shadows:
+            return [self._arrived(place) for place in coming]
+        self.link.collect_all([self.pending.pop(place.slot) for place in coming])
+        return list(coming)
+
     def _issue(self, loads: Sequence[Place], urgency: int) -> None:
-        for place in loads:
-            if place.slot in self.pending:
-                self.link.cancel(self.pending.pop(place.slot))
-            slot = self.resident.room(place)
-            self.pending[place.slot] = self.link.issue(place.key, slot, urgency=urgency, bits=place.bits)
+        if loads:
+            transfers = self.link.issue_all(map(self._freed, loads), urgency=urgency)
+            self.pending.update(zip([place.slot for place in loads], transfers, strict=True))
+
+    def _freed(self, place: Place) -> Wanted:
+        """A load into a slot, into which nothing else comes from here on."""
+        if place.slot in self.pending:
+            self.link.cancel(self.pending.pop(place.slot))
+        return Wanted(place.key, self.resident.room(place), place.bits)
 
     def _all_rows(self, selected: np.ndarray, num_rows: int) -> np.ndarray:
         """The plan's experts with rows for padding: [rows, K], -1 there."""

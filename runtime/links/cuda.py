@@ -1,96 +1,129 @@
 """The link of a GPU: copies from pinned host memory to slots on two streams, ordered by events alone."""
 
+import threading
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from artifacts.shape import FULL_BITS, Shape
-from runtime.links.link import DEMAND, ExpertSource, ThreadLink, ThreadTransfer
+from runtime.links.cuda_events import Copy, CopyTimes, EventPool
+from runtime.links.link import DEMAND, ExpertSource, ThreadLink, ThreadTransfer, Wanted
 from runtime.model.layout import aligned
 
-_IN_FLIGHT = 2  # copies that the thread queues at a time: enough to keep a stream busy, few enough to overtake
-_FIRST = -1  # a stream's priority: lower values go first, and the default is 0
+PIECE_NBYTES = 4 << 20  # of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
+_IN_FLIGHT = 2  # pieces that are queued at a time: enough to keep a stream busy, few enough to overtake
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    begun: torch.cuda.Event
-    done: torch.cuda.Event
-    nbytes: int
+@dataclass(eq=False, slots=True)
+class CudaTransfer(ThreadTransfer):
+    """`num_handed` bytes were handed over to a stream, the last of them by `copy`. `is_taken`: the thread hands over no
+    more. `unread`: after it, compute no longer reads what the slot held; None once a stream waits for it."""
+
+    unread: torch.cuda.Event | None = None
+    num_handed: int = 0
+    copy: Copy | None = None
+    is_taken: bool = False
+
+
+@dataclass(slots=True)
+class _Staging:
+    """A pinned buffer, and the end of the last copy out of it."""
+
+    buffer: torch.Tensor
+    read: torch.cuda.Event
 
 
 class CudaLink(ThreadLink):
-    """Has two copy streams: one for demands, which goes first, and one for prefetches.
+    """Has two copy streams, one for demands and one for prefetches.
 
-    A demand from pinned memory is queued on its stream at once, so that it waits for at most the copies under way. A
-    thread feeds the prefetches, and all transfers from memory that is not pinned: it reads them through pinned buffers
-    of `slot_nbytes`.
+    A demand from pinned memory is queued on its stream at once. A thread hands over prefetches piece by piece, and none
+    while demands are under way, so that a demand waits for two pieces at most. What is left of a prefetch that compute
+    asks for is queued as a demand; what is left of a cancelled one is not copied. From memory that is not pinned the
+    thread moves all transfers: it reads them through pinned buffers of `slot_nbytes`.
 
     Events order each slot's accesses. A slot is written after all compute that was queued when its transfer was issued,
     as no other compute may still read it, and after the previous copy into it, which may be under way on the other
-    stream. It is read after its copy: the compute stream waits on collection. An expert is one copy. The slots are one
-    tensor that outlives the link, so that the allocator need not know of the streams.
+    stream. It is read after its copy: the compute stream waits on collection. The slots are one tensor that outlives
+    the link, so that the allocator need not know of the streams.
     """
 
     kind = "cuda"
+    is_queued = True
 
     def __init__(
         self, source: ExpertSource, shape: Shape, *, device: torch.device, slot_nbytes: int, is_pinned: bool
     ) -> None:
         self._device = device
-        self._demands, self._prefetches = torch.cuda.Stream(device, priority=_FIRST), torch.cuda.Stream(device)
+        self._demands, self._prefetches = torch.cuda.Stream(device), torch.cuda.Stream(device)
         for stream in (self._demands, self._prefetches):
             stream.wait_stream(torch.cuda.current_stream(device))  # it may still use the memory that slots have now
-        self._unread: dict[int, torch.cuda.Event] = {}  # by slot: after it, compute no longer reads the old content
-        self._written: dict[int, torch.cuda.Event] = {}  # by slot: the end of the last copy into it
-        self._copied: dict[ThreadTransfer, torch.cuda.Event] = {}
-        self._in_flight: deque[_Copy] = deque()
-        self._unmeasured: deque[_Copy] = deque()
-        self._measured: torch.cuda.Event | None = None  # the latest end among measured copies
+        self._pool = EventPool()
+        self._times = CopyTimes(self._pool)
+        self._written: dict[int, Copy] = {}  # by slot: the last copy into it
+        self._handing = threading.Lock()  # held while bytes are handed over and while somebody forbids it
+        self._demanded = torch.cuda.Event()  # the end of the last demand
+        self._pieces = deque(torch.cuda.Event() for _ in range(_IN_FLIGHT))  # the ends of the thread's last pieces
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_pinned = is_pinned
-        self._staging = deque(aligned(slot_nbytes, pin=True) for _ in range(0 if is_pinned else _IN_FLIGHT))
+        count = 0 if is_pinned else _IN_FLIGHT
+        self._staging = deque(_Staging(aligned(slot_nbytes, pin=True), torch.cuda.Event()) for _ in range(count))
         super().__init__(source, shape)
 
     # Called on the computing thread
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
-        unread = torch.cuda.Event()
-        unread.record(torch.cuda.current_stream(self._device))
-        self._unread[slot.data_ptr()] = unread  # before the thread can see the transfer
-        if not self._is_pinned or urgency != DEMAND:
-            return super().issue(key, slot, urgency=urgency, bits=bits)
-        transfer = ThreadTransfer(key, slot, urgency, bits, started=True)
-        self._copy_at_once(transfer)
-        return transfer
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> CudaTransfer:
+        return self.issue_all([Wanted(key, slot, bits)], urgency=urgency)[0]
 
-    def has_landed(self, transfer: ThreadTransfer) -> bool:
-        copied = self._copied.get(transfer)
-        return transfer.error is not None or copied is not None and copied.query()
+    def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[CudaTransfer]:
+        transfers = [CudaTransfer(load.key, load.slot, urgency, load.bits) for load in loads]
+        if self._is_pinned and urgency == DEMAND:
+            self._demands_wait_for(torch.cuda.current_stream(self._device))
+            self._hand_over_all(transfers)
+            return transfers
+        for transfer in transfers:
+            transfer.unread = self._pool.take()
+            transfer.unread.record(torch.cuda.current_stream(self._device))
+            self._enqueue(transfer)
+        return transfers
 
-    def collect(self, transfer: ThreadTransfer) -> None:
-        """The compute stream waits for the copy; the host waits only until the copy is queued."""
-        copied = self._copied.get(transfer)
-        if copied is not None and copied.query():
-            del self._copied[transfer]
-            return
-        stream = torch.cuda.current_stream(self._device)
-        asked, resumed = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        asked.record(stream)  # before the host waits, so that the time in which nothing is queued counts
-        super().collect(transfer)
-        stream.wait_event(self._copied.pop(transfer))
-        resumed.record(stream)
-        self._waits.append((asked, resumed))
+    def has_landed(self, transfer: CudaTransfer) -> bool:
+        return transfer.error is not None or self._has_come(transfer)
 
-    def cancel(self, transfer: ThreadTransfer) -> None:
-        super().cancel(transfer)
-        self._copied.pop(transfer, None)
+    def collect(self, transfer: CudaTransfer) -> None:
+        self.collect_all([transfer])
+
+    def collect_all(self, transfers: Sequence[CudaTransfer]) -> None:
+        """The compute stream waits for the copies; the host waits only until they are queued."""
+        if late := [transfer for transfer in transfers if not self._has_come(transfer)]:
+            stream = torch.cuda.current_stream(self._device)
+            asked, resumed = self._pool.take(), self._pool.take()
+            asked.record(stream)  # before the host waits, so that the time in which nothing is queued counts
+            self._queue_all_of(late)
+            for copy in {transfer.copy.stream: transfer.copy for transfer in self._in_order(late)}.values():
+                stream.wait_event(copy.done)
+            resumed.record(stream)
+            self._waits.append((asked, resumed))
+        self._release(transfers)
+
+    def cancel(self, transfer: CudaTransfer) -> None:
+        """Nothing more of it is copied. What was handed over goes before the next copy into the slot."""
+        with self._wake:
+            if not transfer.started:
+                self._unqueue(transfer)
+        self._take([transfer])
+        self._release([transfer])
+
+    def clear(self) -> None:
+        """Remove every transfer from the queue; nothing more is copied of those that have begun."""
+        super().clear()
+        with self._wake:
+            running = list(self._running)
+        self._take(running)
 
     def wait_for_copies(self) -> None:
-        """Wait until every copy is queued: it then goes before all transfers that are issued from here on."""
-        super().wait_for_copies()
-        self._copied.clear()
+        """Return at once: what was handed over goes before all transfers that are issued from here on."""
 
     def drain_stalls(self) -> float:
         """Seconds for which the compute stream waited, by its own events. Waits for the last of them."""
@@ -99,6 +132,8 @@ class CudaLink(ThreadLink):
         if self._waits:
             self._waits[-1][1].synchronize()
         stall_s = sum(asked.elapsed_time(resumed) for asked, resumed in self._waits) / 1e3
+        for pair in self._waits:
+            self._pool.give_back(*pair)
         self._waits.clear()
         return stall_s
 
@@ -112,63 +147,121 @@ class CudaLink(ThreadLink):
         for stream in (self._demands, self._prefetches):
             stream.synchronize()  # a prefetch may be under way to a slot whose memory is used again next
 
-    def _hurry(self, transfer: ThreadTransfer) -> None:
-        """Copy a prefetch that compute waits for as a demand, unless it has begun."""
-        if not self._is_pinned:
-            super()._hurry(transfer)
-            return
-        super().cancel(transfer)
-        if not transfer.landed.is_set():
-            self._copy_at_once(transfer)
+    def _has_come(self, transfer: CudaTransfer) -> bool:
+        is_whole = transfer.num_handed == transfer.slot.nbytes
+        return is_whole and (transfer.copy is None or transfer.copy.done.query())
 
-    def _copy_at_once(self, transfer: ThreadTransfer) -> None:
-        self._copy(transfer, self._view(transfer), self._demands)
-        transfer.landed.set()
+    def _queue_all_of(self, transfers: Sequence[CudaTransfer]) -> None:
+        """Put all of these transfers on a stream: at once from pinned memory, else by the thread."""
+        if not self._is_pinned:
+            for transfer in transfers:
+                super().collect(transfer)
+            return
+        with self._wake:
+            for transfer in transfers:
+                if not transfer.started:
+                    self._unqueue(transfer)
+        self._hand_over_all(transfers)
+
+    def _hand_over_all(self, transfers: Sequence[CudaTransfer]) -> None:
+        """Queue what is left of these transfers as demands."""
+        with self._handing, torch.cuda.stream(self._demands):
+            for transfer in transfers:
+                transfer.started = transfer.is_taken = True
+                if transfer.num_handed < transfer.slot.nbytes:
+                    self._hand_over(transfer, self._view(transfer), self._demands, transfer.slot.nbytes)
+                transfer.error = None  # of a piece, which is handed over by now
+                transfer.landed.set()
+            self._demanded.record(self._demands)
+
+    def _in_order(self, transfers: Sequence[CudaTransfer]) -> list[CudaTransfer]:
+        """By the order in which their last bytes were handed over: on a stream the last of them ends last."""
+        return sorted(transfers, key=lambda transfer: transfer.copy.number)
+
+    def _take(self, transfers: Sequence[CudaTransfer]) -> None:
+        """From here on nobody hands over more of these transfers."""
+        with self._handing:
+            for transfer in transfers:
+                transfer.is_taken = True
+                self._give_back_unread(transfer)
+
+    def _release(self, transfers: Sequence[CudaTransfer]) -> None:
+        """Forget when these transfers end."""
+        with self._handing:
+            for transfer in transfers:
+                if transfer.copy is not None:
+                    self._times.release(transfer.copy)
+                    transfer.copy = None
+
+    def _demands_wait_for(self, stream: torch.cuda.Stream) -> None:
+        """Make all demands from here on wait for what is queued on the stream so far."""
+        unread = self._pool.take()
+        unread.record(stream)
+        self._demands.wait_event(unread)
+        self._pool.give_back(unread)
 
     def _measure(self) -> None:
-        """Add up bytes, and the seconds in which at least one copy was under way, over copies that have ended."""
-        while self._unmeasured and self._unmeasured[0].done.query():
-            copy = self._unmeasured.popleft()
-            self.copy_s += self._added_ms(copy) / 1e3
-            self._copied_nbytes += copy.nbytes
+        with self._handing:
+            seconds, nbytes = self._times.drain()
+        self.copy_s += seconds
+        self._copied_nbytes += nbytes
 
-    def _added_ms(self, copy: _Copy) -> float:
-        """A copy's time without the part it shares with earlier copies: one stream waits while the other copies."""
-        duration = copy.begun.elapsed_time(copy.done)
-        later = duration if self._measured is None else self._measured.elapsed_time(copy.done)
-        if later > 0:
-            self._measured = copy.done
-        return max(0.0, min(duration, later))
+    # Called on the link's own thread
 
-    # Called on the link's own thread; `_copy` and `_view` on both threads
-
-    def _move(self, transfer: ThreadTransfer) -> None:
-        while len(self._in_flight) >= _IN_FLIGHT:
-            self._in_flight.popleft().done.synchronize()
-        stream = self._demands if transfer.urgency == DEMAND else self._prefetches
-        copy = self._copy(transfer, self._view(transfer) if self._is_pinned else self._staged(transfer), stream)
+    def _move(self, transfer: CudaTransfer) -> None:
+        if self._is_pinned:
+            self._hand_over_in_pieces(transfer, self._view(transfer))
+            return
+        staging = self._staging[0]
+        staging.read.synchronize()
+        host = staging.buffer[: transfer.slot.nbytes]
+        self._read(transfer, host)
         self._staging.rotate(1)  # not before: a failed read leaves its buffer for the next one
-        self._in_flight.append(copy)
+        self._hand_over_in_pieces(transfer, host, staging.read)
 
-    def _copy(self, transfer: ThreadTransfer, host: torch.Tensor, stream: torch.cuda.Stream) -> _Copy:
-        place = transfer.slot.data_ptr()
-        copy = _Copy(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), transfer.slot.nbytes)
+    def _hand_over_in_pieces(
+        self, transfer: CudaTransfer, host: torch.Tensor, read: torch.cuda.Event | None = None
+    ) -> None:
+        """Hand over a transfer until somebody takes it. `read` is recorded after what was handed over."""
+        is_demand, nbytes = transfer.urgency == DEMAND, transfer.slot.nbytes
+        stream = self._demands if is_demand else self._prefetches
         with torch.cuda.stream(stream):
-            stream.wait_event(self._unread.pop(place))
-            if place in self._written:
-                stream.wait_event(self._written[place])
-            copy.begun.record(stream)
-            transfer.slot.copy_(host, non_blocking=True)
-            copy.done.record(stream)
-        self._written[place] = self._copied[transfer] = copy.done
-        self._unmeasured.append(copy)
-        return copy
+            while transfer.num_handed < nbytes and not transfer.is_taken:
+                self._pieces[0].synchronize()
+                if not is_demand:
+                    self._demanded.synchronize()
+                with self._handing:
+                    if not transfer.is_taken:
+                        stop = nbytes if is_demand else min(nbytes, transfer.num_handed + PIECE_NBYTES)
+                        self._hand_over(transfer, host, stream, stop)
+                        for event in (self._pieces[0], *([read] if read else []), *([self._demanded] * is_demand)):
+                            event.record(stream)
+                        self._pieces.rotate(-1)
 
-    def _view(self, transfer: ThreadTransfer) -> torch.Tensor:
+    # Called on both threads, within `_handing`
+
+    def _hand_over(self, transfer: CudaTransfer, host: torch.Tensor, stream: torch.cuda.Stream, stop: int) -> None:
+        """Queue the bytes of a transfer up to `stop` on a stream, which is the current one."""
+        place, first = transfer.slot.data_ptr(), transfer.num_handed
+        before = self._written.get(place)
+        if transfer.unread is not None:
+            stream.wait_event(transfer.unread)
+            self._give_back_unread(transfer)
+        if before is not None and before.stream is not stream:
+            stream.wait_event(before.done)
+        is_whole = stop - first == transfer.slot.nbytes
+        slot, host = (transfer.slot, host) if is_whole else (transfer.slot[first:stop], host[first:stop])
+        copy = self._times.begin(stream, stop - first)
+        slot.copy_(host, non_blocking=True)
+        self._times.end(copy)
+        self._written[place] = self._times.hold(copy, before)
+        transfer.copy = self._times.hold(copy, transfer.copy)
+        transfer.num_handed = stop
+
+    def _give_back_unread(self, transfer: CudaTransfer) -> None:
+        if transfer.unread is not None:
+            self._pool.give_back(transfer.unread)
+            transfer.unread = None
+
+    def _view(self, transfer: CudaTransfer) -> torch.Tensor:
         return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)
-
-    def _staged(self, transfer: ThreadTransfer) -> torch.Tensor:
-        # The buffer is free: there are as many as copies in flight, and the oldest copy has ended.
-        buffer = self._staging[0][: transfer.slot.nbytes]
-        self._read(transfer, buffer)
-        return buffer

@@ -6,7 +6,7 @@ import torch
 
 from artifacts.shape import FULL_BITS, Shape
 from runtime.links.clock import Clock, Timeline, WallClock
-from runtime.links.link import DEMAND, PREFETCH, ExpertSource, Transfer
+from runtime.links.link import DEMAND, PREFETCH, ExpertSource, Link, Transfer
 
 
 @dataclass(eq=False, slots=True)
@@ -17,7 +17,7 @@ class _TimedTransfer(Transfer):
     lands_at_s: float = 0.0
 
 
-class EmulatedLink:
+class EmulatedLink(Link):
     """Transfers take their time on a timeline one after another, on the wall clock unless another is given.
 
     There is no thread: each call starts the queued transfers that would have begun by now, and bytes are copied on
@@ -37,13 +37,13 @@ class EmulatedLink:
         clock: Clock | None = None,
     ) -> None:
         self._source, self._shape = source, shape
-        self._timeline, self._clock = Timeline(bandwidth, latency_s), clock or WallClock()
+        self._timeline, self.clock = Timeline(bandwidth, latency_s), clock or WallClock()
         self._queue: list[_TimedTransfer] = []  # not started, demands first
         self._num_demands = 0  # in the queue
         self._stall_s = 0.0
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> _TimedTransfer:
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         self._advance(now_s)
         transfer = _TimedTransfer(key, slot, urgency, bits, issued_s=now_s)
         if not self._queue and self._timeline.free_at_s <= now_s:
@@ -55,12 +55,12 @@ class EmulatedLink:
         return transfer
 
     def has_landed(self, transfer: _TimedTransfer) -> bool:
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         self._advance(now_s)
         return transfer.started and transfer.lands_at_s <= now_s
 
     def collect(self, transfer: _TimedTransfer) -> None:
-        self._advance(self._clock.now_s())
+        self._advance(self.clock.now_s())
         if not transfer.started and transfer.urgency == PREFETCH:
             self._queue.remove(transfer)
             transfer.urgency = DEMAND
@@ -68,13 +68,13 @@ class EmulatedLink:
         while not transfer.started:
             self._start_next()
         self._source.read(*divmod(transfer.key, self._shape.num_experts), transfer.slot, bits=transfer.bits)
-        begin_s = self._clock.now_s()
+        begin_s = self.clock.now_s()
         if transfer.lands_at_s > begin_s:
-            self._clock.wait_until(transfer.lands_at_s)
-            self._stall_s += self._clock.now_s() - begin_s
+            self.clock.wait_until(transfer.lands_at_s)
+            self._stall_s += self.clock.now_s() - begin_s
 
     def cancel(self, transfer: _TimedTransfer) -> None:
-        self._advance(self._clock.now_s())
+        self._advance(self.clock.now_s())
         if not transfer.started:
             self._num_demands -= transfer.urgency == DEMAND
             self._queue.remove(transfer)

@@ -4,9 +4,10 @@ prefetches."""
 import heapq
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -36,6 +37,14 @@ class Transfer:
     started: bool = False
 
 
+class Wanted(NamedTuple):
+    """What to bring into which slot: see `Transfer`."""
+
+    key: int
+    slot: torch.Tensor
+    bits: int = FULL_BITS
+
+
 @dataclass(eq=False, slots=True)
 class ThreadTransfer(Transfer):
     """A transfer that a thread moves. The thread sets `landed` at its end, and `error` if it failed."""
@@ -46,20 +55,30 @@ class ThreadTransfer(Transfer):
 
 class Link(Protocol):
     """`kind` and `conditions` go into the receipt. `is_concurrent`: transfers share the bandwidth, so that those of one
-    step land at about the same time."""
+    step land at about the same time. `is_queued`: a device waits for what is collected, and the host does not."""
 
     kind: str
     is_concurrent: bool
+    is_queued: bool = False
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
         """Queue a transfer of as many bytes as `slot` has. Returns at once. The slot is written after all compute that
         has been queued so far."""
+
+    def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[Transfer]:
+        """As `issue`, for the loads of one step."""
+        return [self.issue(load.key, load.slot, urgency=urgency, bits=load.bits) for load in loads]
 
     def has_landed(self, transfer: Transfer) -> bool:
         """Whether `collect` would return at once."""
 
     def collect(self, transfer: Transfer) -> None:
         """Wait until compute may read the slot. Raises the error of the transfer, OutOfResources if nothing arrives."""
+
+    def collect_all(self, transfers: Sequence[Transfer]) -> None:
+        """As `collect`, for all that compute needs next."""
+        for transfer in transfers:
+            self.collect(transfer)
 
     def cancel(self, transfer: Transfer) -> None:
         """Remove a transfer from the queue, or wait for its end if it has begun. Its slot may then be written again."""
@@ -79,7 +98,7 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class ThreadLink:
+class ThreadLink(Link):
     """A link whose transfers run on its own threads. Subclasses set the number of threads and move an expert.
 
     Demands begin in order of issue, on all threads. A prefetch begins only when no other transfer is under way, so that
@@ -107,11 +126,7 @@ class ThreadLink:
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
         transfer = ThreadTransfer(key, slot, urgency, bits)
-        with self._wake:
-            if self._closed:
-                raise RuntimeError(_CLOSED)
-            heapq.heappush(self._queue, (urgency, next(self._order), transfer))
-            self._wake.notify()
+        self._enqueue(transfer)
         return transfer
 
     def has_landed(self, transfer: ThreadTransfer) -> bool:
@@ -125,15 +140,14 @@ class ThreadLink:
             self._stall_s += time.perf_counter() - begin_s
         if transfer.error is not None and transfer.urgency == PREFETCH:
             self._begin_again(transfer)
-            self.collect(transfer)
+            ThreadLink.collect(self, transfer)
         elif transfer.error is not None:
             raise transfer.error
 
     def cancel(self, transfer: ThreadTransfer) -> None:
         with self._wake:
             if not transfer.started:
-                self._queue = [entry for entry in self._queue if entry[2] is not transfer]
-                heapq.heapify(self._queue)
+                self._unqueue(transfer)
                 return
         self._await(transfer)
 
@@ -168,6 +182,20 @@ class ThreadLink:
         for thread in self._threads:  # a thread that is stuck in a read keeps its slot in memory until the read ends
             thread.join(max(0.0, deadline_s - time.perf_counter()))
 
+    def _enqueue(self, transfer: ThreadTransfer) -> None:
+        with self._wake:
+            if self._closed:
+                raise RuntimeError(_CLOSED)
+            self._push(transfer)
+
+    def _push(self, transfer: ThreadTransfer) -> None:
+        heapq.heappush(self._queue, (transfer.urgency, next(self._order), transfer))
+        self._wake.notify()
+
+    def _unqueue(self, transfer: ThreadTransfer) -> None:
+        self._queue = [entry for entry in self._queue if entry[2] is not transfer]
+        heapq.heapify(self._queue)
+
     def _await(self, transfer: ThreadTransfer) -> None:
         """Return when the transfer has landed. The patience begins anew whenever another one lands."""
         num_landed = self._num_landed
@@ -184,11 +212,9 @@ class ThreadLink:
         """Turn a queued prefetch that compute waits for into a demand."""
         with self._wake:
             if transfer.urgency == PREFETCH and not transfer.started and not self._closed:
-                self._queue = [entry for entry in self._queue if entry[2] is not transfer]
-                heapq.heapify(self._queue)
+                self._unqueue(transfer)
                 transfer.urgency = DEMAND
-                heapq.heappush(self._queue, (DEMAND, next(self._order), transfer))
-                self._wake.notify()
+                self._push(transfer)
 
     def _begin_again(self, transfer: ThreadTransfer) -> None:
         """Queue a failed transfer again as a demand, unless the link is closed."""
@@ -196,9 +222,9 @@ class ThreadLink:
             transfer.urgency = DEMAND
             if not self._closed:
                 transfer.error, transfer.started, transfer.landed = None, False, threading.Event()
-                heapq.heappush(self._queue, (DEMAND, next(self._order), transfer))
-                self._wake.notify()
+                self._push(transfer)
 
+    @torch.inference_mode()  # a slot that was made in it takes no other copies
     def _serve(self) -> None:
         while self._serve_one():
             """A waiting thread holds no transfer, which would keep a released slot in memory."""

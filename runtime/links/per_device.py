@@ -9,13 +9,13 @@ from runtime.control.pools import Partitions
 from runtime.links.link import Link, Transfer
 
 
-class LinkPerDevice:
+class LinkPerDevice(Link):
     """`links` by device. A transfer concerns the link of its key alone; `clear`, `wait_for_copies` and `close` concern
     all links."""
 
     def __init__(self, partitions: Partitions, links: Sequence[Link]) -> None:
         self._partitions, self._links = partitions, links
-        self.kind, self.is_concurrent = links[0].kind, links[0].is_concurrent
+        self.kind, self.is_concurrent, self.is_queued = links[0].kind, links[0].is_concurrent, links[0].is_queued
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
         return self._link_of(key).issue(key, slot, urgency=urgency, bits=bits)

@@ -64,6 +64,6 @@ def dtype_of(layer: nn.Linear | QuantisedLinear) -> torch.dtype:
     return layer.dtype if isinstance(layer, QuantisedLinear) else layer.weight.dtype
 
 
-def device_of(layer: nn.Linear | QuantisedLinear) -> torch.device:
-    """The device of a layer's matrix, without dequantising it."""
-    return (layer.blocks if isinstance(layer, QuantisedLinear) else layer.weight).device
+def stored(layer: nn.Linear | QuantisedLinear) -> torch.Tensor:
+    """A layer's matrix as it lies in memory."""
+    return layer.blocks if isinstance(layer, QuantisedLinear) else layer.weight

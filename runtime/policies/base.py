@@ -17,7 +17,7 @@ from artifacts.shape import Shape
 from artifacts.splits.solve import SolvedSplit
 from artifacts.traces.next_use import NextUse
 from runtime.policies.shared.maps import Matching
-from runtime.policies.step import Now, Opening, Step
+from runtime.policies.step import Now, Opening, Step, most_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ class Residents:
     num_free: Sequence[int]  # empty slots of this layer's scope, on each device
 
     def missing(self, step: Step) -> list[int]:
-        """Return the distinct absent experts that a step of this layer wants, in order of first appearance."""
-        return list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist()))
+        """Return the distinct absent experts that a step of this layer wants, those of most tokens first, of equals in
+        order of first appearance."""
+        return most_wanted(list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected)
 
 
 def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:

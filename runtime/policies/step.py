@@ -3,9 +3,11 @@
 Shapes: T tokens, R requests, K selected per token, E experts a layer, D prefetch distances, H the model's width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from artifacts.traces.trace import PREFILL
 
 
 @dataclass(slots=True)
@@ -20,7 +22,7 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One MoE layer in one pass, as its router left it."""
+    """One MoE layer in one pass, as its router left it. `phase` is PREFILL when any of its tokens is of a prompt."""
 
     pass_index: int
     phase: int
@@ -35,6 +37,21 @@ class Step:
     last: np.ndarray | None = None
     learned: np.ndarray | None = None  # [T, D, E] float32: what fitted predictors give for those layers
     embedding: np.ndarray | None = None  # [R, H] float32: each request's input of this pass, the mean over its tokens
+    requests: np.ndarray | None = None  # [T] the request of each token, whose tokens stand together; None: not known
+    prompts: np.ndarray | None = None  # [T] bool: which are of prompts, where others are decoded in the same pass
+
+    @property
+    def decodes(self) -> bool:
+        """Whether any of its tokens is decoded."""
+        return self.phase != PREFILL or self.prompts is not None
+
+    def part(self, rows: np.ndarray, phase: int) -> "Step":
+        """Return the step of these tokens [T] bool alone, which are of one phase."""
+        of_tokens = ("selected", "weights", "probabilities", "predicted", "learned", "requests")
+        taken = {name: None if (all_rows := getattr(self, name)) is None else all_rows[rows] for name in of_tokens}
+        last = None if self.requests is None else last_tokens(taken["requests"])
+        embedding = None if self.embedding is None else self.embedding[rows[self.last]]
+        return replace(self, **taken, phase=phase, last=last, embedding=embedding, prompts=None)
 
     @property
     def foreseen(self) -> np.ndarray | None:
@@ -64,3 +81,11 @@ def last_tokens(requests: np.ndarray) -> np.ndarray:
     if len(requests) == 1:
         return _FIRST
     return np.flatnonzero(np.append(requests[1:] != requests[:-1], True))
+
+
+def most_wanted(experts: list[int], selected: np.ndarray) -> list[int]:
+    """Return the experts by falling number of tokens that select them, `selected` [T, K]; equals keep their order."""
+    if len(selected) == 1 or len(experts) < 2:
+        return experts
+    counts = np.bincount(selected[selected >= 0], minlength=max(experts) + 1).tolist()
+    return sorted(experts, key=lambda expert: -counts[expert])

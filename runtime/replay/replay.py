@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from artifacts.errors import BadInput
-from artifacts.traces.trace import Trace
+from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 from runtime.control.resplit import Reconfiguration
@@ -40,7 +40,7 @@ def replay(
                 reconfiguration.begin_pass(ordered.request[rows])
             controller.begin_pass(len(step.selected))
             if timing:
-                timing.begin_pass(phase, len(step.selected))
+                timing.begin_pass(**_pass_of(ordered, rows))
             if controller.opens_passes:
                 opened = controller.open_pass(Opening(pass_index, phase, step.embedding))
                 if timing:
@@ -54,6 +54,16 @@ def replay(
             watch(step, plan)
     if timing:
         timing.end_pass()
+
+
+def _pass_of(trace: Trace, rows: slice) -> dict[str, int]:
+    """Return what `ReplayTiming` is told of a pass, by the rows of its first layer."""
+    phases, requests = trace.phase[rows], trace.request[rows]
+    return {
+        "num_tokens": len(phases),
+        "num_decoded": int((phases == DECODE).sum()),
+        "num_requests": len(last_tokens(requests)),
+    }
 
 
 def _begin_idle(trace: Trace) -> frozenset[int]:
@@ -91,4 +101,12 @@ def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, co
         learned=learned,
         last=last,
         embedding=embedding,
+        requests=trace.request[rows],
+        prompts=_prompts(trace.phase[rows]) if phase == PREFILL else None,
     )
+
+
+def _prompts(phases: np.ndarray) -> np.ndarray | None:
+    """Return which tokens [T] are of prompts; None where all are."""
+    prompts = phases == PREFILL
+    return None if prompts.all() else prompts

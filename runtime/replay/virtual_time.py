@@ -9,16 +9,17 @@ import numpy as np
 
 from artifacts.hardware.costs import Costs, Work
 from artifacts.shape import FULL_BITS
-from artifacts.traces.trace import DECODE, PREFILL
 from runtime.control.plan import NO_SLOT, Place, Plan
 
 
 @dataclass(slots=True)
 class PassTime:
-    """One pass: of its `seconds`, compute waited `stall_s` for the link; the near tier computed for `near_s`."""
+    """One pass of `num_requests`, `num_decoded` of whose tokens are decoded: of its `seconds`, compute waited `stall_s`
+    for the link; the near tier computed for `near_s`."""
 
-    phase: int
     num_tokens: int
+    num_decoded: int
+    num_requests: int = 1
     seconds: float = 0.0
     stall_s: float = 0.0
     near_s: float = 0.0
@@ -38,11 +39,11 @@ class ReplayTiming:
         self._pending: dict[int, _Transfer] = {}  # by slot
         self._now_s = 0.0
 
-    def begin_pass(self, phase: int, num_tokens: int) -> None:
+    def begin_pass(self, num_tokens: int, *, num_decoded: int, num_requests: int = 1) -> None:
         """Begin a pass, and end the one before if there is one."""
         if self.passes:
             self.end_pass()
-        self.passes.append(PassTime(phase, num_tokens))
+        self.passes.append(PassTime(num_tokens, num_decoded, num_requests))
         self._begin_s = self._now_s
 
     def open_pass(self, prefetches: tuple[Place, ...]) -> None:
@@ -50,8 +51,8 @@ class ReplayTiming:
         self._issue(prefetches, is_demand=False)
 
     def end_pass(self) -> None:
-        """End the pass with the head, which is computed for the last tokens only."""
-        self._now_s += self._costs.head.seconds(1)
+        """End the pass with the head, which is computed for the last token of each request only."""
+        self._now_s += self._costs.head.seconds(self.passes[-1].num_requests)
         self.passes[-1].seconds = self._now_s - self._begin_s
 
     def step(self, plan: Plan) -> None:
@@ -77,18 +78,23 @@ class ReplayTiming:
         self._now_s = max(self._now_s + host_s, near_ends_s)
 
     def summary(self) -> dict[str, float | None]:
-        """Return milliseconds to the first token and per decoded token, decoded tokens per second, all exposed stalls,
-        and the near tier's milliseconds per decode pass. A value is None when the trace has no such pass."""
-        prefill_s = [pass_time.seconds for pass_time in self.passes if pass_time.phase == PREFILL]
-        decode = [pass_time for pass_time in self.passes if pass_time.phase == DECODE]
+        """Return milliseconds of a pass that only reads prompts, and of a pass that decodes, decoded tokens per second
+        of the latter, all exposed stalls, and the near tier's milliseconds per pass that decodes. A value is None when
+        the trace has no such pass."""
+        prefill_s = [pass_time.seconds for pass_time in self.passes if not pass_time.num_decoded]
+        decode = [pass_time for pass_time in self.passes if pass_time.num_decoded]
         decode_s = sum(pass_time.seconds for pass_time in decode)
         return {
             "ttft_ms": fmean(prefill_s) * 1e3 if prefill_s else None,
             "tpot_ms": decode_s / len(decode) * 1e3 if decode else None,
-            "tokens_per_s": sum(pass_time.num_tokens for pass_time in decode) / decode_s if decode_s else None,
+            "tokens_per_s": sum(pass_time.num_decoded for pass_time in decode) / decode_s if decode_s else None,
             "exposed_ms": sum(pass_time.stall_s for pass_time in self.passes) * 1e3,
             "near_ms": fmean(pass_time.near_s for pass_time in decode) * 1e3 if decode else None,
         }
+
+    def ends_s(self) -> np.ndarray:
+        """Return when each pass ended [P]."""
+        return np.cumsum([pass_time.seconds for pass_time in self.passes])
 
     def _compute(
         self,

@@ -11,6 +11,7 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.splits.solve import EVEN, Latencies, SolvedSplit
+from artifacts.traces.clients import Clients, Served, serve
 from artifacts.traces.curves import Curves
 from artifacts.traces.trace import Trace
 from runtime.control import sizes, split_solver
@@ -35,7 +36,8 @@ class Workload:
     `assumed` lists that.
 
     `window` overrides the bytes that the machine's link moves during a layer. `costs` are measured costs, in place of
-    those of the machine's data sheet, which are of weights besides experts at `dense` bits if that is given.
+    those of the machine's data sheet, which are of weights besides experts at `dense` bits if that is given. With
+    `clients` their requests are those of the trace, served together, and `trace` is what was computed.
     """
 
     def __init__(
@@ -48,14 +50,21 @@ class Workload:
         window: int | None = None,
         costs: Costs | None = None,
         dense: int | None = None,
+        clients: Clients | None = None,
     ) -> None:
         check_model(trace, model)
-        self.trace, self.model, self.machine = trace, model, machine
-        self.assumed: list[str] = [*trace.assumed, *model.assumed, *unused_layers(trace)]
-        self._artefacts = TraceArtefacts(trace, model, artefacts or Artefacts(), self.assumed)
+        self.served = serve(trace, clients) if clients else None
+        self.trace, self.model, self.machine = self.served.trace if self.served else trace, model, machine
+        self.assumed: list[str] = [*trace.assumed, *model.assumed, *unused_layers(trace), *_repeated(self.served)]
+        self._artefacts = TraceArtefacts(self.trace, model, artefacts or Artefacts(), self.assumed)
         self._costs = costs or Costs.of(model, machine).with_dense(dense)
         self._window = window
         self._splits: dict[tuple, SolvedSplit] = {}  # by budget and policies
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed, of prompts and of answers."""
+        return len(self.trace) // self.trace.num_layers
 
     def run(self, setting: Setting, watch: Callable[[Step, Plan], None] | None = None) -> Outcome:
         """Replay the trace from an empty cache and call `watch` with every step. Raises BadUsage, BadInput or
@@ -77,7 +86,7 @@ class Workload:
             window=window,
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
-            times=timing.summary(),
+            times=timing.summary() | (self.served.summary(timing.ends_s()) if self.served else {}),
             hits_by_pass=controller.counters.hits_by_pass(),
             passes=timing.passes,
             split=split_solver.receipt(fast.split, shape) | (reconfiguration.receipt() if reconfiguration else {}),
@@ -206,6 +215,15 @@ class Workload:
     @property
     def latencies(self) -> Latencies:
         return split_solver.latencies_of(self._costs, self.model.shape.top_k)
+
+
+def _repeated(served: Served | None) -> list[str]:
+    if served is None or not served.num_repeated:
+        return []
+    return [
+        f"{served.num_repeated} of {len(served.arrived)} requests are repeated, as the trace has too few: requests "
+        "that repeat each other want fewer distinct experts together than others would"
+    ]
 
 
 def _candidate(split: SolvedSplit) -> str:

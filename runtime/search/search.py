@@ -1,7 +1,7 @@
 """The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss."""
 
 from collections.abc import Callable, Iterable
-from math import expm1
+from math import expm1, inf
 from time import perf_counter
 
 import numpy as np
@@ -11,6 +11,7 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.routing.similarity import Similarity
+from artifacts.traces.clients import Clients, serve
 from artifacts.traces.trace import Trace
 from runtime.control.build import check_required
 from runtime.control.counters import altered
@@ -30,7 +31,8 @@ _SLACK = 1.5  # times the allowed loss: predictions are rough, and what is measu
 
 
 class Search:
-    """Replays combinations at one budget. `scale` turns squared errors into losses; `similarity` prices stand-ins."""
+    """Replays combinations at one budget. `scale` turns squared errors into losses; `similarity` prices stand-ins. With
+    `clients` the requests of the trace are served together."""
 
     def __init__(
         self,
@@ -43,12 +45,14 @@ class Search:
         costs: Costs | None = None,
         window: int | None = None,
         similarity: Similarity | None = None,
+        clients: Clients | None = None,
     ) -> None:
+        trace = serve(trace, clients).trace if clients else trace
         self.machine, self.budget, self.scale = machine, budget, LossScale()
         self._trace, self._model = trace, model
         self._known = {"artefacts": artefacts, "costs": costs, "window": window}
         self._similarity = similarity
-        self._passes = trace.pass_indices()
+        self._passes, self._serves_many = trace.pass_indices(), clients is not None
         self._workloads: dict[int, Workload] = {}
         self._assumed: set[str] = set()  # by replays elsewhere
         self.num_replays = 0
@@ -71,6 +75,13 @@ class Search:
     def ratio(self) -> float:
         """The link's bandwidth over the near tier's."""
         return self.machine.link_gbps / self.machine.near_gbps
+
+    @property
+    def _near_tokens(self) -> float:
+        """Tokens that the near tier computes while it reads an expert, where there are many."""
+        costs = self._known["costs"] or Costs.of(self._model, self.machine)
+        near = costs.near if costs.near.memory_s else costs.near_host
+        return near.memory_s / near.token_s if self._serves_many and near.token_s else inf
 
     @property
     def _widths(self) -> list[int]:
@@ -133,7 +144,8 @@ class Search:
         whether `replay_all` replays or this search, one combination after another, unless its `time` is limited."""
         before = self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
-        exact, lossy = spaces or (space.lossless(self.ratio), space.lossy(self.ratio, self._widths))
+        tokens = self._near_tokens
+        exact, lossy = spaces or (space.lossless(self.ratio, tokens), space.lossy(self.ratio, self._widths, tokens))
         replay_all, published = replay_all or one_by_one(self.replay), _published()
         limits = [{"is_late": late, "at_once": time.at_once} for late in time.is_late] if time else [{}, {}]
         ranks = (lambda tried: (tried.ms,)), (lambda tried: self._lossy_rank(tried, plan.max_loss))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -64,17 +65,18 @@ class Combination(NamedTuple):
         return self.routing, self.miss, self.residency
 
 
-def lossless(ratio: float) -> list[Combination]:
+def lossless(ratio: float, tokens: float = inf) -> list[Combination]:
     """Return all combinations that give exactly the full model's output; `ratio` is the link's bandwidth over the near
-    tier's."""
-    lending = (f"near:ratio={ratio:.3g}", f"qstar:ratio={ratio:.3g}", f"qstar:ratio={2 * ratio:.3g}")
+    tier's, which computes `tokens` while it reads an expert."""
+    shared = (f"qstar:ratio={times * ratio:.3g}{_near(tokens)}" for times in (1, 2))
+    lending = (f"near:ratio={ratio:.3g}", *shared)
     miss = ("fetch", "near", *lending, "cold")
     return list(_sensible(("standard",), miss, (*_PLAIN, "hot")))
 
 
-def lossy(ratio: float, widths: Iterable[int] = USUAL_WIDTHS) -> list[Combination]:
+def lossy(ratio: float, widths: Iterable[int] = USUAL_WIDTHS, tokens: float = inf) -> list[Combination]:
     """Return combinations that may change the output; `widths` has the bits of stored replicas."""
-    exact, more = ("fetch", "near", f"qstar:ratio={ratio:.3g}"), sorted({*widths} - {*USUAL_WIDTHS})
+    exact, more = ("fetch", "near", f"qstar:ratio={ratio:.3g}{_near(tokens)}"), sorted({*widths} - {*USUAL_WIDTHS})
     every = (*USUAL_WIDTHS, *more)
     shadows = (
         "shadow",
@@ -89,6 +91,10 @@ def lossy(ratio: float, widths: Iterable[int] = USUAL_WIDTHS) -> list[Combinatio
         *_sensible(("standard",), _SHADOW, shadows),
         *_sensible(("standard",), ("cold",), _HOT_BITS),
     ]
+
+
+def _near(tokens: float) -> str:
+    return "" if tokens == inf else f",tokens={tokens:.3g}"
 
 
 def drawn(space: Sequence[Combination], count: int, *, seed: int) -> list[Combination]:

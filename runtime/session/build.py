@@ -246,7 +246,7 @@ def _install(parts: Parts, undo: ExitStack) -> None:
     undo.callback(parts.engine.uninstall)
     if parts.dense:
         undo.callback(parts.dense.uninstall)
-        parts.dense.install()
+        parts.dense.install(parts.engine.steps)
     if matching := parts.policies.matching:
         undo.callback(matching.close)
         matching.run_in_background()

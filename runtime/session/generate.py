@@ -20,7 +20,7 @@ TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
 _END = object()
 _LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: divided by more or less, they are no longer finite
 _NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
-_NOTHING_TO_DRAW = "the options of the request and of the model's generation_config.json leave no token to draw"
+NOTHING_TO_DRAW = "the options of the request and of the model's generation_config.json leave no token to draw"
 _NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # what else ends a text
 
 
@@ -143,6 +143,11 @@ def num_positions(model: PreTrainedModel) -> int | None:
     return getattr(model.config, "max_position_embeddings", None)
 
 
+def says_nothing_to_draw(error: RuntimeError) -> bool:
+    """Whether torch found no token with a probability."""
+    return _NO_PROBABILITY in str(error)
+
+
 def _generate(
     model: PreTrainedModel,
     prompt: torch.Tensor,
@@ -169,7 +174,7 @@ def _generate(
                 **sampling.options(),
             )
     except RuntimeError as error:  # `stream` raises what is put
-        tokens.put(BadInput(_NOTHING_TO_DRAW) if _NO_PROBABILITY in str(error) else error)
+        tokens.put(BadInput(NOTHING_TO_DRAW) if says_nothing_to_draw(error) else error)
     except BaseException as error:
         tokens.put(error)
     finally:

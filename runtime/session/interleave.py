@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from runtime.control.plan import Plan
 from runtime.session.generate import Sampling, Token, stream
 from runtime.session.session import Session
 
@@ -28,7 +27,6 @@ class PassResult:
     counters: np.ndarray  # [F, L] by counter and layer
     exposed_s: float  # of `seconds`, how long compute waited for the link
     seconds: float
-    last_token: tuple[Plan | torch.Tensor, ...]  # what the engine noted of the last single token, by layer
 
 
 class Interleave:
@@ -89,7 +87,6 @@ class Generation:
             counters=session.controller.counters.sum(first_pass=first_pass),
             exposed_s=sum(session.engine.stall_s[first_pass:]),
             seconds=time.perf_counter() - begin_s,
-            last_token=tuple(session.engine.steps.last_token.values()),
         )
 
     def close(self) -> None:

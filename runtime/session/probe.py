@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,6 +14,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
+from runtime.engine.across_devices import made_current
+from runtime.engine.engine import NAME as ENGINE
 from runtime.engine.output import choose_output
 from runtime.kernels.cpu.decoder import CompiledDecoder
 from runtime.links.link import DEMAND, Link
@@ -22,6 +25,7 @@ from runtime.model.open import MoeModel
 
 _NO_EXPERTS = "moectl-no-experts"
 _NUM_EXPERTS = 8
+_MOST_TIMED = 64  # tokens: the time of more is in proportion
 
 
 def _no_experts(module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -65,6 +69,25 @@ def prefetch_window(
     experts_s = shape.top_k * expert_seconds(opened, is_fused=is_fused)
     layer_s = rest_seconds(opened, dense=dense) / shape.num_layers + experts_s
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
+
+
+def widened_window(opened: MoeModel, window: int, num_tokens: int, *, bytes_per_s: float | None) -> int:
+    """Return the bytes that the link moves while a pass over `num_tokens` tokens computes a layer without its experts,
+    measured, as a power of two of experts; while experts are computed, the step itself has loads. `window` is that of
+    one token, which tells the link's rate where `bytes_per_s` does not."""
+    timed = min(num_tokens, _MOST_TIMED)
+    layer_s = _body_seconds(opened, timed) * num_tokens / timed / opened.shape.num_layers
+    rate = bytes_per_s or window * opened.shape.num_layers / _body_seconds(opened, 1)
+    return max(window, rounded_window(rate * layer_s / opened.shape.expert_nbytes, opened.shape.expert_nbytes))
+
+
+def _body_seconds(opened: MoeModel, num_tokens: int) -> float:
+    """Seconds of the layers without routed experts, in a session: of the model that has its hooks, only the body is
+    called. The fastest of a few, since other work of the machine only adds to them."""
+    tokens = torch.zeros(1, num_tokens, dtype=torch.int64, device=opened.model.device)
+    with without_experts(opened, after=ENGINE):
+        forward = partial(opened.model.base_model, input_ids=tokens, use_cache=False)
+        return min(seconds_of(lambda _: forward(), opened.model.device, warm_up=1, turns=4))
 
 
 def link_bytes_per_second(
@@ -131,7 +154,7 @@ def seconds_of(work: Callable[[int], object], device: torch.device, *, warm_up: 
     """Measure the seconds of each call of `work`, which gets its number, until the device is done; those of the warm-up
     are left out."""
     seconds = []
-    with torch.inference_mode():
+    with torch.inference_mode(), made_current(device):
         for turn in range(warm_up + turns):
             begin_s = time.perf_counter()
             work(turn)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from artifacts.quantisation.replicas import check_base
@@ -18,6 +19,7 @@ from runtime.control.counters import totals
 from runtime.control.recorder import Recorder
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
+from runtime.model.row_attention import RowPass
 from runtime.policies.base import Artefacts, FastTier
 from runtime.session.answers import Effort, Stream
 from runtime.session.build import build_parts, lay_out_slots
@@ -130,14 +132,30 @@ class Session:
                 use_cache=True,
             )
 
+    def forward_rows(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: RowPass, *, requests: np.ndarray, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the pieces of `rows` lie.
+        Returns the logits [N, V] of the tokens `keep` [N]. Raises as `forward`, for ids that were checked."""
+        model, watcher = self.opened.model, self.watcher
+        with self._lock.raw, torch.inference_mode():
+            self._lock.check()
+            watcher.token_requests = requests
+            try:
+                given = {"input_ids": ids[None], "position_ids": positions[None], "logits_to_keep": keep}
+                given = {name: tensor.to(model.device) for name, tensor in given.items()}
+                return model(**given, use_cache=False, moectl_rows=rows).logits[0]
+            finally:
+                watcher.token_requests = None
+
     def reread(self, ids: torch.Tensor) -> Output:
         """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding: its logits show what
         they lose there, also at the prompt's own tokens. Raises as `forward`."""
-        self.watcher.rereads = True
+        self.watcher.decodes = True
         try:
             return self.forward(ids)
         finally:
-            self.watcher.rereads = False
+            self.watcher.decodes = False
 
     def _check(self, ids: torch.Tensor, past: object) -> None:
         """Ids on a GPU are not copied back to be checked."""

@@ -25,7 +25,7 @@ class NearTier:
     def __init__(self, slow: SlowTier, *, bandwidth: float | None = None) -> None:
         self._slow = slow
         self._timeline = Timeline(bandwidth) if bandwidth else None
-        self._clock = WallClock()
+        self.clock = WallClock()
         self._ready_at_s = 0.0
         self._buffer: torch.Tensor | None = None
         self._views: dict[tuple[int, ...], Mapping[str, object]] = {}  # by key, bits, address and size in RAM
@@ -34,7 +34,7 @@ class NearTier:
         """Start the emulated tier on these experts."""
         if self._timeline:
             nbytes = sum(map(self._slow.num_bytes, places))
-            self._ready_at_s = self._timeline.reserve(self._clock.now_s(), nbytes)
+            self._ready_at_s = self._timeline.reserve(self.clock.now_s(), nbytes)
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """Compute one expert on its tokens, x [t, H] on the CPU -> [t, H]."""
@@ -62,7 +62,7 @@ class NearTier:
 
     def finish(self) -> None:
         """Return when the emulated tier would have computed the experts of `begin`."""
-        self._clock.wait_until(self._ready_at_s)
+        self.clock.wait_until(self._ready_at_s)
 
     def conditions(self) -> dict[str, float]:
         """The emulated bandwidth, for a receipt."""

@@ -5,22 +5,29 @@ from collections.abc import Callable
 import torch
 
 from runtime.model.layout import ExpertStore, aligned, fill, round_up
+from runtime.tiers.page_lock import PageLock, check_budget
 
 
 class RamStore:
     """All experts that `disk` reads, copied once into one aligned buffer [L*E, nbytes].
 
-    `pin` page-locks the buffer for asynchronous copies to a GPU; `progress`, if given, is called with the number of
-    experts copied so far. Raises OutOfResources when there is no room for the buffer, BadInput when the files change
-    meanwhile.
+    `pin` page-locks the buffer, layer by layer as it is written, for asynchronous copies to a GPU; `progress`, if
+    given, is called with the number of experts copied so far. Raises OutOfResources when there is no room for the
+    buffer, BadInput when the files change meanwhile.
     """
 
     def __init__(self, disk: ExpertStore, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
         self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
         num_keys, stride = self.shape.num_keys, round_up(self.layout.nbytes)
-        self.buffer = aligned(num_keys * stride, pin=pin).view(num_keys, stride)
+        if pin:
+            check_budget(num_keys * stride)
+        self.buffer = aligned(num_keys * stride).view(num_keys, stride)
+        lock = PageLock(self.buffer, self) if pin else None
         for key in range(num_keys):
-            disk.read(*divmod(key, self.shape.num_experts), self.buffer[key])
+            layer, expert = divmod(key, self.shape.num_experts)
+            disk.read(layer, expert, self.buffer[key])
+            if lock is not None and expert == self.shape.num_experts - 1:
+                lock.lock_to((key + 1) * stride)
             if progress is not None:
                 progress(key + 1)
         disk.check_unchanged()

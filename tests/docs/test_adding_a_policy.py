@@ -40,14 +40,14 @@ def test_the_line_makes_it_known_with_its_parameters() -> None:
 
 
 @given(routed(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_keeps_the_contract(case: Case, data: st.DataObject) -> None:
     others = {axis: data.draw(st.sampled_from(list(table)), axis) for axis, table in POLICIES.items()}
     keep_the_contract(case, **others | {"eviction": "lru_k"})
 
 
 @given(routed())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_with_one_use_it_is_lru(case: Case) -> None:
     assert run(case, eviction="lru_k:k=1").counters.totals() == run(case, eviction="lru").counters.totals()
 

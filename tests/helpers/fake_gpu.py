@@ -17,6 +17,7 @@ from artifacts.shape import Shape
 from runtime.links import cuda
 
 SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=64)
+PIECE = 16  # bytes of a prefetch that are handed over at a time: a quarter of an expert
 
 
 class Gpu:
@@ -28,6 +29,8 @@ class Gpu:
         self.current = threading.local()
         self.compute = Stream(self)
         self.time_ms = 0.0
+        self.num_copied = 0  # bytes whose copy was queued
+        self.num_events = 0  # that were made
 
     def current_stream(self, device: object = None) -> "Stream":
         return getattr(self.current, "stream", self.compute)
@@ -49,8 +52,8 @@ class Gpu:
 
 
 class Stream:
-    def __init__(self, gpu: Gpu, priority: int = 0) -> None:
-        self.gpu, self.priority, self.queue = gpu, priority, deque()
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.queue = gpu, deque()
         gpu.streams.append(self)
 
     def add(self, work: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
@@ -72,6 +75,7 @@ class Stream:
 
 class Event:
     def __init__(self, gpu: Gpu) -> None:
+        gpu.num_events += 1
         self.gpu, self.mark, self.passed = gpu, 0, {0}
         self.time_ms = 0.0
 
@@ -98,17 +102,37 @@ class Event:
 class Memory:
     """The bytes of an expert on host or device: its key. Copies read the host when they run, not when queued."""
 
-    def __init__(self, gpu: Gpu, *, pinned: bool = False) -> None:
-        self.gpu, self.key, self.pinned, self.nbytes = gpu, -1, pinned, 64
+    def __init__(self, gpu: Gpu, *, pinned: bool = False, of: "Memory | None" = None, part: slice = slice(64)) -> None:
+        self.gpu, self.pinned, self._whole = gpu, pinned, of or self
+        self._places = range(*part.indices(64))
+        if of is None:
+            self.bytes = [-1] * 64
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._places)
+
+    @property
+    def key(self) -> int:
+        """The key of the expert whose bytes these are; -2 for those of several."""
+        found = {self._whole.bytes[place] for place in self._places}
+        return found.pop() if len(found) == 1 else -2
+
+    @key.setter
+    def key(self, key: int) -> None:
+        for place in self._places:
+            self._whole.bytes[place] = key
 
     def data_ptr(self) -> int:
-        return id(self)
+        return id(self._whole) + self._places.start
 
     def __getitem__(self, part: slice) -> "Memory":
-        return self
+        assert self._places == range(64), "only whole experts are cut here"
+        return Memory(self.gpu, pinned=self.pinned, of=self._whole, part=part)
 
     def copy_(self, host: "Memory", *, non_blocking: bool) -> None:
-        assert non_blocking
+        assert non_blocking and host._places == self._places
+        self.gpu.num_copied += self.nbytes
         self.gpu.current_stream().add(lambda: setattr(self, "key", host.key))
 
 
@@ -135,9 +159,10 @@ class HostSource:
 def fake_cuda(patch: pytest.MonkeyPatch, seed: int) -> Gpu:
     """Put a stand-in in the place of `torch.cuda` streams and events."""
     gpu = Gpu(seed)
-    patch.setattr(torch.cuda, "Stream", lambda device, priority=0: Stream(gpu, priority))
+    patch.setattr(torch.cuda, "Stream", lambda device: Stream(gpu))
     patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(gpu))
     patch.setattr(torch.cuda, "stream", gpu.stream)
     patch.setattr(torch.cuda, "current_stream", gpu.current_stream)
+    patch.setattr(cuda, "PIECE_NBYTES", PIECE)
     patch.setattr(cuda, "aligned", lambda nbytes, pin: Memory(gpu, pinned=pin))
     return gpu

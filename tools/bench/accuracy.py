@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
+from moectl.shared.stores import stored_artefacts
 from profilers.compare import continuations
 from profilers.compare.tasks import Tasks, correct, load_tasks
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.session.artefacts import load_artefacts
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tools.bench.performance import Section, Table, conditions, write
@@ -62,8 +61,7 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     opened = open_quietly(options.model or str(demo_model()))
-    with Store.open(options.store, read_only=True) as held:
-        artefacts = load_artefacts(held, opened.fingerprint[:16], opened.shape)
+    artefacts = stored_artefacts(options.store, opened)
     continuations.COUNT = options.items
     tasks = load_tasks([continuations.NAME])
     answers = {(one.label, one.budget): _answers(one, opened, artefacts, tasks) for one in PRESETS}

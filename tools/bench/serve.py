@@ -2,26 +2,35 @@
 
     python -m tools.bench.serve              200 requests of 8 clients on the bundled model, some of which leave
     python -m tools.bench.serve --presets near,horizon --requests 60 --leave 0.3
-    python -m tools.bench.serve --batches --requests 48     what batches, padded or continuous, would make of it
+    python -m tools.bench.serve --batch 8 --float32     in shared passes, in float32: every answer is a run's
+    python -m tools.bench.serve --batch 8               in bfloat16: how many are not
+    python -m tools.bench.serve --batch 8 --rounds 3 --requests 64 --leave 0     both ways by turns: speed
 
-The server is a process of its own, its clients are OpenAI's. Exits 1 where a token differs or an answer is lost.
+The server is a process of its own, its clients are OpenAI's. Exits 1 where an answer is lost, or where a token differs
+that may not: in turns and in float32.
 """
 
 import argparse
 import asyncio
+import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from statistics import median
 
 import httpx2
-import torch
 from openai import AsyncOpenAI
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from safetensors.torch import load_file, save_file
 
 from moectl.bundled import demo_model
 from moectl.shared.defaults import DEFAULT_STORE
@@ -53,42 +62,92 @@ class Told:
 def main() -> int:
     options = _options()
     asked = _requests(options)
-    if options.batches:
-        show_sheet(_batches(asked, options))
-        return 0
-    rows, is_sound = [], True
-    for preset in options.presets.split(","):
-        expected, alone_rate, alone_s = _alone(asked, preset, options)
-        told, counted, seconds = _served(asked, preset, options)
-        row, sound = _row(preset, asked, told, expected)
-        tokens = counted["generated_tokens"]
-        speeds = f"{sum(map(len, expected)) / alone_s:.1f}", f"{tokens / seconds:.1f}"
-        rates = f"{alone_rate:.3f}", f"{hit_rate(counted['counters']):.3f}"
-        rows.append((*row, *speeds, *rates, f"{_median([one.ttft_ms for one in told]):.0f}"))
-        is_sound &= sound and counted["requests"]["failed"] == 0
-    columns = (
-        "preset",
-        "answered",
-        "equal",
-        "left",
-        "lost",
-        "tok/s alone",
-        "served",
-        "hits alone",
-        "served",
-        "ttft ms",
-    )
-    note = f"{options.requests} requests of {options.clients} clients, {options.rows} at a time, seed {options.seed}"
-    show_sheet(Sheet("Served and alone", columns, rows, note))
+    with tempfile.TemporaryDirectory() as folder:
+        model = in_float32(Path(folder) / "demo") if options.float32 else demo_model()
+        if options.rounds:
+            show_sheet(_speeds(asked, model, options))
+            return 0
+        rows, is_sound = [], True
+        for preset in options.presets.split(","):
+            row, sound = _compared(asked, model, preset, options)
+            rows.append(row)
+            is_sound &= sound
+    columns = ("preset", "answered", "equal", "left", "lost", "tok/s alone", "served", "hits alone", "served")
+    show_sheet(Sheet("Served and alone", (*columns, "ttft ms"), rows, _note(options)))
     return 0 if is_sound else 1
 
 
-def _row(preset: str, asked: list[Asked], told: list[Told], expected: list[list[int]]) -> tuple[tuple, bool]:
+def _note(options: argparse.Namespace) -> str:
+    way = f"--batch {options.batch}" if options.batch > 1 else f"{options.clients} in turns"
+    dtype = "float32" if options.float32 else "bfloat16"
+    return f"{options.requests} requests of {options.clients} clients, {way}, {dtype}, seed {options.seed}"
+
+
+def _compared(asked: list[Asked], model: Path, preset: str, options: argparse.Namespace) -> tuple[tuple, bool]:
+    expected, alone_rate, alone_s = _alone(asked, model, preset, options)
+    with _server(model, preset, options, batch=options.batch) as url:
+        told, seconds = _load(asked, url, options.clients)
+        counted = httpx2.get(f"{url}/live").json()
+    row, is_equal, num_lost = _row(preset, asked, told, expected)
+    speeds = f"{sum(map(len, expected)) / alone_s:.1f}", f"{counted['generated_tokens'] / seconds:.1f}"
+    rates = f"{alone_rate:.3f}", f"{hit_rate(counted['counters']):.3f}"
+    may_differ = options.batch > 1 and not options.float32
+    is_sound = (is_equal or may_differ) and num_lost == counted["requests"]["failed"] == 0
+    return (*row, *speeds, *rates, f"{median(one.ttft_ms for one in told):.0f}"), is_sound
+
+
+def _speeds(asked: list[Asked], model: Path, options: argparse.Namespace) -> Sheet:
+    """Both ways by turns, round by round, each by one client and by all."""
+    ways = {"turns": 1, f"--batch {options.batch}": options.batch}
+    speeds: dict[tuple[str, int], list[float]] = {}
+    first_ms: dict[tuple[str, int], list[float]] = {}
+    with ExitStack() as servers:
+        at = {
+            name: servers.enter_context(_server(model, options.presets, options, batch=batch))
+            for name, batch in ways.items()
+        }
+        for _ in range(options.rounds):
+            for num_clients in (1, options.clients):
+                for name, url in at.items():
+                    some = asked if num_clients > 1 else asked[: len(asked) // 4]
+                    told, seconds = _load(some, url, num_clients)
+                    key = name, num_clients
+                    num_tokens = sum(len(one.token_ids or ()) for one in told)
+                    speeds.setdefault(key, []).append(num_tokens / seconds)
+                    first_ms.setdefault(key, []).extend(one.ttft_ms for one in told)
+    base = median(speeds["turns", options.clients])
+    rows = [
+        (
+            name,
+            num_clients,
+            f"{median(speeds[name, num_clients]):.1f}",
+            f"{median(speeds[name, num_clients]) / base:.2f}",
+            f"{_quantile(first_ms[name, num_clients], 0.5):.0f}",
+            f"{_quantile(first_ms[name, num_clients], 0.95):.0f}",
+            f"{_quantile(first_ms[name, num_clients], 0.95) / _quantile(first_ms[name, 1], 0.95):.2f}",
+        )
+        for name, num_clients in speeds
+    ]
+    columns = ("way", "clients", "tok/s", "of turns", "ttft p50 ms", "p95 ms", "p95 of one client's")
+    return Sheet(f"In {options.rounds} rounds by turns", columns, rows, _note(options))
+
+
+def in_float32(path: Path) -> Path:
+    """A copy of the bundled model whose weights are float32."""
+    shutil.copytree(demo_model(), path)
+    weights = load_file(path / "model.safetensors")
+    save_file({name: weight.float() for name, weight in weights.items()}, path / "model.safetensors", {"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    return path
+
+
+def _row(preset: str, asked: list[Asked], told: list[Told], expected: list[list[int]]) -> tuple[tuple, bool, int]:
     kept = [(one.token_ids, ids) for one, ids in zip(told, expected, strict=True) if one.token_ids is not None]
     num_equal = sum(ours == alone for ours, alone in kept)
     gone = [one.leaves is not None for one, heard in zip(asked, told, strict=True) if heard.token_ids is None]
     num_left, num_lost = sum(gone), len(gone) - sum(gone)
-    return (preset, len(kept), num_equal, num_left, num_lost), num_equal == len(kept) and num_lost == 0
+    return (preset, len(kept), num_equal, num_left, num_lost), num_equal == len(kept), num_lost
 
 
 def _requests(options: argparse.Namespace) -> list[Asked]:
@@ -103,10 +162,12 @@ def _requests(options: argparse.Namespace) -> list[Asked]:
     return asked
 
 
-def _alone(asked: list[Asked], preset: str, options: argparse.Namespace) -> tuple[list[list[int]], float, float]:
+def _alone(
+    asked: list[Asked], model: Path, preset: str, options: argparse.Namespace
+) -> tuple[list[list[int]], float, float]:
     """The answers of `moectl run`, one after the other."""
     settings = Settings(preset=preset, budget=options.budget, threads=1)
-    with Session.open(str(demo_model()), settings, store=existing(DEFAULT_STORE)) as session:
+    with Session.open(str(model), settings, store=existing(DEFAULT_STORE)) as session:
         begin_s = time.perf_counter()
         ids = [
             [token.token_id for token in session.generate(session.encode(one.prompt), _sampling(one))] for one in asked
@@ -118,20 +179,25 @@ def _sampling(one: Asked) -> Sampling:
     return Sampling(max_new_tokens=one.num_tokens, ignore_eos=True)
 
 
-def _served(asked: list[Asked], preset: str, options: argparse.Namespace) -> tuple[list[Told], dict, float]:
-    own = ("--preset", preset, "--budget", options.budget, "--rows", str(options.rows), "--threads", "1", "--port", "0")
-    command = [sys.executable, "-m", "moectl", "serve", *own]
+@contextmanager
+def _server(model: Path, preset: str, options: argparse.Namespace, *, batch: int) -> Iterator[str]:
+    """A server of its own; yields its address."""
+    own = ("--preset", preset, "--budget", options.budget, "--batch", str(batch), "--threads", "1", "--port", "0")
+    command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         loading, ready = process.stderr.readline(), process.stderr.readline()
         assert ready, loading
-        url = re.search(r"http://[0-9.:]+", ready)[0]
-        begin_s = time.perf_counter()
-        told = asyncio.run(_clients(asked, url, options.clients))
-        seconds = time.perf_counter() - begin_s
-        counted = httpx2.get(f"{url}/live").json()
-        process.send_signal(signal.SIGTERM)
+        try:
+            yield re.search(r"http://[0-9.:]+", ready)[0]
+        finally:
+            process.send_signal(signal.SIGTERM)
     assert process.returncode == 0, f"the server ended with {process.returncode}"
-    return told, counted, seconds
+
+
+def _load(asked: list[Asked], url: str, num_clients: int) -> tuple[list[Told], float]:
+    """What clients were told, and in how many seconds."""
+    begin_s = time.perf_counter()
+    return asyncio.run(_clients(asked, url, num_clients)), time.perf_counter() - begin_s
 
 
 async def _clients(asked: list[Asked], url: str, num_clients: int) -> list[Told]:
@@ -162,66 +228,8 @@ async def _ask(api: AsyncOpenAI, one: Asked) -> Told:
     return Told(None, ttft_ms)
 
 
-# For comparison: several requests in a pass, which moectl does not do
-
-
-def _batches(asked: list[Asked], options: argparse.Namespace) -> Sheet:
-    """The same prompts in batches, by transformers over the same session; seconds are CPU time of the thread."""
-    rows = []
-    settings = Settings(preset=options.presets, budget=options.budget, threads=1)
-    with Session.open(str(demo_model()), settings, store=existing(DEFAULT_STORE)) as session:
-        prompts = [session.encode(one.prompt)[0].tolist() for one in asked]
-        ways = {"one by one": _one_by_one, f"padded, {options.rows}": _padded, "continuous": _continuous}
-        expected = None
-        for name, way in ways.items():
-            first_pass, begin_s = len(session.controller.counters.passes), time.process_time()
-            found = [_to_end(ids, session) for ids in way(session, prompts, options)]
-            seconds = time.process_time() - begin_s
-            expected = expected or found
-            num_other = sum(ids != alone for ids, alone in zip(found, expected, strict=True))
-            rate = hit_rate(session.controller.counters.totals(first_pass=first_pass))
-            rows.append((name, num_other, f"{sum(map(len, found)) / seconds:.0f}", f"{rate:.3f}"))
-    note = f"{len(asked)} prompts, {options.tokens} tokens each, preset {options.presets} at {options.budget}"
-    return Sheet("Batches", ("way", "answers that differ", "tokens per CPU second", "hit rate"), rows, note)
-
-
-def _one_by_one(session: Session, prompts: list[list[int]], options: argparse.Namespace) -> list[list[int]]:
-    sampling = Sampling(max_new_tokens=options.tokens)
-    return [[token.token_id for token in session.generate(torch.tensor([ids]), sampling)] for ids in prompts]
-
-
-def _padded(session: Session, prompts: list[list[int]], options: argparse.Namespace) -> list[list[int]]:
-    found, padding = [], session.opened.config.pad_token_id
-    for batch in (prompts[first : first + options.rows] for first in range(0, len(prompts), options.rows)):
-        longest = max(map(len, batch))
-        ids = torch.tensor([[padding] * (longest - len(one)) + one for one in batch])
-        mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in batch])
-        session.new_requests(len(batch))
-        drawn = Sampling(max_new_tokens=options.tokens).options()
-        found += session.opened.model.generate(ids, attention_mask=mask, **drawn)[:, longest:].tolist()
-    return found
-
-
-def _continuous(session: Session, prompts: list[list[int]], options: argparse.Namespace) -> list[list[int]]:
-    config = session.opened.config
-    wanted = GenerationConfig(
-        max_new_tokens=options.tokens,
-        do_sample=False,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-    )
-    room = ContinuousBatchingConfig(num_blocks=256, max_batch_tokens=256)
-    found = session.opened.model.generate_batch(prompts, generation_config=wanted, continuous_batching_config=room)
-    return [one.generated_tokens for _, one in sorted(found.items(), key=lambda item: int(item[0].split("_")[-1]))]
-
-
-def _to_end(ids: list[int], session: Session) -> list[int]:
-    end = session.opened.config.eos_token_id
-    return ids[: ids.index(end) + 1] if end in ids else ids
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
 def _options() -> argparse.Namespace:
@@ -230,11 +238,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budget", default="25%")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=8, help="answered at a time")
+    parser.add_argument("--batch", type=int, default=1, help="requests that share a pass")
+    parser.add_argument("--float32", action="store_true", help="serve a copy in float32")
+    parser.add_argument("--rounds", type=int, default=0, help="measure speeds in so many rounds instead")
     parser.add_argument("--tokens", type=int, default=32, help="the longest answer")
     parser.add_argument("--leave", type=float, default=0.15, help="share of clients that hang up in the midst")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batches", action="store_true", help="compare ways of batching instead")
     return parser.parse_args()
 
 

@@ -2,6 +2,7 @@
 
     python -m tools.bench.serve_soak                    2,000 requests of 8 clients on the bundled model
     python -m tools.bench.serve_soak --requests 200
+    python -m tools.bench.serve_soak --batch 8          requests share passes, of a copy in float32
 
 Prints how each kind of request went, how long /health took meanwhile, and the memory of the server with its child
 processes. Exits 1 where an answer is wrong or missing.
@@ -32,8 +33,9 @@ from moectl.show.render import Sheet, show_sheet
 from profilers.text.corpus import documents
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
+from tools.bench.serve import in_float32
 
-CLIENTS, ROWS, NUM_TOKENS, NUM_PROMPTS, HUGE = 8, 8, 8, 40, 2_000_000
+CLIENTS, NUM_TOKENS, NUM_PROMPTS, HUGE = 8, 8, 40, 2_000_000
 PRESETS = ("on-demand", "horizon")
 TEMPLATE = """{%- if messages[0].content == 'loop' -%}
 {%- for _ in range(99999) -%}{%- for _ in range(99999) -%}{%- endfor -%}{%- endfor -%}
@@ -132,17 +134,18 @@ class Soak:
 def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(shutil.copytree(demo_model(), Path(folder) / "demo"))
+        path = Path(folder) / "demo"
+        model = in_float32(path) if options.batch > 1 else Path(shutil.copytree(demo_model(), path))
         (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
         texts, chats, long = _alone(model)
-        with _server(model) as (process, port):
+        with _server(model, options.batch) as (process, port):
             soak = Soak(port, texts, chats, long)
             going, memory, waits = _run(soak, process.pid, options)
             over = json.loads(_get(port, "/live"))
     assert process.returncode == 0, f"the server ended with {process.returncode}"
     rows = [(kind, going[kind, True], going[kind, False]) for kind in KINDS]
     num_wrong = sum(row[2] for row in rows)
-    note = f"{options.requests} requests of {CLIENTS} clients, {ROWS} at a time, seed {options.seed}"
+    note = f"{options.requests} requests of {CLIENTS} clients, --batch {options.batch}, seed {options.seed}"
     show_sheet(Sheet("Soak", ("kind", "right", "wrong or lost"), rows, note))
     show_sheet(Sheet("Memory", ("after requests", "MiB"), memory))
     waits.sort()
@@ -167,8 +170,8 @@ def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str
 
 
 @contextmanager
-def _server(model: Path) -> Iterator[tuple[subprocess.Popen, int]]:
-    own = ("--preset", "on-demand", "--budget", "25%", "--rows", str(ROWS), "--threads", "1", "--port", "0")
+def _server(model: Path, batch: int) -> Iterator[tuple[subprocess.Popen, int]]:
+    own = ("--preset", "on-demand", "--budget", "25%", "--batch", str(batch), "--threads", "1", "--port", "0")
     command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -248,6 +251,7 @@ def _took(answer: dict) -> list[int]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=1, help="requests that share a pass")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

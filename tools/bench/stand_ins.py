@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
+from moectl.shared.stores import stored_artefacts
 from moectl.show.render import Sheet, show_sheet
 from profilers.compare.bench import BenchText, text_of
 from profilers.compare.quality import TextReading, losses_by_text, read
@@ -26,7 +26,6 @@ from profilers.text.corpus import documents
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.miss.buddy import BUDDY, RANDOM, STAND_INS
-from runtime.session.artefacts import load_artefacts
 from runtime.session.session import Session, Settings
 
 
@@ -43,8 +42,7 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     opened = open_quietly(options.model or str(demo_model()))
-    with Store.open(options.store, read_only=True) as held:
-        artefacts = load_artefacts(held, opened.fingerprint[:16], opened.shape)
+    artefacts = stored_artefacts(options.store, opened)
     if artefacts.buddies is None:
         raise SystemExit("no buddies of this model in the store: run `moectl profile` and `moectl build-buddies`")
     texts = documents(options.data, seed=options.seed)

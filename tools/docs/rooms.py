@@ -60,9 +60,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "bench": "show shared bundled",
         "report": "show shared bundled",
         "serving": "show shared bundled",
+        "generating": "show shared bundled",
         "reproductions": "show shared bundled",
         "tune": "bench show shared bundled",
-        "commands": "bench tune report serving reproductions show shared bundled",
+        "commands": "bench tune report serving generating reproductions show shared bundled",
         "cli": "commands tune show shared bundled",
     },
 }

@@ -38,6 +38,7 @@ TOLD = {
     "report": "report",
     "export": "export",
     "serve": "serve",
+    "generate": "generate",
 }
 # The meaning of a row of each table.
 ROW_OF = {

@@ -15,21 +15,26 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
 from runtime.model.open import MoeModel
-from tools.gpu import models
+from runtime.session.session import Settings
+from tools.gpu import models, sparse
 from tools.gpu import rows as gpu_rows
 from tools.gpu.check import forget, gpu, versions
+from tools.gpu.futures import ORACLE, Forecast, known_future, other_texts, tuned
+from tools.gpu.groups import tell
 from tools.gpu.models import SHAPES
 from tools.gpu.rows import Rates, Row, Text
+from tools.gpu.table import markdown
 
 PRESETS, BUDGETS = ("on-demand", "mixtral-offloading"), ("50%", "25%", "12.5%", "5%")
 AIMED_AT = "25%"  # where perfect prefetching, tuned policies and Accelerate run
 EMULATED_GBPS = 0.05  # of the emulated link without a GPU; its models are very small
+ON_DISK = [name for name, shape in SHAPES.items() if not shape.is_sparse]
 NO_TIME = "not measured: out of time"
 
 Run = tuple[str, str, Callable[[], Row]]
@@ -44,7 +49,7 @@ def main() -> None:
     report = run(device, options)
     if options.table:
         options.table.write_text(markdown(report), encoding="utf-8")
-    print(markdown(report))
+    print(markdown(report), file=sys.stderr if options.lines else sys.stdout)
 
 
 def run(device: str, options: argparse.Namespace) -> dict:
@@ -60,7 +65,9 @@ def run(device: str, options: argparse.Namespace) -> dict:
         with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
             work = _rows(name, Path(folder), device, rates, options, told=model, deadline_s=deadline_s)
             for row in _survived(work):
-                model["rows"].append(asdict(row) | {"over_floor": row.over_floor})
+                model["rows"].append(asdict(row) | {"floor_share": row.floor_share})
+                if options.lines:
+                    tell(**model["rows"][-1])
                 print(f"{name}: {_told(row)}", file=sys.stderr, flush=True)
                 report["seconds"] = time.perf_counter() - begin_s
                 if options.out:
@@ -101,10 +108,14 @@ def _rows(
     length = options.prompt + options.tokens
     sequences = models.texts(opened.config.vocab_size, count=options.sequences + 1, length=length)
     text = Text(sequences, options.prompt)
-    yield from _plain(folder, device, text, active, rates, told)
-    in_ram = replace(opened, store=RamStore(opened.store, pin=device != "cpu"))  # measured once, not for every session
-    runs = Runs(in_ram, folder, text, rates, device, options, told)
-    for row_name, budget, work in runs.all():
+    pin = device != "cpu"
+    if shape.is_sparse:
+        in_ram = sparse.with_experts(opened, pin=pin)
+    else:
+        yield from _plain(folder, device, text, active, rates, told)
+        in_ram = replace(opened, store=RamStore(opened.store, pin=pin))  # measured once, not for every session
+    runs = Runs(name, in_ram, folder, text, rates, device, options, told)
+    for row_name, budget, work in runs.all(options.only):
         if time.perf_counter() > deadline_s:
             yield Row(row_name, budget, why_not=NO_TIME)
         else:
@@ -113,10 +124,11 @@ def _rows(
     opened.store.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Runs:
     """The measurements of one model by moectl and Accelerate, rows with a target first; `told` holds facts on it."""
 
+    name: str
     opened: MoeModel
     folder: Path
     text: Text
@@ -125,8 +137,11 @@ class Runs:
     options: argparse.Namespace
     told: dict
 
-    def all(self) -> list[Run]:
-        """Name, budget and function of every row."""
+    def all(self, only: str = "") -> list[Run]:
+        """Name, budget and function of every row whose name contains `only`."""
+        return [run for run in self._all() if only in run[0]]
+
+    def _all(self) -> list[Run]:
         return [
             ("moectl, full, the model's own bits", "100%", partial(self._row, "full", "100%", fused=False)),
             ("moectl, full", "100%", partial(self._row, "full", "100%")),
@@ -138,7 +153,7 @@ class Runs:
                 for budget in sorted(self.options.budgets, key=AIMED_AT.__ne__)
                 for preset in PRESETS
             ),
-            ("Accelerate, CPU offload", AIMED_AT, self._accelerate),
+            *([] if SHAPES[self.name].is_sparse else [("Accelerate, CPU offload", AIMED_AT, self._accelerate)]),
         ]
 
     @property
@@ -147,24 +162,30 @@ class Runs:
 
     def _row(self, preset: str, budget: str, *, fused: bool = True) -> Row:
         settings = gpu_rows.settings_of(self.opened, preset, budget, link=self._link, fused=fused)
-        return gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+        row = gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+        return replace(row, predicted_ms=self._predicted(settings))
+
+    def _predicted(self, settings: Settings) -> float | None:
+        """What a replay of the same texts says of these settings, with times measured here."""
+        return self._forecast.predicted_ms(settings)
+
+    @cached_property
+    def _forecast(self) -> Forecast:
+        return Forecast(self.opened, self.text, self.rates, link=self._link)
 
     def _oracle(self) -> Row:
-        from tools.gpu.futures import ORACLE, known_future
-
         settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, policies=ORACLE)
         known = known_future(self.opened, self.text, link=self._link)
         return gpu_rows.session_row(self.opened, settings, self.text, self.rates, artefacts=known)
 
     def _tuned(self) -> Row:
-        from tools.gpu.futures import other_texts, tuned
-
         others = other_texts(self.text, self.opened.config.vocab_size)
         best = tuned(self.opened, others, self.rates, budget=AIMED_AT, link=self._link).combination
         self.told["tuned"] = best._asdict()
         own = {"policies": best.policies, "scope": best.scope}
         settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, **own)
-        return gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+        row = gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+        return replace(row, predicted_ms=self._predicted(settings))
 
     def _prompts(self) -> Iterator[Run]:
         length, count = self.options.long_prompt, self.options.sequences + 1
@@ -213,54 +234,6 @@ def _about(name: str, opened: object, options: argparse.Namespace) -> dict:
     }
 
 
-def markdown(report: dict) -> str:
-    """A table for each model, with its conditions above it."""
-    about, rates, lines = report["gpu"] or {"name": "no GPU, emulated link"}, report["rates"], []
-    lines.append(
-        f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory {rates['memory'] / 1e9:.0f} GB/s; "
-        + ", ".join(f"{package} {version}" for package, version in report["versions"].items() if version)
-    )
-    for name, model in report["models"].items():
-        lines += ["", _headline(name, model), ""]
-        lines += ["| | budget | experts by | TTFT ms | TPOT ms | floor ms | TPOT / floor | hit rate "]
-        lines[-1] += "| MB moved | link used | stall ms |"
-        lines.append("|---" * 11 + "|")
-        lines += [_line(row) for row in model["rows"]]
-    return "\n".join(lines) + "\n"
-
-
-def _headline(name: str, model: dict) -> str:
-    if "experts" not in model:
-        return f"**{name}**"
-    told = (
-        f"**{name}**, random weights, {model['layers']} of {model['layers_published']} layers, "
-        f"{model['experts']} experts of {model['expert_nbytes'] / 2**20:.1f} MiB, top-{model['top_k']}; "
-        f"prompt of {model['prompt']}, {model['decoded']} tokens decoded."
-    )
-    if best := model.get("tuned"):
-        told += f" Tuned: {', '.join(best.values())}."
-    if (said := model.get("routing")) is None:
-        return told
-    return told + (
-        f" Of a token's experts {said['repeated']:.2f} served the token before, {said['by_chance']:.2f} by chance; "
-        f"the busiest quarter takes {said['busiest_quarter']:.2f} of all choices."
-    )
-
-
-def _line(row: dict) -> str:
-    if row["why_not"]:
-        return f"| {row['name']} | {row['budget']} | {row['why_not']} |" + " |" * 8
-    cells = [row["name"], row["budget"], row["experts"]]
-    cells += [_cell(row[key], digits) for key, digits in (("ttft_ms", 1), ("tpot_ms", 2), ("floor_ms", 2))]
-    cells += [_cell(row["over_floor"], 2), _cell(row["hit_rate"], 2), _cell(row["moved_nbytes"] / 1e6, 1)]
-    cells += [_cell(row["link_utilisation"], 2), _cell(row["stall_ms"], 2)]
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
 def _told(row: Row) -> str:
     times = (("TTFT", row.ttft_ms), ("TPOT", row.tpot_ms))
     told = ", ".join(f"{name} {ms:.2f} ms" for name, ms in times if ms is not None)
@@ -271,7 +244,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the JSON report to this file")
     parser.add_argument("--table", type=Path, help="write the Markdown table to this file")
-    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=ON_DISK)
     parser.add_argument("--layers", type=int, help="of every model, instead of its own number")
     parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help="beside 100%%, the largest first")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
@@ -281,6 +254,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=450.0, help="seconds after which no row is begun")
     parser.add_argument("--threads", type=int, default=4, help="of torch on the CPU")
     parser.add_argument("--scratch", type=Path, help="folder for the models, 14 GB each; a temporary one by default")
+    parser.add_argument("--only", default="", help="rows of moectl whose name contains this")
+    parser.add_argument("--lines", action="store_true", help="print each row as a line of JSON")
     parser.add_argument("--tiny", action="store_true", help="very small models, to try the road itself")
     parser.add_argument("--device", help="cuda:1, or cpu with --tiny")
     return parser.parse_args()

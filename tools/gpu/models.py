@@ -31,13 +31,15 @@ SMALLEST = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model to make: `kind` names transformers' classes; `layers` of the `published` number, by default."""
+    """A model to make: `kind` names transformers' classes; `layers` of the `published` number, by default. A sparse
+    one has no experts on disk."""
 
     kind: str
     layers: int
     published: int
     sizes: dict[str, int]
     tiny: dict[str, int]
+    is_sparse: bool = False
 
 
 SHAPES = {
@@ -71,6 +73,25 @@ SHAPES = {
         },
         tiny={"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
+    "qwen3-30b-a3b": Shape(
+        "Qwen3Moe",
+        layers=48,
+        published=48,
+        sizes={
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+        },
+        tiny={"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 16},
+        is_sparse=True,
+    ),
 }
 
 
@@ -81,8 +102,13 @@ def save(shape: Shape, folder: Path, *, layers: int, device: str, tiny: bool) ->
     """
     import transformers
 
+    from tools.gpu import sparse
+
     sizes = SMALLEST | (shape.tiny if tiny else shape.sizes | {"num_hidden_layers": layers})
     config = getattr(transformers, f"{shape.kind}Config")(**sizes)
+    if shape.is_sparse:
+        sparse.save(config, folder, device=device, give_routing=give_routing)
+        return
     torch.manual_seed(0)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -112,7 +138,8 @@ def give_routing(model: nn.Module) -> None:
         gate.copy_(_SHARPNESS * normal(*gate.shape) / hidden**0.5)
         ranks = torch.randperm(len(gate), generator=random, device=gate.device)
         gate[:, 0] = -_SKEW * (ranks + 1.0).log() / (_CONSTANT * hidden**0.5)
-        layer.experts.down_proj.mul_(_GAIN)
+        if not layer.experts.down_proj.is_meta:
+            layer.experts.down_proj.mul_(_GAIN)
 
 
 def texts(vocabulary: int, *, count: int, length: int, seed: int = 0) -> list[np.ndarray]:

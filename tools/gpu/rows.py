@@ -15,7 +15,8 @@ from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset, Scope
 from runtime.session.session import Session, Settings
-from runtime.session.settings import EXACT, FUSED
+from runtime.session.settings import EXACT
+from tools.gpu.packages import experts_by
 
 _COPIED = 256 << 20  # bytes, more than a GPU's cache holds
 
@@ -45,6 +46,7 @@ class Text:
 class Row:
     """One way to run a model: milliseconds of a prompt and of a decoded token, bytes moved and stall of the latter, all
     of them means. `floor_ms`: the longer of bytes moved over the link's rate and bytes read over memory's.
+    `predicted_ms`: what a replay with measured times says of a decoded token.
 
     A row without decoding has bytes and floor of its prompts.
     """
@@ -58,14 +60,16 @@ class Row:
     link_utilisation: float = 0.0
     hit_rate: float | None = None
     floor_ms: float | None = None
+    predicted_ms: float | None = None
     fast_nbytes: int | None = None
     experts: str = ""
     why_not: str = ""
 
     @property
-    def over_floor(self) -> float | None:
+    def floor_share(self) -> float | None:
+        """The floor's share of the time taken: 1 is the best possible."""
         taken_ms = self.ttft_ms if self.tpot_ms is None else self.tpot_ms
-        return None if taken_ms is None or not self.floor_ms else taken_ms / self.floor_ms
+        return None if not taken_ms or self.floor_ms is None else self.floor_ms / taken_ms
 
 
 def attempt(name: str, budget: str, measure: Callable[[], Row]) -> Row:
@@ -146,7 +150,7 @@ def settings_of(
         budget=budget,
         scope=str(Scope.GLOBAL) if has_few else scope,
         link=link,
-        experts=FUSED if fused else EXACT,
+        experts=experts_by(opened.model.device) if fused else EXACT,
     )
 
 
@@ -180,7 +184,7 @@ def session_row(
 def prompt_row(opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates) -> Row:
     """A row of moectl on prompts, the first of which warms up; the floor counts each wanted expert once and no
     arithmetic."""
-    from tools.gpu.checks.sessions import finish
+    from tools.gpu.timing import finish
 
     device, seconds, stall_s = opened.model.device, [], []
     with Session(opened, settings) as session:
@@ -242,7 +246,7 @@ def _decoded(session: Session, text: Text) -> dict[str, int]:
 
 
 def _median_s(work: Callable[[], object], device: str, *, turns: int = 8) -> float:
-    from tools.gpu.checks.sessions import finish
+    from tools.gpu.timing import finish
 
     seconds = []
     for _ in range(turns):

@@ -9,6 +9,7 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
+from artifacts.common.numba_loops import part as called_part
 from runtime.kernels.cpu.gated import LIKE, as_float, part, pointer, rounded
 from runtime.kernels.cpu.norms import FLOATS, read, scale_to_unit, write
 
@@ -54,7 +55,7 @@ ORDER = "UniTuple(boolean, 4)"  # is_late, is_paired, is_each, is_wide
 TURN = "UniTuple(int64, 5)"  # is_float32, half, number of angles, addresses of cos and sin
 
 
-@part
+@called_part
 def prepare(values, dim, norm, order, turn, like):
     """Normalise and rotate heads, values [N * D], in place. The norm comes after the rotation if `is_late`."""
     span, weights, eps, is_rounded = norm
@@ -69,7 +70,7 @@ def prepare(values, dim, norm, order, turn, like):
         _normalise(values, span, weights, f32(eps), is_rounded, like)
 
 
-@part
+@called_part
 def place(values, dim, out, step, like):
     """Write heads, values [N * D], to `out`, where they begin `step` numbers apart."""
     for head in range(len(values) // dim):
@@ -84,7 +85,7 @@ def prepare_heads(heads, dim, norm, order, turn, x, out, step, like):
     place(values, dim, out, step, like)
 
 
-@part
+@called_part
 def _softmax(scores, sink):
     """Turn scores [S] into weights in place. A sink takes its share of them; minus infinity: there is none."""
     most, total = sink, f32(0)
@@ -113,7 +114,7 @@ CACHE = "UniTuple(int64, 5)"  # keys, key_step, values, value_step, length
 MASK = "UniTuple(int64, 2)"  # address, is_bool
 
 
-@part
+@called_part
 def attended(queries, sizes, scaling, sinks, cache, mask, like):
     """Return [N * V]: the attention of heads, queries [N * D], to the S positions of keys [N / groups, S, D] and values
     [N / groups, S, V], heads of which lie `key_step` and `value_step` numbers apart. The mask [S], boolean or added to

@@ -9,7 +9,7 @@ from torch import nn
 
 from runtime.kernels.cpu.compiled_norm import Norm, recognise_norm
 from runtime.kernels.load import AS_NUMPY
-from runtime.model.quantised_linear import QuantisedLinear, device_of, dtype_of
+from runtime.model.quantised_linear import QuantisedLinear, dtype_of, stored
 
 _NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"))
 _OUTPUTS = ("o_proj", "out_proj")
@@ -92,7 +92,7 @@ def recognise_heads(module: nn.Module) -> Heads | str:
     linear = [children.pop(name, None) for name in ("q_proj", "k_proj", "v_proj", output)]
     if not all(type(layer) in (nn.Linear, QuantisedLinear) for layer in linear):
         return "projections of another kind"
-    dtype, device = dtype_of(linear[0]), device_of(linear[0])
+    dtype, device = dtype_of(linear[0]), stored(linear[0]).device
     if dtype not in AS_NUMPY or device.type != "cpu":
         return f"{dtype} on {device.type}"
     named = next((pair for pair in _NORMS if set(pair) <= children.keys()), ())

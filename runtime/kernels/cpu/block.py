@@ -7,15 +7,16 @@ Values are rounded wherever modules round them: the bits are those of its parts 
 import numpy as np
 from numba import carray
 
-from artifacts.common.numba_loops import kernel
+from artifacts.common.numba_loops import kernel, part
 from runtime.kernels.cpu.attention import CACHE, MASK, NORM, ORDER, SIZES, TURN, attended, place, prepare
-from runtime.kernels.cpu.gated import LIKE, part, pointer, products, rounded
+from runtime.kernels.cpu.gated import LIKE, pointer, rounded
+from runtime.kernels.cpu.linear import LINEAR, linear
 from runtime.kernels.cpu.norms import FLOATS, read, round_all, scale_to_unit, write
 
 f32 = np.float32
-_LINEAR = "UniTuple(int64, 8)"  # addresses of matrix and bias (0: none) of queries, keys, values and output
+_LAYERS = f"UniTuple({LINEAR}, 4)"  # of queries, keys, values and output
 _NORMS = f"UniTuple({NORM}, 4)"  # of the input, of queries, of keys, and of the sum
-_CONSTANT = f"int64, {SIZES}, {_LINEAR}, {_NORMS}, {ORDER}, float32, int64"
+_CONSTANT = f"int64, {SIZES}, {_LAYERS}, {_NORMS}, {ORDER}, float32, int64"
 
 
 @part
@@ -27,22 +28,22 @@ def _normalised(values, norm, like):
 
 
 @kernel([f"void({_CONSTANT}, int64, {TURN}, {CACHE}, {MASK}, int64, int64, {like})" for like in LIKE], nogil=True)
-def attend_block(hidden, sizes, linear, norms, order, scaling, sinks, x, turn, cache, mask, out, normalised, like):
+def attend_block(hidden, sizes, layers, norms, order, scaling, sinks, x, turn, cache, mask, out, normalised, like):
     """Write the sum of x [H] and its attention to `out`, the norm of that to `normalised`, and the token's key and
     value to the last position of the cache."""
     heads, groups, dim, value_dim = sizes
     keys, key_step, values, value_step, length = cache
     num_keys, came = heads // groups, read(x, hidden, like)
     token = _normalised(came, norms[0], like)
-    query = round_all(products(linear[0], linear[1], token, heads * dim, like), like)
-    key = round_all(products(linear[2], linear[3], token, num_keys * dim, like), like)
-    value = products(linear[4], linear[5], token, num_keys * value_dim, like)
+    query = round_all(linear(layers[0], token, heads * dim, like), like)
+    key = round_all(linear(layers[1], token, num_keys * dim, like), like)
+    value = linear(layers[2], token, num_keys * value_dim, like)
     prepare(query, dim, norms[1], order, turn, like)
     prepare(key, dim, norms[2], order, turn, like)
     place(key, dim, keys + (length - 1) * dim * like.itemsize, key_step, like)
     place(value, value_dim, values + (length - 1) * value_dim * like.itemsize, value_step, like)
     attention = round_all(attended(query, sizes, scaling, sinks, cache, mask, like), like)
-    added = round_all(products(linear[6], linear[7], attention, hidden, like), like)
+    added = round_all(linear(layers[3], attention, hidden, like), like)
     for h in range(hidden):
         added[h] = rounded(came[h] + added[h], like)
     write(added, out, like)

@@ -233,18 +233,30 @@ def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
         y[row] += _dot_256_in_two(kind, blocks, token.ctypes.data, offsets.ctypes.data, table, num_blocks)
 
 
-@kernel(f"void({MATRIX})", nogil=True)
-def multiply_blocks_of_32(fields, start, x, y, is_narrow):
-    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4 to y [O]."""
-    kind, is_narrow = fields[KIND], is_narrow and fields[KIND] != Q8_0
-    num_blocks, block_nbytes, num_steps = len(x) // 32, fields[BLOCK_NBYTES], len(x) // STEP
-    token, table = _in_steps(x, _FOURS), TABLES[_table_of(kind)].ctypes.data
+@part
+def nbytes_of(kind):
+    """Of a block of Q8_0, Q4_0, IQ4_NL or MXFP4."""
+    return 34 if kind == Q8_0 else 17 if kind == MXFP4 else 18
+
+
+@kernel("void(int64, int64, float32[::1], float32[::1], boolean)", nogil=True)
+def add_blocks_of_32(kind, blocks, x, y, is_narrow):
+    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, the blocks at this address, to y [O]. `is_narrow` says
+    that x is in bfloat16."""
+    is_narrow, num_blocks, num_steps = is_narrow and kind != Q8_0, len(x) // 32, len(x) // STEP
+    block_nbytes, token, table = nbytes_of(kind), _in_steps(x, _FOURS), TABLES[_table_of(kind)].ctypes.data
     address, rest = token.ctypes.data if is_narrow else x.ctypes.data, x[STEP * num_steps :].ctypes.data
     for row in range(len(y)):
-        blocks = start + fields[CODES] + row * num_blocks * block_nbytes
-        y[row] += _dot_fours(kind, blocks, address, table, num_steps, is_narrow)
+        own = blocks + row * num_blocks * block_nbytes
+        y[row] += _dot_fours(kind, own, address, table, num_steps, is_narrow)
         if num_blocks > 4 * num_steps:
-            y[row] += _dot_rest(kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)
+            y[row] += _dot_rest(kind, own + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_32(fields, start, x, y, is_narrow):
+    """As `add_blocks_of_32`, the matrix described by fields."""
+    add_blocks_of_32(fields[KIND], start + fields[CODES], x, y, is_narrow)
 
 
 @kernel(f"void({MATRIX})", nogil=True)

@@ -48,6 +48,10 @@ class CacheRoom:
 
     def extend(self, layer: DynamicLayer) -> CacheOperand:
         """Give the layer a position more, the numbers of which are to be written."""
-        length = layer.keys.shape[2] + 1
-        layer.keys, layer.values = self._given = tuple(buffer.narrow(2, 0, length) for buffer in self._buffers)
-        return *self._places, length
+        operand = self.operand(layer)
+        layer.keys, layer.values = self._given = tuple(buffer.narrow(2, 0, operand[-1]) for buffer in self._buffers)
+        return operand
+
+    def operand(self, layer: DynamicLayer) -> CacheOperand:
+        """What kernels take to write the numbers of the position that `extend` will give."""
+        return *self._places, layer.keys.shape[2] + 1

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from runtime.kernels.cpu.cache_room import CacheRoom
 from runtime.kernels.cpu.compiled_attention import CompiledAttention, mask_operand
 from runtime.kernels.cpu.compiled_norm import Norm, like_of, norm_operand
+from runtime.kernels.cpu.dense import linear_operand
 from runtime.kernels.cpu.trial import ModuleTrial, run_trials
 from runtime.kernels.load import kernels
 from runtime.model.open import MoeModel
@@ -35,6 +36,11 @@ class BlockParts:
     mixer: nn.Module
     modules: tuple[nn.Module, ...]
 
+    @property
+    def norms(self) -> tuple[Norm | None, ...]:
+        """Before attention, of queries, of keys, behind attention."""
+        return self.before, *(self.attention.heads.norms or (None, None)), self.behind
+
 
 class CompiledBlock:
     """Computes what a layer of a decoder does for one token: x plus attention of its norm, plus the mixer, an MLP or
@@ -42,17 +48,20 @@ class CompiledBlock:
 
     def __init__(self, module: nn.Module, parts: BlockParts, *, num_outputs: int) -> None:
         attention, heads = parts.attention, parts.attention.heads
-        self.linear, self._gives_tensor = heads.linear, not num_outputs
-        self._theirs, self._attention, self._mixer = partial(type(module).forward, module), attention, parts.mixer
+        self.module, self.parts, self.linear = module, parts, heads.linear
+        self._theirs, self._attention, self._gives_tensor = (
+            partial(type(module).forward, module),
+            attention,
+            not num_outputs,
+        )
         self._hooks = [hooks for own in parts.modules for hooks in (own._forward_hooks, own._forward_pre_hooks)]
-        self._like, self._norms = like_of(heads.dtype), (parts.before, parts.behind)  # read by their addresses
-        query_norm, key_norm = heads.norms or (None, None)
+        self._like = like_of(heads.dtype)
         self._run = partial(
             kernels("cpu.block").attend_block,
             heads.query.in_features,
             heads.sizes,
-            tuple(address for layer in heads.linear for address in _addresses(layer)),
-            tuple(map(norm_operand, (parts.before, query_norm, key_norm, parts.behind))),
+            tuple(map(linear_operand, heads.linear)),
+            tuple(map(norm_operand, parts.norms)),
             attention.rotation.order,
             heads.scaling,
             heads.sinks_address,
@@ -82,8 +91,11 @@ class CompiledBlock:
         cache, turn = CacheRoom.of(layer).extend(layer), self._attention.turn(position_embeddings)
         places = out.data_ptr(), normalised.data_ptr()
         self._run(x.data_ptr(), turn, cache, mask_operand(attention_mask), *places, self._like)
-        mixed = self._mixer(normalised)
-        return out.add_(mixed[0] if isinstance(mixed, tuple) else mixed)
+        return self.mix(out, normalised)
+
+    def mix(self, x: torch.Tensor, normalised: torch.Tensor) -> torch.Tensor:
+        """Add to x what the mixer gives for its norm, in place."""
+        return x.add_(first_of(self.parts.mixer(normalised)))
 
 
 def compiled_blocks(
@@ -127,5 +139,6 @@ def _trial(module: nn.Module, ways: list[BlockParts]) -> ModuleTrial:
     return ModuleTrial(module, ways[0].attention.layer_index, list(range(len(ways))), make, _SIZES)
 
 
-def _addresses(layer: nn.Linear) -> tuple[int, int]:
-    return layer.weight.data_ptr(), 0 if layer.bias is None else layer.bias.data_ptr()
+def first_of(output: torch.Tensor | tuple) -> torch.Tensor:
+    """A module's output, which may be the first of several."""
+    return output[0] if isinstance(output, tuple) else output

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from runtime.kernels.cpu.compiled_layers import CompiledLayers
 from runtime.kernels.cpu.compiled_norm import Norm
 from runtime.kernels.cpu.trial import run_trials
 from runtime.model.open import MoeModel
+from runtime.model.quantised_linear import QuantisedEmbedding
 
 _RECORDED = ("output_hidden_states", "output_attentions", "output_router_logits")  # flags of a config
 
@@ -21,17 +23,19 @@ _RECORDED = ("output_hidden_states", "output_attentions", "output_router_logits"
 class BodyParts:
     """The children of a decoder that has no others."""
 
-    embedding: nn.Embedding
+    embedding: nn.Embedding | QuantisedEmbedding
     rotary: nn.Module
     layers: nn.ModuleList
     norm: nn.Module
 
 
 class CompiledBody:
-    """Calls the modules of a decoder for one token after others. `kind`: the class of its output."""
+    """Calls the modules of a decoder for one token after others, or what computes its `layers` in one call. `kind`: the
+    class of its output."""
 
     def __init__(self, module: nn.Module, parts: BodyParts, kind: type | None) -> None:
-        self._module, self._parts, self._kind = module, parts, kind
+        self._module, self.parts, self._kind = module, parts, kind
+        self.layers: CompiledLayers | None = None
         self._theirs = partial(type(module).forward, module)
 
     def forward(self, *arguments: object, **named: object) -> object:
@@ -53,7 +57,7 @@ class CompiledBody:
         past, config = past_key_values, self._module.config
         if input_ids is None or input_ids.numel() != 1 or input_ids.dim() != 2 or not use_cache:
             return False
-        if type(past) is not DynamicCache or past.offloading or len(past.layers) != len(self._parts.layers):
+        if type(past) is not DynamicCache or past.offloading or len(past.layers) != len(self.parts.layers):
             return False
         if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in past.layers):
             return False
@@ -73,19 +77,18 @@ class CompiledBody:
         **_: object,
     ) -> torch.Tensor:
         """The output of the last norm, [1, 1, H]."""
-        parts, x = self._parts, self._parts.embedding(input_ids)
+        parts, x = self.parts, self.parts.embedding(input_ids).clone()  # layers write to it
         if position_ids is None:
             position_ids = torch.tensor([[past_key_values.layers[0].keys.shape[2]]])
         angles = parts.rotary(x, position_ids)
-        for layer in parts.layers:
-            x = layer(
-                x,
-                attention_mask=None,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=True,
-                position_embeddings=angles,
-            )
+        named = {"position_ids": position_ids, "past_key_values": past_key_values, "position_embeddings": angles}
+        done = 0
+        while done < len(parts.layers):
+            if self.layers and (computed := self.layers.run(done, x, past_key_values, angles)):
+                done += computed
+            else:
+                x = parts.layers[done](x, attention_mask=None, use_cache=True, **named)
+                done += 1
         return parts.norm(x)
 
 
@@ -99,7 +102,7 @@ def compiled_bodies(opened: MoeModel, norms: Mapping[nn.Module, Norm | None]) ->
 def _parts(module: nn.Module, norms: Mapping[nn.Module, Norm | None]) -> BodyParts | None:
     children = list(module.children())
     kinds = [
-        [child for child in children if isinstance(child, nn.Embedding)],
+        [child for child in children if isinstance(child, nn.Embedding | QuantisedEmbedding)],
         [child for child in children if hasattr(child, "inv_freq")],
         [child for child in children if isinstance(child, nn.ModuleList)],
         [child for child in children if norms.get(child)],

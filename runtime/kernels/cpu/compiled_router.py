@@ -15,7 +15,11 @@ from runtime.kernels.load import kernels
 
 _NUM_TOKENS = 256  # random ones, on which a router is tried
 _SIZES = (0.25, 1.0, 4.0)  # of their logits
-_TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-7}  # of the selected's distance to others, over their logits
+_TOLERANCES = {torch.float32: (2e-5,), torch.bfloat16: (2e-5, 2**-7)}
+"""Of the distance of the selected to others before rounding, over their logits: products may be summed in float32 and
+rounded once, or be rounded in between."""
+
+_SAME = 0.99  # of logits that are rounded once
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,42 +31,47 @@ class RouterOutput:
     is_shared_out: bool
     logits_dtype: torch.dtype
     weights_dtype: torch.dtype
+    tolerance: float
 
 
 class CompiledRouter:
-    """Computes a router for one token. `num_unclear` counts the tokens that it left to the module."""
+    """Computes a router for one token. `num_unclear` counts the tokens that it left to the module; `operand` and `how`
+    are what kernels take of it."""
 
     def __init__(self, gate: nn.Module, routing: RouterOutput) -> None:
         weight, bias = gate.weight, getattr(gate, "bias", None)
-        self._theirs, self._routing, self._dtype = partial(type(gate).forward, gate), routing, weight.dtype
-        self._num_experts, self._num_inputs = weight.shape
+        self._theirs, self.routing, self._dtype = partial(type(gate).forward, gate), routing, weight.dtype
+        self.num_experts, self.num_inputs = weight.shape
         self.num_unclear = 0
         wide = (routing.logits_dtype is torch.float32, routing.weights_dtype is torch.float32)
-        self._run = partial(
-            kernels("cpu.routing").route,
-            (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), self._num_inputs, self._num_experts),
-            (routing.is_shared_out, *wide),
-            routing.top_k,
-            _TOLERANCE[self._dtype],
-        )
+        self.operand = weight.data_ptr(), 0 if bias is None else bias.data_ptr(), self.num_inputs, self.num_experts
+        self.how = (routing.is_shared_out, *wide), routing.top_k, routing.tolerance  # as kernels take it
+        self._run = partial(kernels("cpu.routing").route, self.operand, *self.how)
         self._like = like_of(self._dtype)
+
+    @property
+    def is_rounded_once(self) -> bool:
+        """Whether the tolerance is for logits in 16 bits that are sums in float32."""
+        return self.routing.tolerance < _TOLERANCES[self._dtype][-1]
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
         """The replacement of the module's forward; it computes more than one token, and choices that are not clear."""
         x = hidden_states
-        is_token = x.numel() == self._num_inputs and x.dtype is self._dtype and x.is_contiguous()
+        is_token = x.numel() == self.num_inputs and x.dtype is self._dtype and x.is_contiguous()
         if not is_token or others or named or x.requires_grad:
             return self._theirs(x, *others, **named)
         outputs = self.route(x)
-        if outputs is None:
-            self.num_unclear += 1
-            return self._theirs(x)
-        return outputs
+        return self.left(x) if outputs is None else outputs
+
+    def left(self, x: torch.Tensor) -> object:
+        """What the module gives for a token whose choice is not clear."""
+        self.num_unclear += 1
+        return self._theirs(x)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """The logits [1, E], weights and ids [1, K] of a token [.., H]; None where its choice is not clear."""
-        routing = self._routing
-        logits = torch.empty(1, self._num_experts, dtype=routing.logits_dtype)
+        routing = self.routing
+        logits = torch.empty(1, self.num_experts, dtype=routing.logits_dtype)
         weights = torch.empty(1, routing.top_k, dtype=routing.weights_dtype)
         ids = torch.empty(1, routing.top_k, dtype=torch.int64)
         places = logits.data_ptr(), weights.data_ptr(), ids.data_ptr()
@@ -76,7 +85,7 @@ def compiled_router(gate: nn.Module) -> CompiledRouter | None:
     if not is_matrix or len(signature(type(gate).forward).parameters) != 2:  # self and tokens
         return None
     dtypes, is_plain = {each.dtype for each in state.values()}, all(map(_is_plain, state.values()))
-    if not is_plain or len(dtypes) > 1 or not dtypes <= _TOLERANCE.keys():
+    if not is_plain or len(dtypes) > 1 or not dtypes <= _TOLERANCES.keys():
         return None
     with torch.inference_mode():
         return _tried(gate)
@@ -97,17 +106,21 @@ def _tried(gate: nn.Module) -> CompiledRouter | None:
     logits, weights, ids = theirs
     if logits.shape[1] != num_experts or weights.shape != ids.shape or ids.dtype is not torch.int64:
         return None
-    deviations = {}
-    for is_shared_out in (True, False):
-        router = CompiledRouter(gate, RouterOutput(ids.shape[1], is_shared_out, logits.dtype, weights.dtype))
-        deviations[router] = _deviation(router, x, theirs)
-    nearest = min(deviations, key=deviations.get)
-    return nearest if deviations[nearest] <= BOUNDS[gate.weight.dtype] else None
+    for tolerance in _TOLERANCES[gate.weight.dtype]:
+        deviations = {}
+        for is_shared_out in (True, False):
+            output = RouterOutput(ids.shape[1], is_shared_out, logits.dtype, weights.dtype, tolerance)
+            router = CompiledRouter(gate, output)
+            deviations[router] = _deviation(router, x, theirs)
+        nearest = min(deviations, key=deviations.get)
+        if deviations[nearest] <= BOUNDS[gate.weight.dtype]:
+            return nearest
+    return None
 
 
 def _deviation(router: CompiledRouter, x: torch.Tensor, theirs: tuple[torch.Tensor, ...]) -> float:
     """The largest deviation of logits and weights, over the largest of the token's; infinite where a clear choice is
-    another, or less than half of them are clear."""
+    another, less than half of them are clear, or logits are others than `is_rounded_once` says."""
     ours = [router.route(token) for token in x]
     clear = [i for i, given in enumerate(ours) if given is not None]
     if 2 * len(clear) < len(x):
@@ -115,6 +128,8 @@ def _deviation(router: CompiledRouter, x: torch.Tensor, theirs: tuple[torch.Tens
     own, other = [torch.cat([ours[i][place] for i in clear]) for place in range(3)], [each[clear] for each in theirs]
     (own_ids, own_order), (ids, order) = own[2].sort(), other[2].sort()
     if not torch.equal(own_ids, ids):
+        return float("inf")
+    if router.is_rounded_once and (own[0] == other[0]).float().mean() < _SAME:
         return float("inf")
     pairs = (own[0], other[0]), (own[1].gather(1, own_order), other[1].gather(1, order))
     return max(_distance(*pair) for pair in pairs)

@@ -9,7 +9,8 @@ from torch import nn
 from runtime.kernels.cpu.attention_trial import compiled_attentions
 from runtime.kernels.cpu.compiled_attention import CompiledAttention
 from runtime.kernels.cpu.compiled_block import compiled_blocks
-from runtime.kernels.cpu.compiled_body import compiled_bodies
+from runtime.kernels.cpu.compiled_body import CompiledBody, compiled_bodies
+from runtime.kernels.cpu.compiled_layers import CompiledLayers, ExpertsInPlace
 from runtime.kernels.cpu.compiled_norm import CompiledNorm, recognise_norm
 from runtime.kernels.cpu.compiled_router import compiled_router
 from runtime.kernels.cpu.dense import CompiledLinear
@@ -33,10 +34,20 @@ class CompiledDecoder:
         routers = {layer.gate: compiled_router(layer.gate) for layer in opened.layers}
         self._routers = {gate: router for gate, router in routers.items() if router}
         self._bodies = compiled_bodies(opened, norms)
+        self._layers = [layers for body in self._bodies.values() if (layers := self._whole(opened, body))]
         replaced = self._norms | attentions | self._blocks | self._routers | self._bodies
         self._forwards: dict[nn.Module, Callable] = {module: each.forward for module, each in replaced.items()}
 
-    def install(self) -> None:
+    def _whole(self, opened: MoeModel, body: CompiledBody) -> CompiledLayers | None:
+        """All layers of this body in one call, which it is then to use, if that can be."""
+        blocks = [block for layer in body.parts.layers if (block := self._blocks.get(layer))]
+        body.layers = CompiledLayers.of(opened.layers, blocks, self._routers)
+        return body.layers
+
+    def install(self, experts: ExpertsInPlace | None = None) -> None:
+        """Replace modules; `experts` says when all layers can be one call."""
+        for layers in self._layers:
+            layers.experts = experts
         self._torch.install()
         self._linear.install()
         for module, forward in self._forwards.items():
@@ -63,5 +74,6 @@ class CompiledDecoder:
             "blocks": len(self._blocks),
             "bodies": len(self._bodies),
             "routers": len(self._routers),
+            "whole": len(self._layers),
             "unclear_choices": sum(router.num_unclear for router in self._routers.values()),
         }

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from runtime.kernels.cpu.threads import KernelThreads, by_rows
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
-from runtime.model.quantised_linear import QuantisedLinear
+from runtime.model.quantised_linear import QuantisedLinear, stored
 from runtime.model.quantised_matrix import linear_in_tiles
 
 MOST_TOKENS = 4
@@ -30,11 +30,12 @@ class CompiledLinear:
         routers = {layer.gate for layer in opened.layers}  # in some families a router is a plain linear layer
         layers = [layer for layer in opened.model.modules() if layer not in routers]
         self._plain = {layer for layer in layers if _is_plain(layer)}
-        self._packed = [layer for layer in layers if _is_packed(layer)]
+        self._packed = {layer for layer in layers if _is_packed(layer)}
 
-    def are_whole(self, layers: Iterable[nn.Linear]) -> bool:
-        """Whether all of these layers have plain weights, are replaced, and are computed on one thread."""
-        return all(layer in self._plain and self._threads.num_shares(layer.weight.nbytes) == 1 for layer in layers)
+    def are_whole(self, layers: Iterable[nn.Linear | QuantisedLinear]) -> bool:
+        """Whether all of these layers are replaced and computed on one thread."""
+        replaced = self._plain | self._packed
+        return all(layer in replaced and self._threads.num_shares(stored(layer).nbytes) == 1 for layer in layers)
 
     def install(self) -> None:
         for layer in self._plain:
@@ -60,6 +61,13 @@ def _is_packed(layer: nn.Module) -> bool:
     return isinstance(layer, QuantisedLinear) and layer.blocks.device.type == "cpu" and layer.dtype in AS_NUMPY
 
 
+def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
+    """What kernels that compute more than a linear layer take of one, which they read by its addresses."""
+    names, bias = kernels("cpu.published"), 0 if layer.bias is None else layer.bias.data_ptr()
+    kind = getattr(names, layer.form.name) if isinstance(layer, QuantisedLinear) else kernels("cpu.linear").PLAIN
+    return kind, stored(layer).data_ptr(), bias
+
+
 class PackedLinear:
     """Multiplies tokens by the matrix of a quantised layer where it lies. Sums are rounded once, with the bias."""
 
@@ -67,10 +75,8 @@ class PackedLinear:
         self._layer, self._threads, self._address = layer, threads, layer.blocks.data_ptr()
         self._row_nbytes, self._num_shares = layer.blocks.shape[1], threads.num_shares(layer.blocks.nbytes)
         self._is_narrow = layer.dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
-        names, form = kernels("cpu.published"), layer.form
-        fields = np.full(names.NUM_FIELDS, -1)
-        fields[[names.KIND, names.CODES, names.BLOCK_NBYTES]] = getattr(names, form.name), 0, form.nbytes
-        self._multiply = partial(kernels("cpu.blocks").multiply_blocks_of_32, fields)
+        kind = getattr(kernels("cpu.published"), layer.form.name)
+        self._multiply = partial(kernels("cpu.blocks").add_blocks_of_32, kind)
         self._bias = None if layer.bias is None else layer.bias.detach().float()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

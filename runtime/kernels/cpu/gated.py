@@ -51,7 +51,7 @@ def _elements_are(element: types.Type) -> Callable[..., bool]:
     return elements_are
 
 
-_are_bfloat16, _are_float16 = _elements_are(types.uint16), _elements_are(types.int16)
+are_bfloat16, _are_float16 = _elements_are(types.uint16), _elements_are(types.int16)
 
 
 @intrinsic
@@ -94,7 +94,7 @@ def rounded(value, like):
     """Round float32 to the nearest number of the weights' type, ties to even; NaN stays NaN."""
     if _are_float16(like):
         return _in_float16(value)
-    if not _are_bfloat16(like) or value != value:
+    if not are_bfloat16(like) or value != value:
         return value
     bits = bits_of(value)
     return as_float(np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16)))
@@ -136,7 +136,7 @@ def as_factors(x, like):
 @part
 def _dot(row, x):
     total, first = f32(0), 0
-    if _are_bfloat16(x):
+    if are_bfloat16(x):
         first = len(x) // STEP * STEP
         total = dot(row.ctypes.data, x.ctypes.data, first // STEP)
     for i in range(first, len(x)):

@@ -5,7 +5,7 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.gated import LIKE, part, pointer, products
+from runtime.kernels.cpu.gated import LIKE, part, pointer, products, rounded
 from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, round_all, write
 
 f32 = np.float32
@@ -26,20 +26,22 @@ def _largest(sums, order):
 
 
 @part
-def _is_clear(sums, order, tolerance):
-    """Whether rounding cannot change which experts are selected: the last of `order` is the first that is not."""
+def _is_clear(sums, order, tolerance, like):
+    """Whether neither another order of additions nor rounding can change which experts are selected: the last of
+    `order` is the first that is not."""
     last, following, most = sums[order[-2]], sums[order[-1]], f32(0)
     for e in range(len(sums)):
         most = max(most, abs(sums[e]))
-    near = tolerance * (max(abs(last), abs(following)) + _REST * most)
-    return last - following > near and following - sums[order[0]] > _LEAST
+    near = tolerance * (max(abs(last), abs(following)) + _REST * most) / f32(2)
+    is_apart = rounded(last - near, like) > rounded(following + near, like)
+    return is_apart and following - sums[order[0]] > _LEAST
 
 
 _ROUTER = "UniTuple(int64, 4)"  # addresses of matrix and bias (0: none), number of inputs and of experts
-_HOW = "UniTuple(boolean, 3), int64, float32"  # is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
+HOW = "UniTuple(boolean, 3), int64, float32"  # is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
 
 
-@kernel([f"boolean({_ROUTER}, {_HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True)
+@kernel([f"boolean({_ROUTER}, {HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True)
 def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
     """Write the logits [E], the indices of the K largest and their softmax's values, or if `is_shared_out` those over
     their sum. What is wide is float32. Returns whether the choice is clear: if not, what is written is to be dropped.
@@ -48,7 +50,7 @@ def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
     is_shared_out, has_wide_logits, has_wide_weights = how
     sums, order = products(matrix, bias, read(x, inputs, like), num_experts, like), np.empty(top_k + 1, np.int64)
     _largest(sums, order)
-    if not _is_clear(sums, order, tolerance):
+    if not _is_clear(sums, order, tolerance, like):
         return False
     round_all(sums, like)
     if has_wide_logits:

@@ -1,11 +1,17 @@
 """Where an expert's weights lie in its slot, as the GPU kernels take it: whole, split into segments, or low-bit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
 
 from runtime.model.layout import ExpertLayout
 
 WORD = 4  # bytes
+MOST_RANKS = 16
+_NO_NUMBER = (1 << 15) - 1
+_NONE = (1 << 62,) * (MOST_RANKS // 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +58,32 @@ class Matrix(NamedTuple):
     group_size: int
     last_word: int
     zero_words: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankNumbers:
+    """The numbers of one token's experts by rank, -1 for none, as a kernel's own arguments: nothing is copied to the
+    device. Four are in each of `words`, 15 bits each; bit 62 is set, so that each word is of 64 bits."""
+
+    top_k: int
+    words: tuple[int, ...]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "RankNumbers | None":
+        """None where there are too many, or one is too large."""
+        if len(numbers) > MOST_RANKS or max(numbers) >= _NO_NUMBER:
+            return None
+        words = [1 << 62] * (MOST_RANKS // 4)
+        for rank, number in enumerate(numbers):
+            words[rank // 4] |= (number if number >= 0 else _NO_NUMBER) << 15 * (rank % 4)
+        return cls(len(numbers), tuple(words))
+
+
+Numbers = torch.Tensor | RankNumbers  # [T, K], or those of one token
+
+
+def arguments(numbers: Numbers, any_tensor: torch.Tensor) -> tuple[int, int, tuple, bool]:
+    """The ranks and pairs of `numbers`, what a kernel takes of them, and whether they are packed in its arguments."""
+    if isinstance(numbers, RankNumbers):
+        return numbers.top_k, numbers.top_k, (any_tensor, *numbers.words), True
+    return numbers.shape[1], numbers.numel(), (numbers, *_NONE), False

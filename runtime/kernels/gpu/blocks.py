@@ -5,6 +5,26 @@ import triton.language as tl
 
 
 @triton.jit
+def number_of(pair, numbers_ptr, first, second, third, fourth, are_packed: tl.constexpr):
+    """The number of a pair's expert, -1 for none: from memory, or from the kernel's own arguments
+    (`runtime.kernels.gpu.addressing.RankNumbers`)."""
+    if are_packed:
+        word = tl.where(pair < 4, first, tl.where(pair < 8, second, tl.where(pair < 12, third, fourth)))
+        number = ((word >> (pair % 4 * 15)) & 32767).to(tl.int32)
+        number = tl.where(number == 32767, -1, number)
+    else:
+        number = tl.load(numbers_ptr + pair)
+    return number
+
+
+@triton.jit
+def expert_start(starts_ptr, number, border: tl.constexpr = 16):
+    """Where an expert begins, in elements of its arena: a multiple of `border`, which the compiler cannot see in a
+    number that it loads. Without this every thread would load single elements. Slots begin on borders of 64 bytes."""
+    return tl.multiple_of(tl.load(starts_ptr + number), border)
+
+
+@triton.jit
 def load_block(places, is_row, is_column):
     """Load the elements at the pointers `places` [R, C]: zero where the row or the column is out of range."""
     return tl.load(places, mask=is_row[:, None] & is_column[None, :], other=0.0)

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.gpu.addressing import Strides
-from runtime.kernels.gpu.blocks import load_block, swiglu
+from runtime.kernels.gpu.addressing import Numbers, Strides, arguments
+from runtime.kernels.gpu.blocks import expert_start, load_block, number_of, swiglu
 
 _ROWS = 8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
 _COLUMNS = 256  # weights of a row at a time
@@ -24,7 +24,7 @@ _OUTPUTS, _TOKENS = 256, 8  # of one program that only adds up
 
 def multiply(
     x: torch.Tensor,
-    numbers: torch.Tensor,
+    numbers: Numbers,
     starts: torch.Tensor,
     arena: torch.Tensor,
     *,
@@ -33,19 +33,19 @@ def multiply(
 ) -> None:
     """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H], numbers [T, K], arena of x's dtype. The
     outputs of segments are added to it."""
-    top_k, num_pairs, hidden = numbers.shape[1], numbers.numel(), x.shape[1]
+    hidden, (top_k, num_pairs, own, are_packed) = x.shape[1], arguments(numbers, starts)
     inner = torch.empty(num_pairs, strides.neurons, dtype=x.dtype, device=x.device)
     _inner[(triton.cdiv(strides.neurons, _ROWS), num_pairs)](
-        x, numbers, starts, arena, inner,
+        x, *own, starts, arena, inner,
         hidden, strides.neurons, top_k, strides.gate, strides.up, strides.row,
-        block_rows=_ROWS, block_columns=_COLUMNS,
+        are_packed=are_packed, block_rows=_ROWS, block_columns=_COLUMNS,
     )  # fmt: skip
     # The long side of a block runs along the weights that are adjacent in memory.
     rows, columns = (_COLUMNS // 4, 4 * _ROWS) if strides.is_cut else (_ROWS, _COLUMNS)
     _down[(triton.cdiv(hidden, rows), num_pairs)](
-        inner, numbers, starts, arena, y,
+        inner, *own, starts, arena, y,
         hidden, strides.neurons, strides.down, strides.output, strides.neuron,
-        adds=strides.is_cut, block_rows=rows, block_columns=columns,
+        are_packed=are_packed, adds=strides.is_cut, block_rows=rows, block_columns=columns,
     )  # fmt: skip
 
 
@@ -78,17 +78,17 @@ def _product(
     return tl.sum(sums, axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr,
+    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr,
     hidden, neurons, top_k, gate_offset, up_offset, row,
-    block_rows: tl.constexpr, block_columns: tl.constexpr,
+    are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute silu(gate) * up for some neurons of one pair."""
     pair = tl.program_id(1)
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
-        expert_ptr = arena_ptr + tl.load(starts_ptr + number)
+        expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         token_ptr = x_ptr + (pair // top_k) * hidden
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
         gate = _product(token_ptr, expert_ptr + gate_offset, rows, neurons, hidden, row, 1, block_rows, block_columns)
@@ -97,17 +97,17 @@ def _inner(
         tl.store(inner_ptr + pair * neurons + rows, acts, mask=rows < neurons)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
-    inner_ptr, numbers_ptr, starts_ptr, arena_ptr, y_ptr,
+    inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
     hidden, neurons, down_offset, output, neuron,
-    adds: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    are_packed: tl.constexpr, adds: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
-        down_ptr = arena_ptr + tl.load(starts_ptr + number) + down_offset
+        down_ptr = arena_ptr + expert_start(starts_ptr, number) + down_offset
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
         acts_ptr, out_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
         y = _product(acts_ptr, down_ptr, rows, hidden, neurons, output, neuron, block_rows, block_columns)

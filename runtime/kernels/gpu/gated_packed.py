@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.gpu.addressing import Matrix
-from runtime.kernels.gpu.blocks import swiglu
+from runtime.kernels.gpu.addressing import Matrix, Numbers, arguments
+from runtime.kernels.gpu.blocks import expert_start, number_of, swiglu
 from runtime.kernels.gpu.low_bit import product
 
 _OUTPUTS = 32  # of one program: few, so that one token's experts are work for every multiprocessor
@@ -19,7 +19,7 @@ _INPUTS = 64  # of one step
 
 def multiply(
     x: torch.Tensor,
-    numbers: torch.Tensor,
+    numbers: Numbers,
     starts: torch.Tensor,
     buffer: torch.Tensor,
     *,
@@ -30,34 +30,32 @@ def multiply(
 ) -> None:
     """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H]; numbers [T, K] are indices into `starts`,
     which are in words from the beginning of `buffer`, uint8; a negative number is no expert."""
-    top_k, num_pairs = numbers.shape[1], numbers.numel()
+    top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     words, scales = buffer.view(torch.int32), buffer.view(torch.float16)
     inner = torch.empty(num_pairs, down.num_inputs, dtype=x.dtype, device=x.device)
-    blocks = {"bits": bits, "block_outputs": _OUTPUTS, "block_inputs": _INPUTS}
+    blocks = {"bits": bits, "are_packed": are_packed, "block_outputs": _OUTPUTS, "block_inputs": _INPUTS}
     _inner[(triton.cdiv(down.num_inputs, _OUTPUTS), num_pairs)](
-        x, numbers, starts, words, scales, inner, top_k, *gate_up, **blocks
+        x, *own, starts, words, scales, inner, top_k, *gate_up, **blocks
     )
-    _down[(triton.cdiv(down.num_outputs, _OUTPUTS), num_pairs)](
-        inner, numbers, starts, words, scales, y, *down, **blocks
-    )
+    _down[(triton.cdiv(down.num_outputs, _OUTPUTS), num_pairs)](inner, *own, starts, words, scales, y, *down, **blocks)
 
 
 @triton.jit
 def _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales):
     """Return where the words, zero-points and scales lie of one matrix of an expert."""
-    start = tl.load(starts_ptr + number)
+    start = expert_start(starts_ptr, number, 4)  # replicas that stay beside the slots begin on borders of 16 bytes
     return words_ptr + start + words, words_ptr + start + zeros, scales_ptr + 2 * start + scales
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, starts_ptr, words_ptr, scales_ptr, inner_ptr, top_k,
+    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, words_ptr, scales_ptr, inner_ptr, top_k,
     words, zeros, scales, num_inputs, num_outputs, num_groups, group_size, last_word, zero_words,
-    bits: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    bits: tl.constexpr, are_packed: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
     """Compute silu(gate) * up for some neurons of one pair."""
     pair, neurons = tl.program_id(1), num_outputs // 2
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         streams = _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales)
         sizes = (num_inputs, num_outputs, group_size, last_word, zero_words)
@@ -70,15 +68,15 @@ def _inner(
         tl.store(places, acts, mask=(rows < neurons)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
-    inner_ptr, numbers_ptr, starts_ptr, words_ptr, scales_ptr, y_ptr,
+    inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, words_ptr, scales_ptr, y_ptr,
     words, zeros, scales, num_inputs, num_outputs, num_groups, group_size, last_word, zero_words,
-    bits: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    bits: tl.constexpr, are_packed: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         streams = _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales)
         sizes = (num_inputs, num_outputs, group_size, last_word, zero_words)

@@ -9,14 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.gpu.blocks import clamped_swiglu, swiglu
+from runtime.kernels.gpu.addressing import Numbers, arguments
+from runtime.kernels.gpu.blocks import clamped_swiglu, expert_start, number_of, swiglu
 from runtime.kernels.gpu.published import block_sizes, product
 from runtime.kernels.gpu.stored_matrix import GatedMatrices
 
 
 def multiply(
     x: torch.Tensor,
-    numbers: torch.Tensor,
+    numbers: Numbers,
     starts: torch.Tensor,
     arena: torch.Tensor,
     *,
@@ -25,42 +26,37 @@ def multiply(
 ) -> None:
     """Write y [T * K, H] for the pairs that have an expert: x [T, H]; numbers [T, K] are indices into `starts`, in
     bytes from the beginning of `arena`, uint8; a negative number is no expert."""
-    top_k, num_pairs = numbers.shape[1], numbers.numel()
+    top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     down, neurons = matrices.down, matrices.down.num_inputs
     inner = torch.empty(num_pairs, neurons, dtype=x.dtype, device=x.device)
     blocks = block_sizes(matrices.gate)
     _inner[(triton.cdiv(neurons, blocks["block_rows"]), num_pairs)](
-        x, numbers, starts, arena, inner, top_k, matrices=matrices, **blocks
+        x, *own, starts, arena, inner, top_k, matrices=matrices, are_packed=are_packed, **blocks
     )
     blocks = block_sizes(down)
     _down[(triton.cdiv(down.num_outputs, blocks["block_rows"]), num_pairs)](
-        inner, numbers, starts, arena, y, matrix=down, **blocks
+        inner, *own, starts, arena, y, matrix=down, are_packed=are_packed, **blocks
     )
 
 
-@triton.jit
-def _expert(number, starts_ptr, arena_ptr):
-    """Where an expert begins. Slots begin on 64-byte borders, which the compiler cannot know by itself."""
-    return arena_ptr + tl.multiple_of(tl.load(starts_ptr + number), 64)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, top_k,
-    matrices: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr, top_k,
+    matrices: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute the activation of gate and up for some neurons of one pair."""
     pair = tl.program_id(1)
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         neurons: tl.constexpr = matrices.down.num_inputs
         dtype: tl.constexpr = inner_ptr.dtype.element_ty
-        expert_ptr = _expert(number, starts_ptr, arena_ptr)
+        expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         token_ptr = x_ptr + (pair // top_k) * matrices.gate.num_inputs
         places = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        rows = places * matrices.step
-        gates = product(token_ptr, expert_ptr, rows, matrices.gate, dtype, block_rows, block_columns)
-        ups = product(token_ptr, expert_ptr, rows + matrices.up_first, matrices.up, dtype, block_rows, block_columns)
+        step: tl.constexpr = matrices.step
+        gate, up = tl.program_id(0) * block_rows * step, tl.program_id(0) * block_rows * step + matrices.up_first
+        gates = product(token_ptr, expert_ptr, gate, step, matrices.gate, dtype, block_rows, block_columns)
+        ups = product(token_ptr, expert_ptr, up, step, matrices.up, dtype, block_rows, block_columns)
         if matrices.activation is None:
             acts = swiglu(gates, ups, dtype)
         else:
@@ -68,18 +64,20 @@ def _inner(
         tl.store(inner_ptr + pair * neurons + places, acts, mask=places < neurons)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
-    inner_ptr, numbers_ptr, starts_ptr, arena_ptr, y_ptr,
-    matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
+    matrix: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
-        expert_ptr = _expert(number, starts_ptr, arena_ptr)
+        expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         acts_ptr = inner_ptr + pair * matrix.num_inputs
-        rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        y = product(acts_ptr, expert_ptr, rows, matrix, inner_ptr.dtype.element_ty, block_rows, block_columns)
+        first_row = tl.program_id(0) * block_rows
+        dtype: tl.constexpr = inner_ptr.dtype.element_ty
+        y = product(acts_ptr, expert_ptr, first_row, 1, matrix, dtype, block_rows, block_columns)
+        rows = first_row + tl.arange(0, block_rows)
         places = y_ptr + pair * matrix.num_outputs + rows
         tl.store(places, y.to(y_ptr.dtype.element_ty), mask=rows < matrix.num_outputs)

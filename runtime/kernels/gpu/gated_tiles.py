@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.addressing import Strides
-from runtime.kernels.gpu.blocks import load_block, swiglu
+from runtime.kernels.gpu.blocks import expert_start, load_block, swiglu
 
 TILES = (16, 32, 64)  # tokens of a tile: the rows of a tensor core's product, and a few times as many
 _OUTPUTS = 64  # of one program
@@ -99,7 +99,7 @@ def _inner(
     """Compute silu(gate) * up for some neurons of one tile, inner [tile, token, I]. Tiles are the first axis of the
     grid, so that those of one expert find its weights in the cache."""
     number, is_token, pairs = _tile(order_ptr, tiles_ptr, block_tokens)
-    expert_ptr = arena_ptr + tl.load(starts_ptr + number)
+    expert_ptr = arena_ptr + expert_start(starts_ptr, number)
     x_rows = x_ptr + (pairs // top_k).to(tl.int64) * hidden
     outputs = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
     is_output = outputs < neurons
@@ -128,7 +128,7 @@ def _down(
 ):  # fmt: skip
     """Compute some outputs of one tile, each pair's in its own row."""
     number, is_token, pairs = _tile(order_ptr, tiles_ptr, block_tokens)
-    down_ptr = arena_ptr + tl.load(starts_ptr + number) + down_offset
+    down_ptr = arena_ptr + expert_start(starts_ptr, number) + down_offset
     inner_rows = _inner_rows(inner_ptr, neurons, block_tokens)
     outputs = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
     is_output = outputs < hidden

@@ -14,12 +14,14 @@ from runtime.kernels.gpu.low_bit import read_codes
 from runtime.kernels.gpu.stored_matrix import StoredMatrix
 
 _INPUT_BITS, _INPUT = tl.constexpr(INPUT_BITS), tl.constexpr((1 << INPUT_BITS) - 1)
-_BLOCKS = {"rows": (8, 256), "columns": (64, 32), "awq": (64, 32)}  # the long side runs along what is adjacent
+_BLOCKS = {"rows": (8, 256), "columns": (64, 32), "awq": (256, 16)}  # the long side runs along what is adjacent
 
 
 def block_sizes(matrix: StoredMatrix) -> dict[str, int]:
-    """The outputs and inputs of a matrix that a program takes at a time."""
-    return dict(zip(("block_rows", "block_columns"), _BLOCKS[matrix.codes.order], strict=True))
+    """The outputs and inputs of a matrix that a program takes at a time: 16 bytes of codes for each thread."""
+    rows, columns = _BLOCKS[matrix.codes.order]
+    is_in_halves = (matrix.codes.order, matrix.codes.bits) == ("rows", 4)
+    return {"block_rows": rows, "block_columns": 2 * columns if is_in_halves else columns}
 
 
 def dequantise(expert: torch.Tensor, matrix: StoredMatrix, out: torch.Tensor) -> None:
@@ -34,17 +36,18 @@ def dequantise(expert: torch.Tensor, matrix: StoredMatrix, out: torch.Tensor) ->
 
 @triton.jit
 def product(
-    x_ptr, expert_ptr, rows, matrix: tl.constexpr, dtype: tl.constexpr,
+    x_ptr, expert_ptr, first_row, step: tl.constexpr, matrix: tl.constexpr, dtype: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """Multiply some rows of a matrix, dequantised to `dtype`, by a vector x [in], and add the bias if there is one:
-    float32 [block_rows]."""
+    """Multiply every `step`th row of a matrix from `first_row` on, dequantised to `dtype`, by a vector x [in], and add
+    the bias if there is one: float32 [block_rows]."""
+    rows = first_row + step * tl.arange(0, block_rows)
     sums = tl.zeros((block_rows, block_columns), tl.float32)
     for first in range(0, matrix.num_inputs, block_columns):
         columns = first + tl.arange(0, block_columns)
         inputs = _inputs(expert_ptr, columns, matrix)
         x = tl.load(x_ptr + inputs, mask=columns < matrix.num_inputs, other=0.0).to(tl.float32)
-        weights = numbers(expert_ptr, rows, first, matrix, dtype, block_columns)
+        weights = numbers(expert_ptr, first_row, step, first, matrix, dtype, block_rows, block_columns)
         sums += weights.to(dtype).to(tl.float32) * x[None, :]
     y = tl.sum(sums, axis=1)
     if matrix.bias is not None:
@@ -54,9 +57,13 @@ def product(
 
 
 @triton.jit
-def numbers(expert_ptr, rows, first, matrix: tl.constexpr, dtype: tl.constexpr, block_columns: tl.constexpr):
-    """The weights of some rows and of `block_columns` places from `first` on, float32: zero where out of range. A
-    matrix that is not quantised is of type `dtype`."""
+def numbers(
+    expert_ptr, first_row, step: tl.constexpr, first, matrix: tl.constexpr, dtype: tl.constexpr,
+    block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """The weights of every `step`th row from `first_row` on and of `block_columns` places from `first` on, float32:
+    zero where out of range. A matrix that is not quantised is of type `dtype`."""
+    rows = first_row + step * tl.arange(0, block_rows)
     columns = first + tl.arange(0, block_columns)
     is_row, is_column = rows < matrix.num_outputs, columns < matrix.num_inputs
     if matrix.codes.kind == "plain":
@@ -64,7 +71,12 @@ def numbers(expert_ptr, rows, first, matrix: tl.constexpr, dtype: tl.constexpr, 
         places = rows[:, None] * matrix.num_inputs + columns[None, :]
         weights = load_block(start + places, is_row, is_column).to(tl.float32)
     else:
-        codes = _codes(expert_ptr, rows, first, is_row, is_column, matrix, block_columns)
+        if matrix.codes.order == "awq":
+            codes = _codes_of_eight(expert_ptr, first_row, columns, is_column, matrix, block_rows)
+        elif matrix.codes.order == "rows":
+            codes = _codes_in_bytes(expert_ptr, rows, first, is_row, matrix, block_columns)
+        else:
+            codes = _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix)
         groups = _groups(expert_ptr, columns, matrix)
         if matrix.codes.kind == "float":
             values = _floats(codes, matrix.codes.bits, matrix.codes.mantissa, matrix.codes.bias)
@@ -78,24 +90,39 @@ def numbers(expert_ptr, rows, first, matrix: tl.constexpr, dtype: tl.constexpr, 
 
 
 @triton.jit
-def _codes(expert_ptr, rows, first, is_row, is_column, matrix: tl.constexpr, block_columns: tl.constexpr):
-    """The codes of some weights, int32 [rows, block_columns]."""
-    bits: tl.constexpr = matrix.codes.bits
-    start, columns = expert_ptr + matrix.codes.start, (first + tl.arange(0, block_columns))[None, :]
-    words, in_range = start.to(tl.pointer_type(tl.int32)), is_row[:, None] & is_column[None, :]
-    if matrix.codes.order == "columns":
-        last: tl.constexpr = matrix.num_inputs * bits // 32 - 1
-        places = columns * bits
-        codes = read_codes(words, places >> 5, last, matrix.num_outputs, rows[:, None], places & 31, in_range, bits)
-    elif matrix.codes.order == "awq":
-        shift = _awq_shift(rows)[:, None]
-        codes = read_codes(words, columns, 0, matrix.num_outputs // 8, (rows >> 3)[:, None], shift, in_range, bits)
-    else:
-        per_byte: tl.constexpr = 8 // bits
-        row = start + rows[:, None] * (matrix.num_inputs // per_byte)
-        stored = load_block(row + columns // per_byte, is_row, is_column).to(tl.int32)
-        codes = (stored >> columns % per_byte * bits) & (2**bits - 1)
+def _codes_in_bytes(expert_ptr, rows, first, is_row, matrix: tl.constexpr, block_columns: tl.constexpr):
+    """Codes along the inputs, int32 [rows, block_columns]. Each byte is loaded once, so that a thread loads adjacent
+    ones together."""
+    per_byte: tl.constexpr = 8 // matrix.codes.bits
+    num_bytes: tl.constexpr = matrix.num_inputs // per_byte
+    places = first // per_byte + tl.arange(0, block_columns // per_byte)
+    row = expert_ptr + matrix.codes.start + rows * num_bytes
+    codes = load_block(row[:, None] + places[None, :], is_row, places < num_bytes).to(tl.int32)
+    if per_byte == 2:
+        codes = tl.interleave(codes & 15, codes >> 4)
     return codes
+
+
+@triton.jit
+def _codes_of_eight(expert_ptr, first_row, columns, is_column, matrix: tl.constexpr, block_rows: tl.constexpr):
+    """Codes in words of eight outputs, int32 [block_rows, columns]; each word is loaded once. `first_row` is the first
+    of a word."""
+    num_words: tl.constexpr = matrix.num_outputs // 8
+    places = first_row // 8 + tl.arange(0, block_rows // 8)
+    words = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32))
+    stored = load_block(words + places[:, None] + columns[None, :] * num_words, places < num_words, is_column)
+    codes = (stored[:, None, :] >> _awq_shift(tl.arange(0, 8))[None, :, None]) & 15
+    return tl.reshape(codes, (block_rows, columns.shape[0]))
+
+
+@triton.jit
+def _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix: tl.constexpr):
+    """Codes in a stream of words down the inputs, int32 [rows, columns]."""
+    bits: tl.constexpr = matrix.codes.bits
+    last: tl.constexpr = matrix.num_inputs * bits // 32 - 1
+    words, places = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32)), columns[None, :] * bits
+    in_range = is_row[:, None] & is_column[None, :]
+    return read_codes(words, places >> 5, last, matrix.num_outputs, rows[:, None], places & 31, in_range, bits)
 
 
 @triton.jit
@@ -179,11 +206,11 @@ def _zeros(expert_ptr, rows, groups, in_range, matrix: tl.constexpr):
 @triton.jit
 def _dequantise(expert_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr):
     """Dequantise one block of a matrix."""
-    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-    first = tl.program_id(1) * block_columns
+    first_row, first = tl.program_id(0) * block_rows, tl.program_id(1) * block_columns
+    rows = first_row + tl.arange(0, block_rows)
     columns = first + tl.arange(0, block_columns)
     dtype = out_ptr.dtype.element_ty
-    weights = numbers(expert_ptr, rows, first, matrix, dtype, block_columns)
+    weights = numbers(expert_ptr, first_row, 1, first, matrix, dtype, block_rows, block_columns)
     in_range = (rows < matrix.num_outputs)[:, None] & (columns < matrix.num_inputs)[None, :]
     inputs = _inputs(expert_ptr, columns, matrix)
     tl.store(out_ptr + rows[:, None] * matrix.num_inputs + inputs[None, :], weights.to(dtype), mask=in_range)

@@ -114,9 +114,13 @@ class _Pieces:
 
 
 def is_readable(layout: QuantisedLayout) -> bool:
-    """Whether the kernels read all matrices of such experts: down is one, gate and up are one or two."""
+    """Whether the kernels read all matrices of such experts: down is one, gate and up are one or two, and no word has
+    codes of gate and of up."""
     words = all(piece.dtype is torch.int32 for piece in layout.pieces if piece.role == _ZEROS)
-    return words and {piece.source for piece in layout.pieces if piece.part == DOWN} == {0}
+    if not words or {piece.source for piece in layout.pieces if piece.part == DOWN} != {0}:
+        return False
+    gate = stored_matrix(layout.matrices[GATE_UP][0])
+    return gate.codes.order != "awq" or gate.num_outputs // 2 % 8 == 0
 
 
 def gated_matrices(layout: QuantisedLayout, activation: ClampedGate | None = None) -> GatedMatrices:

@@ -7,13 +7,13 @@ import numpy as np
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.shared import never_used
-from runtime.policies.shared.activations import EPSILON, Activations
+from runtime.policies.shared.activations import EPSILON, Activations, shares
 
 
 @dataclass
 class ActivationEviction(SimpleEviction):
-    """Smallest `(share + epsilon) * (1 - layer / L)` first (algorithm 2 of the paper). The share is of the layer's
-    tokens since the last prefill began; layers count from 0.
+    """Smallest `(share + epsilon) * (1 - layer / L)` first (algorithm 2 of the paper). The share is of the
+    tokens of the requests in the pass, since each began; layers count from 0.
 
     Experts of the first layers are kept, as there is little time to prefetch them. Ties, as in a new request, go by the
     older use.
@@ -27,9 +27,8 @@ class ActivationEviction(SimpleEviction):
         self.ranks = self._worth.reshape(-1), self._used_at
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        if self._activations.begins(step):
-            self._activations.begin(step)
-            self._worth[:] = EPSILON * self._early
+        if self._activations.follow(step) is not None:
+            self._worth[:] = (shares(self._activations.current) + EPSILON) * self._early
         layer = step.layer
         self._activations.weigh(step, self._early.item(layer), self._worth[layer])
         self._used_at[keys] = now.step

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from artifacts.shape import Shape
-from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.shared.block import in_one_block
 
@@ -13,19 +12,20 @@ _TOKENS = np.array([1.0, 4.0, 16.0, 64.0, np.inf])  # time constants of the runn
 _PRIOR_TOKENS = 4  # tokens of even use that the mean starts from
 _RIDGE = 20.0  # observations that the first guess of the regression counts for
 _MEMORY = 1024  # tokens remembered
-_SHARPNESS = 15.0  # a past token with nothing in common weighs exp(-15) of one that agrees everywhere
+_SHARPNESS = np.array([15.0, 40.0])  # a past token with nothing in common weighs exp(-15) of one that agrees everywhere
+_GUESS = np.array([5, 0, -0.2, -0.8, 0, 0, -2, -1])  # weights: what is never used waits 5 passes, what always is, 1
 
 
 @dataclass
 class Horizon(SimpleEviction):
-    """The largest `now + L / p` is evicted first: p is the rate, per pass, at which a key is expected to be used from
-    now on.
+    """The largest `now + L w` is evicted first: w is the expected wait for a key's next use, in passes. The first pass
+    counts 1, each later one .85 of the one before, so that no wait is longer than 6.7.
 
-    p is linear in the features of a key when its layer has run: its running frequencies over about 1, 4, 16 and 64
-    tokens, its mean over the whole run, and how often it followed the past tokens most similar to the newest
-    (`_Recall`). The weights are shared by all keys and fitted online by weighted least squares. If a step carries
-    predictions for the layers ahead, the chance q of use at that visit is fitted too, and the expected time becomes
-    `visit + (1 - q) L / p`.
+    w is linear in the square roots of what is known of a key when its layer has run: its running frequencies over
+    about 1, 4, 16 and 64 tokens, its mean over the whole run, and how often it followed the past tokens most similar to
+    the newest (`_Recall`), with two notions of how similar. The weights are shared by all keys and fitted online by
+    weighted least squares. If a step carries predictions for the layers ahead, the chance q of use at that visit is
+    fitted too, and the expected time becomes `visit + (1 - q) L w`.
     """
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
@@ -36,20 +36,20 @@ class Horizon(SimpleEviction):
         self._shape = shape
         num_layers, num_experts, even = shape.num_layers, shape.num_experts, shape.top_k / shape.num_experts
         self._recall, self._ahead = _Recall(shape), _Ahead(shape, 0)
-        guess = np.array([0, 0, 0.3, 0, 0.2, 0.5])
         self._state, views = in_one_block(
             np.zeros(len(_TOKENS)),
-            guess,
+            _GUESS,
             np.zeros(num_experts),
             np.zeros((num_layers, num_experts)),
-            np.full((num_layers, num_experts), even),
+            np.full((num_layers, num_experts), horizon_kernels.LONGEST),
             np.full((num_layers, num_experts), -float("inf")),
-            np.full((num_layers, len(guess), num_experts), even),
+            np.full((num_layers, len(_GUESS) - 1, num_experts), even),
+            np.zeros((num_layers, len(_GUESS), num_experts)),
         )
-        self._gains, weights, self._share, self._used, _, nearness, self._known = views  # as in `on_use`
+        self._gains, weights, self._share, self._used, _, nearness, _, self._known = views  # as in `on_use`
         self._before = self._known.copy()
         self.ranks = nearness.reshape(-1), np.zeros(shape.num_keys, np.int64)
-        self._next_rates = _Regression(weights)
+        self._waits = _Regression(weights)
         self._nothing = np.zeros((0, 0, num_experts), np.float32), np.zeros(0, np.int64)
         self._num_tokens = self._pass_index = 0
 
@@ -93,13 +93,13 @@ class Horizon(SimpleEviction):
 
     def _begin_pass(self, step: Step, now: Now) -> None:
         if self._num_tokens and self._is_decode:
-            rates = self._next_rates
-            self._kernels.learn(rates.weights, self._before, self._known, self._used, rates.moments, rates.products)
-            rates.solve()
+            waits = self._waits
+            self._kernels.learn(waits.weights, self._before, self._known, self._used, waits.moments, waits.products)
+            waits.solve()
         self._ahead.solve()
         self._before[:] = self._known
         num_tokens = len(step.selected)
-        self._is_decode, self._is_single = step.phase != PREFILL, num_tokens == 1
+        self._is_decode, self._is_single = step.decodes, num_tokens == 1
         self._is_prompt = not (self._is_decode or self._is_single)
         self._num_tokens += num_tokens
         self._pass_index = now.pass_index
@@ -135,7 +135,7 @@ class _Regression:
 
 class _Ahead:
     """The chance of use at a layer's next visit, for each of `distance` layers ahead: a regression on what a router
-    some layers before predicts, and on the learned rate."""
+    some layers before predicts, and on the rate behind the learned wait."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
         self._shape, self.distance = shape, distance
@@ -177,7 +177,7 @@ class _Recall:
         # [L + 1, N] by age, the newest first: experts in common at each layer, and in all
         self.common = np.zeros((shape.num_layers + 1, _MEMORY), np.int16)
         most = shape.top_k * (shape.num_layers + 1)
-        self.like = np.exp(-_SHARPNESS / most * np.arange(most + 1)).astype(np.float32)
+        self.like = np.exp(-_SHARPNESS[:, None] / most * np.arange(most + 1)).astype(np.float32)
         self.newest = self.num_tokens = 0
 
     def begin_pass(self, num_rows: int) -> None:

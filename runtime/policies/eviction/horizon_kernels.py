@@ -8,11 +8,13 @@ import numpy as np
 
 from artifacts.common.numba_loops import kernel, part
 
-DISCOUNT = 0.45  # weight of the pass after next against the next: a cache looks a little beyond the next pass
+LATER = 0.85  # weight of a pass of waiting against the one before it
+LONGEST = 1 / (1 - LATER)  # the wait, in passes, for what is never used again
+DISCOUNT = 0.45  # weight of the token after next that follows a token, against the next
 LAGS = 4  # how many tokens later an expert still counts as following a token
-LEAST_RATE = 1e-3
-NUM_KINDS = 6  # features of a key
+NUM_RUNNING, NUM_KINDS = 5, 8  # running frequencies of a key, and its features
 _VECTOR = 64
+_GRAIN = 16  # expected steps are rounded to one in so many, so that values which differ by rounding errors tie
 
 
 @part
@@ -131,14 +133,18 @@ def _hear(row, top_k, best, known):
 
 
 @part
-def _expect(visit, num_layers, weights, known, rate, nearness):
-    """Set `nearness` [E] of a layer that is visited in step `visit`, from its features `known` [3, E] and its rates."""
-    for expert in range(len(rate)):
+def _near(step):
+    return -np.rint(step * _GRAIN) / _GRAIN
+
+
+@part
+def _expect(visit, num_layers, weights, known, wait, nearness):
+    """Set `nearness` [E] of a layer that is visited in step `visit`, from its features `known` [3, E] and its waits."""
+    for expert in range(len(wait)):
         known[1, expert] = 1 - known[1, expert]
-        known[2, expert] = rate[expert]
+        known[2, expert] = (1 / wait[expert] - 1 / LONGEST) / LATER  # the steady rate of use that has this wait
         chance = weights[0] * known[0, expert] + weights[1] * known[1, expert] + weights[2] * known[2, expert]
-        later = (1 - min(max(chance, 0), 1)) * num_layers / rate[expert]
-        nearness[expert] = -np.rint(visit + later)
+        nearness[expert] = _near(visit + (1 - min(max(chance, 0), 1)) * num_layers * wait[expert])
 
 
 @kernel(
@@ -146,16 +152,17 @@ def _expect(visit, num_layers, weights, known, rate, nearness):
     "float64[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1])"
 )
 def look_ahead(
-    layer, step, top_k, predicted, last, used, rates, nearness, is_pending, known, weights, moments, products
+    layer, step, top_k, predicted, last, used, waits, nearness, is_pending, known, weights, moments, products
 ):
     """Predict the visits of the layers ahead from `predicted` [T, D, E]; past the last layer only the tokens `last`
     count. Compare what this layer `used` [L, E] with what was predicted of it.
 
     `known` [D, L, 3, E]: for each expert whether some token has it among its k, how likely some token selects it, and
-    its rate in `rates` [L, E]. `weights` [D, 3] turn this into the chance of use at the visit, and that into `nearness`
-    [L, E]. `is_pending` [D, L], 1: predictions not yet compared, for `moments` [D, 3, 3] and `products` [D, 3].
+    the rate behind its wait in `waits` [L, E]. `weights` [D, 3] turn this into the chance of use at the visit, and that
+    into `nearness` [L, E]. `is_pending` [D, L], 1: predictions not yet compared, for `moments` [D, 3, 3] and `products`
+    [D, 3].
     """
-    num_layers, num_experts = rates.shape
+    num_layers, num_experts = waits.shape
     best = np.empty(top_k)
     for ahead in range(len(known)):
         if is_pending[ahead, layer] > 0:
@@ -174,7 +181,7 @@ def look_ahead(
         else:
             for request in range(len(last)):
                 _hear(predicted[last[request], ahead], top_k, best, own)
-        _expect(step + 1 + ahead, num_layers, weights[ahead], own, rates[target], nearness[target])
+        _expect(step + 1 + ahead, num_layers, weights[ahead], own, waits[target], nearness[target])
 
 
 @part
@@ -187,27 +194,29 @@ def _mark(keys, first_key, used):
 
 
 @part
-def _rate(weights, known, rate):
-    """Set `rate` [E] of use per pass, linear in the features `known` [F, E] and clipped to its limits."""
-    for expert in range(len(rate)):
-        rate[expert] = 0
-    for kind in range(len(weights)):
-        for expert in range(len(rate)):
-            rate[expert] += weights[kind] * known[kind, expert]
-    for expert in range(len(rate)):
-        rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
+def _wait(weights, levels, known, wait):
+    """Set the features `known` [F, E], 1 and the roots of `levels` [F - 1, E], and `wait` [E], linear in them and
+    clipped to its limits."""
+    known[0], wait[:] = 1, weights[0]
+    for kind in range(1, len(weights)):
+        for expert in range(len(wait)):
+            known[kind, expert] = np.sqrt(levels[kind - 1, expert])
+            wait[expert] += weights[kind] * known[kind, expert]
+    for expert in range(len(wait)):
+        wait[expert] = min(max(wait[expert], 1), LONGEST)
 
 
 @part
 def _state(block, num_layers, num_experts):
     """Return the parts of the block that `on_use` describes."""
-    gains, weights = block[: NUM_KINDS - 1], block[NUM_KINDS - 1 : 2 * NUM_KINDS - 1]
-    start, size = 2 * NUM_KINDS - 1, num_layers * num_experts
+    gains, weights = block[:NUM_RUNNING], block[NUM_RUNNING : NUM_RUNNING + NUM_KINDS]
+    start, size = NUM_RUNNING + NUM_KINDS, num_layers * num_experts
     share, start = block[start : start + num_experts], start + num_experts
-    used, start = block[start : start + size].reshape((num_layers, num_experts)), start + size
-    rates, start = block[start : start + size].reshape((num_layers, num_experts)), start + size
-    nearness, start = block[start : start + size].reshape((num_layers, num_experts)), start + size
-    return gains, weights, share, used, rates, nearness, block[start:].reshape((num_layers, NUM_KINDS, num_experts))
+    by_layer = block[start : start + 3 * size].reshape((3, num_layers, num_experts))
+    start, end = start + 3 * size, start + (NUM_KINDS + 2) * size
+    levels = block[start:end].reshape((num_layers, NUM_KINDS - 1, num_experts))
+    known = block[end:].reshape((num_layers, NUM_KINDS, num_experts))
+    return gains, weights, share, by_layer[0], by_layer[1], by_layer[2], levels, known
 
 
 @part
@@ -223,7 +232,7 @@ def _state_ahead(block, distance, num_layers, num_experts):
 
 @kernel(
     "void(int64[::1], int64, int64, int64, int64, boolean, boolean, int64, float32[:, :, ::1], int64[::1],"
-    "float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[::1], int64, float64[::1])"
+    "float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[:, ::1], int64, float64[::1])"
 )
 def on_use(
     keys, layer, step, newest, num_tokens, is_single, is_remembered, top_k, predicted, last,
@@ -232,59 +241,58 @@ def on_use(
     """Note that a step uses `keys` of a layer. It `is_single` if it has one token. Its tokens are remembered already if
     it `is_remembered`, else they are here, as one.
 
-    `state` is a block of `gains` [F - 1] of the running frequencies, `weights` [F] of the features, `share` [E] of a
-    larger step's tokens that used each expert, `used` [L, E], `rates` [L, E] of use per pass, `nearness` [L, E], minus
-    the step of the expected next use, and the features `known` [L, F, E]. `remembered` [L, E, N], `common` [L + 1, N]
-    by layer and in all. `state_ahead`, for `distance` layers ahead, is a block of what `look_ahead` takes last:
-    `is_pending`, `weights`, `moments`, `products`, `known`. All but `gains`, `weights`, `share`, `like` are updated.
+    `state` is a block of `gains` [NUM_RUNNING] of the running frequencies, `weights` [F] of the features, `share` [E]
+    of a larger step's tokens that used each expert, `used` [L, E], `waits` [L, E] for the next use, in passes,
+    `nearness` [L, E], minus the step of the expected next use, `levels` [L, F - 1, E], the running frequencies and how
+    often each expert followed, and the features `known` [L, F, E]. `remembered` [L, E, N], `common` [L + 1, N] by layer
+    and in all, `like` [R, C], a row for each level of followers. `state_ahead`, for `distance` layers ahead, is a block
+    of what `look_ahead` takes last: `is_pending`, `weights`, `moments`, `products`, `known`. All but `gains`,
+    `weights`, `share`, `like` are updated.
     """
     num_layers, num_experts = remembered.shape[:2]
-    gains, weights, share, used, rates, nearness, known = _state(state, num_layers, num_experts)
-    frequencies, rate, common_here, in_common = known[layer], rates[layer], common[layer], common[num_layers]
+    gains, weights, share, used, waits, nearness, levels, known = _state(state, num_layers, num_experts)
+    own, common_here, in_common = levels[layer], common[layer, :num_tokens], common[num_layers, :num_tokens]
     _mark(keys, layer * num_experts, used[layer])
     if is_single:
         share = used[layer]
     if not is_remembered:
         for expert in range(num_experts):
             remembered[layer, expert, newest] = np.uint8(used[layer, expert])
-    for kind in range(len(gains)):
+    for kind in range(NUM_RUNNING):
         for expert in range(num_experts):
-            frequencies[kind, expert] += gains[kind] * (share[expert] - frequencies[kind, expert])
-    _compare(newest, remembered[layer], common_here[:num_tokens], in_common[:num_tokens])
-    alike = _weigh(common_here[:num_tokens], in_common[:num_tokens], like, common.shape[1])
-    _follow(newest, alike, remembered[layer], frequencies[len(gains) - 1], frequencies[len(gains)])
-    _rate(weights, frequencies, rate)
+            own[kind, expert] += gains[kind] * (share[expert] - own[kind, expert])
+    _compare(newest, remembered[layer], common_here, in_common)
+    for kind in range(len(like)):
+        alike = _weigh(common_here, in_common, like[kind], common.shape[1])
+        _follow(newest, alike, remembered[layer], own[NUM_RUNNING - 1], own[NUM_RUNNING + kind])
+    _wait(weights, own, known[layer], waits[layer])
     for expert in range(num_experts):
-        # Rounded to whole steps, so that values which differ by rounding errors tie.
-        nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
+        nearness[layer, expert] = _near(step + num_layers * waits[layer, expert])
     if distance:
         ahead, said = _state_ahead(state_ahead, distance, num_layers, num_experts), predicted.astype(np.float64)
-        look_ahead(layer, step, top_k, said, last, used, rates, nearness, *ahead)
+        look_ahead(layer, step, top_k, said, last, used, waits, nearness, *ahead)
 
 
 @kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")
 def learn(weights, known, later, used, moments, products):
-    """Add a pass to `moments` [F, F] and `products` [F]: the discounted rate of use after the features `known` [L, F,
-    E] is this pass's use [L, E], then the rate after `later` (least-squares temporal differences, Bradtke and Barto
-    1996)."""
+    """Add a pass to `moments` [F, F] and `products` [F]: the wait after the features `known` [L, F, E] is this pass
+    and, for what it did not use (`used` [L, E]), LATER of the wait after `later` (least-squares temporal differences,
+    Bradtke and Barto 1996)."""
     num_layers, num_kinds, num_experts = known.shape
     weighed, change = np.empty((num_kinds, num_experts)), np.empty((num_kinds, num_experts))
     for layer in range(num_layers):
-        rate = np.zeros(num_experts)
+        wait = np.zeros(num_experts)
         for kind in range(num_kinds):
             for expert in range(num_experts):
-                rate[expert] += weights[kind] * known[layer, kind, expert]
-        for expert in range(num_experts):
-            rate[expert] = 1 / (min(max(rate[expert], 0), 1) + 0.02)
+                wait[expert] += weights[kind] * known[layer, kind, expert]
         for kind in range(num_kinds):
             for expert in range(num_experts):
-                weighed[kind, expert] = known[layer, kind, expert] * rate[expert]
-                change[kind, expert] = known[layer, kind, expert] - DISCOUNT * later[layer, kind, expert]
+                weighed[kind, expert] = known[layer, kind, expert] / min(max(wait[expert], 1), LONGEST)
+                left = LATER * (1 - used[layer, expert]) * later[layer, kind, expert]
+                change[kind, expert] = known[layer, kind, expert] - left
         for kind in range(num_kinds):
-            product = 0.0
             for expert in range(num_experts):
-                product += weighed[kind, expert] * used[layer, expert]
-            products[kind] += (1 - DISCOUNT) * product
+                products[kind] += weighed[kind, expert]
             for other in range(num_kinds):
                 moment = 0.0
                 for expert in range(num_experts):

@@ -9,13 +9,13 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 
 
 @dataclass
 class Cold(Simple):
-    """Experts are computed at the precision of their placement; loading experts are computed near as well.
+    """Experts are computed at the precision of their placement; loading experts are computed near as well. Beside
+    answers, what a prompt wants is fetched for both.
 
     With `swap`, so many experts a layer and decoded token are swapped in instead: of the absent ones, those that most
     of the step's tokens want, of equals the first wanted, are fetched and waited for (the on-demand swapping of earlier
@@ -35,15 +35,17 @@ class Cold(Simple):
         self._due = np.zeros(shape.num_layers)  # experts to swap in, by layer
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        if step.phase == PREFILL:
+        if not step.decodes:
             return Choice(step.selected)
         missing = frozenset(step.selected[~residents.resident[step.selected]].tolist())
+        if step.prompts is not None:
+            missing = missing.difference(step.selected[step.prompts].ravel().tolist())
+            return Choice(step.selected, near=missing)
         return Choice(step.selected, near=missing.difference(self._swapped(step, residents)) if self.swap else missing)
 
     def _swapped(self, step: Step, residents: Residents) -> list[int]:
         """Return the absent experts to fetch, and take them off what is due."""
         self._due[step.layer] += self.swap * len(step.selected)
-        absent, wanted = residents.missing(step), np.bincount(step.selected.ravel(), minlength=len(residents.absent))
-        swapped = sorted(absent, key=lambda expert: -wanted[expert])[: int(self._due[step.layer])]
+        swapped = residents.missing(step)[: int(self._due[step.layer])]
         self._due[step.layer] -= len(swapped)
         return swapped

@@ -1,6 +1,7 @@
 """Share the misses between the link and the near tier, so that both finish together (FreeToken's q*; lossless)."""
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -10,26 +11,39 @@ from runtime.policies.base import Choice, Residents, Simple, Step
 
 @dataclass
 class QStar(Simple):
-    """Of m missing experts f are fetched and m - f computed near: the f that minimises `max(f / ratio, m - f)`.
+    """Of m missing experts f are fetched and m - f computed near: the f that minimises `max(f / ratio, near)`, near the
+    sum of `max(1, tokens of the expert / tokens)` over the latter, `tokens` so many as the near tier computes while it
+    reads an expert.
 
     `ratio` is the bandwidth of the link over that of the near tier, so that both terms are times, in near experts.
-    Equal times go to the larger f, which fills the cache. The first wanted are fetched: in a decode step, the
-    strongest. If the near tier takes longer, prefetches may use what is left of the link.
+    Equal times go to the larger f, which fills the cache. Fetched are those of most tokens, of equals the first wanted:
+    for a single token, the strongest. If the near tier takes longer, prefetches may use what is left of the link.
     """
 
     ratio: float = 0.5
+    tokens: float = inf
 
     def __post_init__(self) -> None:
+        if not self.tokens > 0:
+            raise BadUsage(f"qstar needs tokens above 0, not {self.tokens}")
         if not 0 < self.ratio < float("inf"):
             raise BadUsage(f"qstar needs a ratio of link to near bandwidth above 0, not {self.ratio}")
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         missing = residents.missing(step)
-        fetched = self.num_fetched(len(missing))
-        near = frozenset(missing[fetched:])
-        return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - fetched))
+        each = self._near_times(missing, step)
+        fetched = self.num_fetched(each)
+        near_time = float(each[fetched:].sum())
+        return Choice(step.selected, near=frozenset(missing[fetched:]), lent=max(0.0, near_time * self.ratio - fetched))
 
-    def num_fetched(self, num_missing: int) -> int:
-        """Return f for `num_missing` misses."""
-        fetched = np.arange(num_missing, -1, -1)
-        return int(fetched[np.maximum(fetched / self.ratio, num_missing - fetched).argmin()])
+    def num_fetched(self, each: np.ndarray) -> int:
+        """Return f for misses that take so long each [m] in the near tier, in reads of an expert."""
+        fetched = np.arange(len(each), -1, -1)
+        left = np.append(0.0, each[::-1].cumsum())  # of the last 0, 1, ... of them
+        return int(fetched[np.maximum(fetched / self.ratio, left).argmin()])
+
+    def _near_times(self, missing: list[int], step: Step) -> np.ndarray:
+        if self.tokens == inf or len(step.selected) == 1:
+            return np.ones(len(missing))
+        counts = np.bincount(step.selected[step.selected >= 0], minlength=max(missing, default=0) + 1)
+        return np.maximum(1.0, counts[missing] / self.tokens)

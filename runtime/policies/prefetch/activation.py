@@ -41,9 +41,10 @@ class ActivationPrefetch(Simple):
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         activations, earlier = self._activations, self._earlier
-        if activations.begins(step):
-            earlier.add(activations.current)
-            activations.begin(step)
+        if (over := activations.follow(step)) is not None:
+            earlier.begin()
+            for matrix in over:
+                earlier.add(matrix)
         activations.count(step)
         matched = self._none
         if len(earlier):

@@ -1,7 +1,7 @@
 """The experts that tokens go on to from this layer's experts: inter-layer expert affinity (ExFlow, Yao et al., 2024),
 counted while the run goes on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ class Affinity(Simple):
     `P(e | f) = (n(f, e) + 8 m(e)) / (n(f) + 8)` over the experts f that the step's tokens use, in falling order.
 
     n(f) counts tokens that used f in this layer, n(f, e) those of them that used e in the layer ahead, m(e) is the
-    share of tokens that use e. Past the last layer tokens of the next pass are counted, while as many requests decode.
+    share of tokens that use e. Past the last layer the next tokens of the same requests are counted.
     Reads no predictions, and needs no profile.
     """
 
@@ -40,7 +40,7 @@ class Affinity(Simple):
         counts = (len(self._ahead), shape.num_layers, shape.num_experts)
         self._used, self._pairs = np.zeros(counts), np.zeros((*counts, shape.num_experts), np.float32)  # n(f), n(f, e)
         self._uses = np.zeros((shape.num_layers, shape.num_experts))
-        self._latest: list[tuple[int, int, np.ndarray] | None] = [None] * shape.num_layers
+        self._latest: list[Step | None] = [None] * shape.num_layers
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         self._count(step)
@@ -66,18 +66,25 @@ class Affinity(Simple):
         num_layers = self._shape.num_layers
         for place, ahead in enumerate(self._ahead.tolist()):
             before = (step.layer - ahead) % num_layers
-            earlier = self._earlier(step, before, is_next_pass=before >= step.layer)
-            if earlier is not None:
-                np.add.at(self._used[place, before], earlier, 1)
-                np.add.at(self._pairs[place, before], (earlier[:, :, None], step.selected[:, None]), 1)
+            earlier, selected = self._both(step, before, is_next_pass=before >= step.layer)
+            np.add.at(self._used[place, before], earlier, 1)
+            np.add.at(self._pairs[place, before], (earlier[:, :, None], selected[:, None]), 1)
         np.add.at(self._uses[step.layer], step.selected, 1)
-        self._latest[step.layer] = step.pass_index, step.phase, step.selected.copy()
+        self._latest[step.layer] = replace(step, selected=step.selected.copy())
 
-    def _earlier(self, step: Step, layer: int, *, is_next_pass: bool) -> np.ndarray | None:
-        """Return [T, K] what the same tokens, or in the next pass the same requests, used in a layer before."""
-        if (latest := self._latest[layer]) is None:
-            return None
-        pass_index, phase, selected = latest
-        decoded = not is_next_pass or phase == step.phase == DECODE
-        is_before = pass_index == step.pass_index - is_next_pass
-        return selected if decoded and is_before and len(selected) == len(step.selected) else None
+    def _both(self, step: Step, layer: int, *, is_next_pass: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the same tokens used in a layer before and in this one, [T, K] each; past the last layer,
+        what the same requests decoded in either pass."""
+        latest, none = self._latest[layer], step.selected[:0]
+        if latest is None or latest.pass_index != step.pass_index - is_next_pass:
+            return none, none
+        if not is_next_pass:
+            return latest.selected, step.selected
+        if not (latest.decodes and step.decodes):
+            return none, none
+        if step.requests is None or np.array_equal(latest.requests, step.requests):
+            is_same = len(latest.selected) == len(step.selected)
+            return (latest.selected, step.selected) if is_same else (none, none)
+        earlier, here = (each if each.prompts is None else each.part(~each.prompts, DECODE) for each in (latest, step))
+        _, first, second = np.intersect1d(earlier.requests, here.requests, return_indices=True)
+        return earlier.selected[first], here.selected[second]

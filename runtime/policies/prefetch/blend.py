@@ -8,7 +8,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from artifacts.traces.trace import PREFILL
+from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies.base import Artefacts, Now, Opening, Simple, Step
 from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
 from runtime.policies.shared.block import in_one_block
@@ -26,8 +26,8 @@ class Blend(Simple):
     The chance is a logistic regression for each layer and distance, fitted online by a Newton step a visit. Its
     features are the margins, in log odds to the k-th place, by which the router ahead and the fitted predictor name an
     expert, its running log odds of use, and with `maps` those of the matched map. A prompt wants nearly all experts:
-    the named ones of its tokens are proposed in order of probability. With `maps`, the map that the embedding finds
-    names experts of the first layer before a pass begins.
+    the named ones of its tokens are proposed in order of probability, after those of answers decoded beside it. With
+    `maps`, the map that the embedding finds names experts of the first layer before a pass begins.
     """
 
     reads_predictions: ClassVar[bool] = True
@@ -90,6 +90,12 @@ class Blend(Simple):
     def propose(self, step: Step, now: Now) -> np.ndarray:
         if self.matching:
             self.matching.see(step)
+        if step.prompts is None:
+            return self._proposed(step)
+        parts = step.part(~step.prompts, DECODE), step.part(step.prompts, PREFILL)
+        return np.concatenate([self._proposed(part) for part in parts])
+
+    def _proposed(self, step: Step) -> np.ndarray:
         num_tokens, top_k, learns = len(step.selected), self._shape.top_k, step.phase != PREFILL
         if num_tokens != self._num_tokens:
             self._num_tokens = num_tokens

@@ -7,15 +7,15 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, Simple, Step
 from runtime.policies.prefetch.ahead import width
+from runtime.policies.shared.activations import Activations
 
 
 @dataclass
 class Frequency(Simple):
-    """Of each of the next `distance` layers the `top_k * overfetch` experts with the most tokens since the last prefill
-    began, which are those of the current requests. Ties go by the count over all requests.
+    """Of each of the next `distance` layers the `top_k * overfetch` experts with the most tokens of the pass's requests
+    since each began. Ties go by the count over all requests.
 
     Keys are in falling order of `share of the layer's tokens * (1 - ahead / (L + 1))`, MoE-Infinity's discount of
     layers far ahead. Reads no predictions: it costs nothing on the device, and knows a prompt's experts only once
@@ -34,27 +34,20 @@ class Frequency(Simple):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
         self._width = width(shape, self.overfetch)
-        self._prefill = -1
-        self._counts = np.zeros((shape.num_layers, shape.num_experts), np.int64)
-        self._lifetime = np.zeros_like(self._counts)
+        self._activations = Activations(shape)
+        self._lifetime = np.zeros((shape.num_layers, shape.num_experts), np.int64)
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        self._count(step)
+        self._activations.follow(step)
+        self._activations.count(step)
+        self._lifetime[step.layer] += np.bincount(step.selected.ravel(), minlength=self._shape.num_experts)
         shape = self._shape
         ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
         layers = (step.layer + ahead) % shape.num_layers
-        counts = self._counts[layers]  # [distance, E]
+        counts = self._activations.current[layers]  # [distance, E]
         top = np.lexsort((-self._lifetime[layers], -counts), axis=1)[:, : self._width]
         share = np.take_along_axis(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), top, axis=1)
         priority = share * (1 - ahead[:, None] / (shape.num_layers + 1))
         keys = layers[:, None] * shape.num_experts + top
         was_used = np.take_along_axis(self._lifetime[layers], top, axis=1) > 0
         return keys[was_used][np.argsort(-priority[was_used], kind="stable")]
-
-    def _count(self, step: Step) -> None:
-        if step.phase == PREFILL and step.pass_index != self._prefill:
-            self._prefill = step.pass_index
-            self._counts[:] = 0
-        used = np.bincount(step.selected.ravel(), minlength=self._shape.num_experts)
-        self._counts[step.layer] += used
-        self._lifetime[step.layer] += used

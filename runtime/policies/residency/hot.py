@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.quantisation.bit_allocation import prefix_split
 from artifacts.quantisation.widths import USUAL_WIDTHS, columns_of
 from artifacts.shape import FULL_BITS, Shape
-from artifacts.traces.trace import PREFILL
+from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
 from runtime.policies.miss.shared import check_replicas
 
@@ -21,7 +21,8 @@ PREFIX, EVEN = "prefix", "uniform"
 @dataclass
 class Hot(SimpleResidency):
     """Placed once per sequence, at its first decode step, by `S = a P/sum(P) + (1-a) W/sum(W)`: P the prompt's
-    activation counts of a layer, W its weight sums, a = `balance`.
+    activation counts of a layer, W its weight sums, a = `balance`. Of several sequences, P and W are summed over the
+    prompts of those that are decoded and of those that wait to be.
 
     The experts of largest S fill the layer's slots at full precision. The others are computed near their memory: at
     full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at most
@@ -64,22 +65,30 @@ class Hot(SimpleResidency):
             check_replicas("hot", artefacts, *self.widths)
             self._loss = artefacts.replicas.loss[..., columns_of(USUAL_WIDTHS)]
         self._num_experts = shape.num_experts
-        self._counts, self._weights = np.zeros((2, shape.num_layers, shape.num_experts))
-        self._is_placed = np.ones(shape.num_layers, bool)
+        # By layer: counts and weight sums [2, E] of each request's prompt, the requests whose prompt no placement has
+        # seen to its end, and those that have been decoded.
+        self._prompts: list[dict[int, np.ndarray]] = [{} for _ in range(shape.num_layers)]
+        self._waiting, self._decoded = ([set() for _ in range(shape.num_layers)] for _ in range(2))
 
     def observe(self, step: Step) -> None:
         if step.phase != PREFILL:
             return
-        if self._is_placed[step.layer]:  # the first prompt since the last placement
-            self._is_placed[step.layer] = False
-            self._counts[step.layer] = self._weights[step.layer] = 0
-        np.add.at(self._counts[step.layer], step.selected, 1)
-        np.add.at(self._weights[step.layer], step.selected, step.shares)
+        part = step if step.prompts is None else step.part(step.prompts, PREFILL)
+        prompts, decoded = self._prompts[step.layer], self._decoded[step.layer]
+        requests, shares = _requests(part), part.shares
+        for request in np.unique(requests).tolist():
+            rows = requests == request
+            self._waiting[step.layer].add(request)
+            if request not in prompts or request in decoded:
+                prompts[request] = np.zeros((2, self._num_experts))
+                decoded.discard(request)
+            counts, weights = prompts[request]
+            np.add.at(counts, part.selected[rows], 1)
+            np.add.at(weights, part.selected[rows], shares[rows])
 
     def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
-        if step.phase == PREFILL or self._is_placed[step.layer]:
+        if not (step.decodes and self._begins_to_decode(step)):
             return None
-        self._is_placed[step.layer] = True
         score = self.scores(step.layer)
         order = np.lexsort((np.arange(self._num_experts), -score))
         bits = np.full(self._num_experts, FULL_BITS)
@@ -90,6 +99,17 @@ class Hot(SimpleResidency):
             bits[cold] = np.where(np.isin(few, self._at_full), FULL_BITS, few)
         return Placement(hot, bits, is_awaited=self.migrate == BEFORE)
 
+    def _begins_to_decode(self, step: Step) -> bool:
+        """Whether a request that was waiting is decoded; if so none waits any more, and what has ended is forgotten."""
+        layer = step.layer
+        decoded = set(_requests(step if step.prompts is None else step.part(~step.prompts, DECODE)).tolist())
+        waiting, prompts = self._waiting[layer], self._prompts[layer]
+        if waiting.isdisjoint(decoded):
+            return False
+        self._prompts[layer] = {name: prompts[name] for name in prompts if name in waiting or name in decoded}
+        self._waiting[layer], self._decoded[layer] = set(), decoded
+        return True
+
     def _widths(self, layer: int, cold: np.ndarray) -> np.ndarray:
         """The bits of cold experts, of falling score."""
         if self.bits == EVEN:
@@ -97,8 +117,13 @@ class Hot(SimpleResidency):
         return np.array(prefix_split(self._loss[layer, cold], self.avg_bits))
 
     def scores(self, layer: int) -> np.ndarray:
-        """Return S [E] of the prompts since the last placement; all equal before the first prompt."""
-        counts, weights = self._counts[layer], self._weights[layer]
-        if not counts.any():
+        """Return S [E] of the prompts of all requests under way; all equal before the first prompt."""
+        if not self._prompts[layer]:
             return np.zeros(self._num_experts)
+        counts, weights = sum(self._prompts[layer].values())
         return self.balance * counts / counts.sum() + (1 - self.balance) * weights / weights.sum()
+
+
+def _requests(step: Step) -> np.ndarray:
+    """Return the request [T] of each token; one for all where they are not known."""
+    return np.zeros(len(step.selected), np.int64) if step.requests is None else step.requests

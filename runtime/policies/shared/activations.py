@@ -1,5 +1,5 @@
 """Expert activation matrices (MoE-Infinity, Xue et al., 2024): how many tokens of a request used each expert, and which
-earlier request is most similar to the current one.
+earlier request is most similar to those under way.
 
 Shapes: L layers, E experts, C matrices kept.
 """
@@ -15,7 +15,8 @@ EPSILON = 1e-3  # added to shares, so that unused experts have a little
 
 
 class Activations:
-    """`current` [L, E]: tokens of the current requests, since the last prefill began."""
+    """Counts the tokens of each request by expert. `current` [L, E] is the sum over the requests of the pass under way,
+    of all their tokens so far."""
 
     def __init__(self, shape: Shape) -> None:
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
@@ -23,24 +24,70 @@ class Activations:
 
         self.kernels = activation_kernels
         self.current = np.zeros((shape.num_layers, shape.num_experts), np.int64)
-        self._prefill = -1
+        self._held: dict[int, np.ndarray] = {}  # by request, in the order in which they began
+        self._over: set[int] = set()  # those held that `follow` has returned
+        self._of_pass: tuple[int, ...] = ()
+        self._places: np.ndarray | None = None  # [T] of each token's request in `_of_pass`, if that has several
+        self._pass_index, self._num_prompts = -1, 0
 
-    def begins(self, step: Step) -> bool:
-        """Whether new requests begin with this step."""
-        return step.phase == PREFILL and step.pass_index != self._prefill
-
-    def begin(self, step: Step) -> None:
-        """Forget the current requests, which are over."""
-        self._prefill = step.pass_index
-        self.current = np.zeros_like(self.current)
+    def follow(self, step: Step) -> list[np.ndarray] | None:
+        """Follow the requests of the step's pass. If they are others than in the pass before, returns the matrices of
+        those that seem over, because they are not in the pass in which a new request begins; each is returned once."""
+        if step.pass_index == self._pass_index:
+            return None
+        self._pass_index = step.pass_index
+        names, self._places = self._requests(step)
+        if names == self._of_pass:
+            return None
+        self._of_pass, is_new = names, any(name not in self._held for name in names)
+        over = [name for name in self._held if name not in names and name not in self._over] if is_new else []
+        self._over.update(over)
+        ended = [self._held[name] for name in over]
+        of_pass = [self._held.setdefault(name, np.zeros_like(self.current)) for name in names]
+        self.current = of_pass[0] if len(of_pass) == 1 else np.sum(of_pass, axis=0)
+        if step.decodes:
+            self._forget()
+        return ended
 
     def count(self, step: Step) -> None:
+        """Count the step's tokens."""
         self.kernels.count(np.array(step.selected, np.int64), self.current[step.layer])
+        self._count_each(step)
 
     def weigh(self, step: Step, early: float, worth: np.ndarray) -> None:
-        """Count the step, and set `worth` [E], the eviction priority of the layer's experts: `(share + epsilon) *
-        early`."""
+        """Count the step's tokens, and set `worth` [E], the eviction priority of the layer's experts: `(share +
+        epsilon) * early`."""
         self.kernels.weigh(np.array(step.selected, np.int64), self.current[step.layer], EPSILON, early, worth)
+        self._count_each(step)
+
+    def _requests(self, step: Step) -> tuple[tuple[int, ...], np.ndarray | None]:
+        """Return the requests of a step, and of each token its place among them. Where they are not known, every prompt
+        begins one."""
+        if step.requests is None:
+            self._num_prompts += step.phase == PREFILL
+            return (-self._num_prompts,), None
+        if len(step.requests) == 1:
+            return (int(step.requests[0]),), None
+        names, places = np.unique(step.requests, return_inverse=True)
+        return tuple(names.tolist()), places if len(names) > 1 else None
+
+    def _forget(self) -> None:
+        """Drop requests that are not in a pass that decodes a newer one."""
+        newest = max(map(list(self._held).index, self._of_pass))
+        for name in list(self._held)[:newest]:
+            if name not in self._of_pass:
+                del self._held[name]
+                self._over.discard(name)
+
+    def _count_each(self, step: Step) -> None:
+        """Count them by request; a single request's matrix is `current` itself."""
+        if self._places is None:
+            return
+        kept = step.selected >= 0
+        num_experts, places = self.current.shape[1], np.broadcast_to(self._places[:, None], kept.shape)[kept]
+        counts = np.bincount(places * num_experts + step.selected[kept], minlength=len(self._of_pass) * num_experts)
+        for name, of_request in zip(self._of_pass, counts.reshape(-1, num_experts), strict=True):
+            self._held[name][step.layer] += of_request
 
 
 class Collection:
@@ -66,8 +113,7 @@ class Collection:
         return self._size
 
     def add(self, matrix: np.ndarray) -> None:
-        """Add the matrix of a finished request, unless it used nothing, and follow another request."""
-        self._followed[:] = 0
+        """Add the matrix of a finished request, unless it used nothing."""
         if not matrix.any():
             return
         at = self._size
@@ -76,6 +122,10 @@ class Collection:
         self._stands_for[at], self._size = 1, at + 1
         if self._size > self._capacity:
             self._join()
+
+    def begin(self) -> None:
+        """Follow other requests than so far."""
+        self._followed[:] = 0
 
     def follow(self, layer: int, counts: np.ndarray) -> None:
         """Note the tokens [E] by expert of the followed request in one layer."""

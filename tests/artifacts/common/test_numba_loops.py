@@ -38,6 +38,10 @@ def halved(start, x):
 @kernel("float64(float64[::1])")
 def by_another(x):
     return half_of(x, 0)
+
+@kernel(["float64(float32[::1])", "float64(float64[::1])"])
+def by_the_fitting(x):
+    return halved(0, x)
 """
 
 
@@ -80,6 +84,15 @@ def test_each_signature_and_each_kernel_is_compiled_when_it_is_first_called(tmp_
     assert printed(folder, calls + "loops.by_another(ones(1))").stdout == "1.5 3.0 2.5 0.5\n"
     names = sorted(name.partition("-")[0] for name in kept(folder))
     assert names == ["loops.by_another", "loops.half_of", "loops.halved", "loops.halved"]
+
+
+def test_a_kernel_calls_the_code_for_the_types_that_it_has(tmp_path: Path) -> None:
+    folder = installed(tmp_path)
+    assert printed(folder, "loops.by_the_fitting(ones(3, 'float32'))").stdout == "1.5\n"
+    first = kept(folder)
+    assert sorted(name.partition("-")[0] for name in first) == ["loops.by_the_fitting", "loops.halved"]
+    assert printed(folder, "loops.by_the_fitting(ones(3)), loops.by_the_fitting(ones(4, 'f4'))").stdout == "1.5 2.0\n"
+    assert len(kept(folder)) == 4 and first.items() <= kept(folder).items()
 
 
 def test_arguments_of_no_signature_are_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def indices(draw: st.DrawFn) -> np.ndarray:
     return even if draw(st.booleans()) else random.integers(0, num_groups, len(even))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(index=indices(), rows=st.sampled_from([32, 64, 160]))
 @pytest.mark.parametrize("name", FORMATS)
 def test_numbers_are_those_of_the_stored_matrix(name: str, rows: int, index: np.ndarray) -> None:

@@ -29,7 +29,7 @@ def brute_force(loss: np.ndarray, avg_bits: float) -> tuple[float, list[int]]:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 9), st.floats(1, 4), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_prefix_split_is_the_best_of_all_splits(seed: int, num_experts: int, avg_bits: float, is_falling: bool) -> None:
     loss = losses(seed, num_experts, is_falling=is_falling)
     assert prefix_split(loss, avg_bits) == brute_force(loss, avg_bits)[1]
@@ -51,7 +51,7 @@ def cheapest(cost: np.ndarray, nbytes: np.ndarray, budget: int) -> float:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.floats(0, 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_greedy_is_within_one_step_of_the_best_choice(seed: int, num_rows: int, is_falling: bool, share: float) -> None:
     """It keeps the budget, is never worse than one width for all replicas, and at most one step worse than the
     optimum."""
@@ -69,7 +69,7 @@ def test_greedy_is_within_one_step_of_the_best_choice(seed: int, num_rows: int, 
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_greedy_is_the_best_choice_wherever_it_spends_all(seed: int, num_rows: int) -> None:
     """With every width on the hull, no other choice of as many bytes costs less."""
     gains = -np.sort(-np.random.default_rng(seed).random((num_rows, 3)), axis=1)

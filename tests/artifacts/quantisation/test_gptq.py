@@ -27,7 +27,7 @@ from tests.helpers.correlated import correlated, loss, weights
     st.sampled_from([(64, 32), (96, 32), (96, 96), (128, 64)]),
     st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_below_rounding_and_falling_with_bits(
     seed: int, recipe: str, num_samples: int, shape: tuple[int, int], is_special: bool
 ) -> None:
@@ -48,7 +48,7 @@ def test_below_rounding_and_falling_with_bits(
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([8, 16, 32]), st.integers(1, 64))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_few_unlucky_rows_are_rounded_instead(seed: int, num_rows: int, num_inputs: int, num_samples: int) -> None:
     """Uncorrelated inputs leave nothing to gain."""
     inputs = torch.randn(num_samples, num_inputs, generator=torch.Generator().manual_seed(seed)).double()

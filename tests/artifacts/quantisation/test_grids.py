@@ -35,7 +35,7 @@ def test_nought_has_the_sign_plus_at_one_bit() -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(SCALAR_WIDTHS))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_weighted_grid_costs_no_more_than_a_plain_one(seed: int, bits: int) -> None:
     random = torch.Generator().manual_seed(seed)
     weights = torch.randn(32, 6, generator=random).double()

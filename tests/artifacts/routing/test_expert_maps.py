@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import BadInput, BadUsage, OutOfResources
@@ -58,7 +58,6 @@ def test_scores_are_those_of_brute_force(size: tuple[int, ...], num_requests: in
 
 
 @given(sizes, st.integers(0, 12), st.integers(0, 4), dtypes, st.integers(0, 99), st.data())
-@settings(deadline=None)
 def test_a_full_store_replaces_the_map_most_similar_to_the_newcomer(
     size: tuple[int, ...], num_more: int, num_before: int, dtype: str, seed: int, data: st.DataObject
 ) -> None:

@@ -14,7 +14,7 @@ def matrix(seed: int, num_experts: int) -> np.ndarray:
 
 
 @given(st.integers(0, 10**6), st.integers(2, 9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_scores_are_shares_in_the_order_of_their_metric(seed: int, num_experts: int) -> None:
     values = matrix(seed, num_experts)
     for q, price in ((output_scores(2 * values - 1), -values), (loss_scores(values), values)):

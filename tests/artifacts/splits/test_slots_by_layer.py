@@ -12,7 +12,7 @@ from artifacts.splits.slots_by_layer import fewest_loads, loads_on_demand
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 999), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_no_other_way_loads_fewer(layers: int, experts: int, seed: int, data: st.DataObject) -> None:
     loads = np.random.default_rng(seed).random((layers, experts + 1))
     total = data.draw(st.integers(layers, layers * experts))

@@ -50,7 +50,6 @@ def as_problem(arguments: tuple, besides: tuple[float, float] = (0.0, 0.0)) -> S
 
 
 @given(st.integers(1, 5), st.integers(2, 9), st.integers(0, 999), st.floats(0.05, 1), st.floats(0.1, 4), BESIDES)
-@settings(deadline=None)
 def test_expert_split_is_the_plain_loops(
     layers: int, experts: int, seed: int, share: float, compute: float, besides: tuple[float, float]
 ) -> None:
@@ -62,7 +61,7 @@ def test_expert_split_is_the_plain_loops(
 
 
 @given(st.integers(0, 5), st.integers(0, 99))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_predictions_may_stop_early(num_ranks: int, seed: int) -> None:
     *times, hit, prediction, cached = problem(3, 6, 2, seed)
     arguments = (*times, hit, prediction[:, :num_ranks], cached[:, :num_ranks])
@@ -99,7 +98,7 @@ def test_expert_split_by_hand() -> None:
     st.sampled_from([0.5, 1.0, 2.0]),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_sizes_that_were_found_expose_what_was_said(
     layers: int, experts: int, seed: int, share: float, besides: tuple[float, float], load_s: float, is_whole: bool
 ) -> None:
@@ -143,7 +142,7 @@ def test_each_transfer_has_its_latency() -> None:
     st.sampled_from([0.01, 0.1, 0.3]),
     BESIDES,
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_what_holds_for_any_allocation(
     solver: str, layers: int, experts: int, seed: int, share: float, zeta: float, besides: tuple[float, float]
 ) -> None:
@@ -163,7 +162,7 @@ def test_what_holds_for_any_allocation(
 
 
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(0, 999), st.floats(0.1, 0.9), st.floats(0.2, 3))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_dynamic_is_never_worse_than_greedy(layers: int, experts: int, seed: int, share: float, compute: float) -> None:
     arguments = problem(layers, experts, min(2, experts), seed, compute=compute)
     total = share * layers * experts

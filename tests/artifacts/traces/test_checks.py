@@ -95,7 +95,7 @@ def damaged(draw: st.DrawFn, table: pa.Table) -> pa.Table:
     return table
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_damaged_trace_is_refused_or_means_the_same(data: st.DataObject) -> None:
     trace = data.draw(traces())

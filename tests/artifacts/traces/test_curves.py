@@ -129,14 +129,14 @@ def made(lengths: list[int], seed: int, *, num_requests: int = 1) -> Trace:
     st.integers(1, 3),
     st.sampled_from(["passes", "tokens"]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_small_traces_of_all_kinds(lengths: list[int], seed: int, num_requests: int, uses: str) -> None:
     trace = made(lengths, seed, num_requests=num_requests)
     assert_same(measure(trace, SMALL, uses=uses), slow(trace, SMALL, (PREFILL, DECODE), uses))
 
 
 @given(st.integers(2, 40), st.integers(0, 99))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_larger_cache_holds_what_a_smaller_one_does_where_all_that_is_wanted_fits(length: int, seed: int) -> None:
     trace = made([1] * length, seed)
     held = [replayed(trace, SMALL, size, (DECODE,))[1] for size in range(2, 6)]

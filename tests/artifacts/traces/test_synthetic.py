@@ -40,7 +40,7 @@ def cases(draw: st.DrawFn) -> tuple[Dials, Shape]:
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_shape_gives_a_sound_trace(case: tuple[Dials, Shape]) -> None:
     dials, shape = case
     trace = generate(dials, shape)
@@ -56,7 +56,7 @@ def test_any_shape_gives_a_sound_trace(case: tuple[Dials, Shape]) -> None:
 
 
 @given(cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_passes_are_those_of_batches(case: tuple[Dials, Shape]) -> None:
     """Every pass runs each layer once; prompts come whole, then one token of each request of the batch."""
     dials, shape = case
@@ -75,7 +75,7 @@ def test_passes_are_those_of_batches(case: tuple[Dials, Shape]) -> None:
 
 
 @given(cases())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_same_seed_gives_the_same_trace(case: tuple[Dials, Shape]) -> None:
     dials, shape = case
     first, again, sparse = generate(dials, shape), generate(dials, shape), generate(dials, shape, detailed=False)

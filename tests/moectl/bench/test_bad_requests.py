@@ -16,6 +16,8 @@ from tests.helpers.said import problems
         (["--tasks", "sums"], "unknown task 'sums'"),
         (["--tasks", "continuations,"], "empty name"),
         (["--tasks", "continuations", "--simulate"], "evaluated live"),
+        (["--batch", "8"], "--batch is of --tasks"),
+        (["--clients", "8"], "--clients is of --simulate"),
     ],
 )
 def test_tasks_that_cannot_be(options: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from artifacts.traces.synthetic import generate
 from moectl.cli import main
 from moectl.commands import plan_place
 from moectl.commands.plan_place import PlanPlace
-from moectl.commands.plan_rows import RESERVE_NBYTES, PlanRequest, divided
+from moectl.commands.plan_rows import RESERVE_NBYTES, PlanRequest, divided, requests_of
 from moectl.commands.plan_simulation import ROUTERS
 from runtime.policies.presets import presets
 from runtime.replay.settings import Setting
@@ -58,6 +59,26 @@ def held(folder: Path, experts: int) -> str:
     return f"{beside + experts * model.shape.expert_nbytes}B"
 
 
+def test_many_requests_take_a_cache_each_and_share_experts(planned: Planned) -> None:
+    options = ("gpt-oss-20b", "--machine", "rtx3090", "--vram", "16GB", "--context", "1000")
+    alone, many = planned(*options), planned(*options, "--clients", "32")
+    assert many["memory"]["cache_nbytes"] == 32 * alone["memory"]["cache_nbytes"]
+    assert many["memory"]["share"] < alone["memory"]["share"]
+    one, all_ = alone["tokens_per_s"], many["tokens_per_s"]
+    distinct = 32 * (1 - (1 - 4 / 32) ** 32)
+    assert all_["all"] > 16 * one["all"] / 4, "weights are read once for all"
+    assert all_["none"] / one["none"] == pytest.approx(32 * 4 / distinct, rel=0.15), "loads are what takes the time"
+    assert any("--clients 32 --simulate" in step for step in many["next"])
+
+
+def test_enough_requests_are_made_for_all_clients() -> None:
+    assert [requests_of(count) for count in (1, 8, 256)] == [
+        {"requests": 4, "tokens": 512},
+        {"requests": 8, "tokens": 1024},
+        {"requests": 256, "tokens": 16_384},
+    ]
+
+
 def test_what_is_expected_is_a_replay(folder: Path, planned: Planned) -> None:
     said = planned(str(folder), "--vram", held(folder, 4), "--machine", "5gbps", "--context", "16", "--simulate")
     memory, rows = said["memory"], {row["preset"]: row for row in said["rows"]}
@@ -66,8 +87,10 @@ def test_what_is_expected_is_a_replay(folder: Path, planned: Planned) -> None:
     model = model_shape(str(folder))
     for name in ("on-demand", "near", "buddymoe"):
         outcomes = [
-            Workload(generate(dials, model.shape), model, machine("5gbps")).run(Setting(name, name, budget="25%"))
-            for dials in ROUTERS.values()
+            Workload(generate(replace(kind, **requests_of(1)), model.shape), model, machine("5gbps")).run(
+                Setting(name, name, budget="25%")
+            )
+            for kind in ROUTERS.values()
         ]
         speeds = [1e3 / outcome.times["tpot_ms"] for outcome in outcomes]
         assert rows[name]["least"] == pytest.approx(min(speeds)) and rows[name]["most"] == pytest.approx(max(speeds))

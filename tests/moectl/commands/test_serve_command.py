@@ -71,6 +71,8 @@ def test_it_is_said_what_cannot_be_served(capfd: pytest.CaptureFixture[str], mon
         (["--host", "0.0.0.0"], 2, "--host 0.0.0.0 lets anybody in: give --api-key"),
         (["--host", "192.0.2.1", "--api-key", "secret"], 2, "--host 192.0.2.1 --port 8000: "),
         (["--rows", "0"], 2, "--rows"),
+        (["--rows", "4", "--batch", "8"], 2, "--rows 4 is for turns: leave it out, --batch 8 says how many run"),
+        (["--replicas", "2", "--executor", "local"], 2, "--replicas run on Ray: give --executor ray"),
     ):
         assert main(["serve", *arguments]) == code
         assert told in capfd.readouterr().err

@@ -79,6 +79,19 @@ def test_what_json_says(simulated: Simulated, some: Path) -> None:
     assert any("experts of 12 MiB" in line for line in receipt["assumed"])
 
 
+def test_many_clients_share_what_is_loaded(simulated: Simulated, some: Path) -> None:
+    """With all clients busy, a pass of three wants more distinct experts than one, and fewer for each token."""
+    options = ("--trace", some, "--num-experts", 32, "--eviction", "fld")
+    plain, one, three = (simulated(*options, *more) for more in ((), ("--clients", 1), ("--clients", 3, "--chunk", 8)))
+    assert plain["counters"] == one["counters"] and plain["receipt"]["clients"] is None
+    assert three["receipt"]["clients"] == {"count": 3, "chunk": 8, "seed": 0}
+    rows = [said["rows"][0] for said in (one, three)]
+    assert rows[0]["experts_per_step"] < rows[1]["experts_per_step"] < 3 * rows[0]["experts_per_step"]
+    assert rows[1]["bytes_per_token"] < rows[0]["bytes_per_token"]
+    assert all(row["tpot_ms"] <= row["tpot_p95_ms"] and row["ttft_ms"] <= row["ttft_p95_ms"] for row in rows)
+    assert any("requests are repeated" in note for note in three["receipt"]["assumed"])
+
+
 def test_the_same_twice(simulated: Simulated, some: Path) -> None:
     options = ("--trace", some, "--preset", "specmd", "--budget", "96x")
     assert simulated(*options) == simulated(*options)
@@ -249,6 +262,8 @@ def parts(tmp_path: Path) -> dict[str, Path]:
         (("--trace", TRACE, "--prefetch", "next_gate:distance=4"), 3, "needs predictions 4 layers ahead"),
         (("--trace", "{plain}", "--num-experts", "32", "--eviction", "score"), 3, "needs the routers' probabilities"),
         (("--trace", TRACE, "--synthetic", "skew=1"), 2, "give one of --trace FILE, --run ID and --synthetic SPEC"),
+        (("--synthetic", "skew=1", "--clients", "0"), 2, "--clients 0: give 1 to 10,000"),
+        (("--synthetic", "skew=1", "--chunk", "8"), 2, "give --clients too"),
         (("--synthetic", "skw=1"), 2, "unknown dial 'skw'; did you mean skew?"),
         (("--synthetic", "skew=much"), 2, "skew takes a value of type float, not 'much'"),
         (("--synthetic", "locality=1.5"), 2, "locality is a chance between 0 and 1"),

@@ -8,20 +8,22 @@ from moectl.serving.jobs import Done, Encoded, Event, GenerationJob, TextPiece
 from moectl.serving.tally import Tally
 from runtime.model.open import MoeModel
 from runtime.session.generate import Sampling
-from runtime.session.interleave import Interleave
 from runtime.session.session import Session
+from runtime.session.turns import Turns
 from tests.helpers.serving import SETTINGS
 
 
 def answered(session: Session, num_tokens: int) -> tuple[str, Done]:
     told: list[Event] = []
-    rows = Interleave(session)
     ids = torch.tensor([[5, 9, 2, 14]])
-    job = GenerationJob(ids, num_tokens, Sampling(num_tokens), (), told.append, Encoded(ids, Sampling(num_tokens)))
-    request = ActiveRequest(job, rows, Tally(session.opened.shape.num_layers), preset="on-demand")
-    while request.done is None:
-        request.step()
-    rows.close()
+    sampling = Sampling(num_tokens)
+    job = GenerationJob(ids, num_tokens, sampling, (), told.append, encoded=Encoded(ids, sampling))
+    request = ActiveRequest(job, session.opened, Tally(session.opened.shape.num_layers), preset="on-demand")
+    with Turns(session) as turns:
+        turns.add(ids, sampling)
+        while request.done is None:
+            [result] = turns.step()
+            request.take(result)
     return "".join(piece.text for piece in told if isinstance(piece, TextPiece)), request.done
 
 

@@ -34,11 +34,14 @@ async def _look(server: Running, client: OpenAI, tmp_path: Path) -> None:
         await tab.until("document.getElementById('said').textContent.includes('wants an API key')")
         await _unlock(tab)
         said = [message for message in tab.said if "401" not in message]
-        await asyncio.to_thread(client.completions.create, prompt="sheep", max_tokens=9, **EXACT)
+        assert await tab.value("document.getElementById('users').hidden")
+        await asyncio.to_thread(client.completions.create, prompt="sheep", max_tokens=9, user="<b>Ann", **EXACT)
         total = server.scheduler.tally.read()["generated_tokens"]
         await tab.until(f"document.getElementById('speed-more').textContent === '{total:,} so far'")
         await tab.until("document.getElementById('hits').textContent.endsWith('%')")
         assert await tab.value("document.querySelectorAll('#misses-chart .layer').length") == 2
+        users = await tab.value("[...document.querySelectorAll('#owners tr')].map(row => row.textContent)")
+        assert any(text.startswith("<b>Ann19") for text in users)
         assert await tab.value("document.getElementById('requests').textContent") == "running 0, waiting 0"
         held = await tab.value("document.getElementById('residency').getAttribute('aria-label')")
         assert sum(map(int, re.findall(r"(\d+) of 8 resident", held))) == server.scheduler.receipt["slots"] == 4
@@ -62,7 +65,7 @@ async def _look(server: Running, client: OpenAI, tmp_path: Path) -> None:
 
 @needs_browser
 def test_a_chat_in_a_browser(tmp_path: Path) -> None:
-    """Turns, stop, clear and an error, with the bundled model; what the last token used is lit; at two widths, light
+    """Turns, stop, clear and an error, with the bundled model; what the last tokens used is lit; at two widths, light
     and dark."""
     opened = open_model(str(demo_model()))
     with serving(opened, SETTINGS, ServerLimits(max_tokens=120), tmp_path / "none.duckdb") as server:
@@ -93,7 +96,7 @@ async def _chat(server: Running, pictures: Path) -> None:
         lit = "document.getElementById('residency').getAttribute('aria-label')"
         for one in live(server.scheduler)["last_token"]:
             experts = " ".join(map(str, one["hit"] + one["missed"]))
-            await tab.until(f"{lit}.includes('the last token used {experts}')")
+            await tab.until(f"{lit}.includes('the last tokens used {experts}')")
         for width, scheme in LOOKS:
             await tab.look(width, scheme)
             await tab.picture(pictures / f"{width}-{scheme}.png")

@@ -1,10 +1,12 @@
-"""The scheduler without HTTP: order, turns and places in the queue, prompts that are encoded, switches and the end."""
+"""The scheduler without HTTP: order, turns, shared passes and places in the queue, prompts that are encoded, switches
+and the end."""
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,12 +45,16 @@ class Asked(GenerationJob):
 Begin = Callable[..., Scheduler]
 
 
+BOTH_WAYS = pytest.mark.parametrize("begin", [False, True], ids=["turns", "shared"], indirect=True)
+
+
 @pytest.fixture
-def begin(opened: MoeModel) -> Iterator[Begin]:
-    """`begin(limits)` gives a running scheduler, whose presets are those of moectl."""
+def begin(opened: MoeModel, request: pytest.FixtureRequest) -> Iterator[Begin]:
+    """`begin(limits)` gives a running scheduler, whose presets are those of moectl; of `BOTH_WAYS`, one."""
     begun: list[Scheduler] = []
 
     def run(limits: ServerLimits = LIMITS, preset: str = "on-demand") -> Scheduler:
+        limits = replace(limits, shares_passes=limits.shares_passes or getattr(request, "param", False))
         begun.append(Scheduler(lambda name: session(opened, name), preset, limits))
         begun[-1].start()
         return begun[-1]
@@ -138,6 +144,33 @@ def test_a_request_goes_on_in_company_only_when_there_is_a_row(begin: Begin) -> 
     assert passes == [0] * 6 + [1] * 6 + [2] * 6
 
 
+def test_requests_share_passes_in_order_of_arrival(begin: Begin) -> None:
+    """The third one waits for a row."""
+    scheduler = begin(ServerLimits(num_rows=2, num_waiting=1, shares_passes=True))
+    jobs = [Asked(2), Asked(3)]
+    with held(scheduler, Asked(3)) as passes:
+        for job in jobs:
+            scheduler.submit(job)
+        wait_for(lambda: all(job.encoded for job in jobs))
+        together: list[list[int]] = []
+        held_pass, watcher = scheduler.session.watcher.on_pass, scheduler.session.watcher
+        watcher.on_pass = lambda requests: (together.append(sorted(set(requests.tolist()))), held_pass(requests))
+    assert [job.end().num_tokens for job in jobs] == [2, 3]
+    assert together == [[0, 1], [0, 1], [2], [2], [2]] and passes[0] == 0
+    assert outcomes(scheduler) == {"answered": 3} and scheduler.num_running == 0
+
+
+def test_who_cannot_share_a_pass_is_answered_alone_and_it_is_said(begin: Begin) -> None:
+    scheduler = begin(ServerLimits(num_rows=2, num_waiting=1, shares_passes=True), preset="monde-static")
+    other = Asked(3)
+    with held(scheduler, Asked(3)) as passes:
+        scheduler.submit(other)
+        wait_for(lambda: other.encoded)
+    other.end()
+    assert passes == [0] * 3 + [1] * 3
+    assert "one at a time: --residency" in " ".join(scheduler.receipt["fallbacks"])
+
+
 def test_experts_placed_by_a_prompt_stay_for_its_answer(begin: Begin) -> None:
     scheduler = begin(ServerLimits(num_rows=3), preset="monde-static")
     other = Asked(6)
@@ -166,6 +199,7 @@ def test_the_queue_has_as_many_places_as_were_asked_for(begin: Begin) -> None:
         assert outcomes(scheduler) == {"answered": 3 * number, "left": number, "refused": 2 * number}
 
 
+@BOTH_WAYS
 def test_a_client_that_leaves_is_dropped(begin: Begin) -> None:
     scheduler = begin()
     running, waiting = Asked(50), Asked(50)
@@ -259,6 +293,7 @@ def test_a_prompt_has_room_for_its_answer(begin: Begin) -> None:
                 assert message.startswith(told) and (status, code) == (400, "context_length_exceeded")
 
 
+@BOTH_WAYS
 def test_a_request_that_fails_ends_alone(begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
     """At its beginning and in a pass, by an error of ours or another, which is logged."""
     scheduler = begin()
@@ -280,6 +315,7 @@ def test_a_request_that_fails_ends_alone(begin: Begin, caplog: pytest.LogCapture
     assert isinstance(job.end(), Done)
 
 
+@BOTH_WAYS
 def test_a_switch_keeps_its_place_in_the_order(begin: Begin) -> None:
     scheduler = begin()
     first, second = Asked(5), Asked(5)
@@ -297,14 +333,18 @@ def test_a_switch_keeps_its_place_in_the_order(begin: Begin) -> None:
 def test_a_switch_waits_for_the_prompt_that_is_encoded(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session that encodes is not closed meanwhile."""
     scheduler = begin()
-    before, are_closed = scheduler.session, []
-    monkeypatch.setattr(
-        before, "encode", lambda prompt: (time.sleep(0.3), are_closed.append(before._lock.is_closed))[0]
-    )
-    job = Asked(2)
+    before, are_closed, begun, job = scheduler.session, [], threading.Event(), Asked(2)
+
+    def encode(prompt: str) -> None:
+        begun.set()
+        time.sleep(0.3)
+        are_closed.append(before._lock.is_closed)
+
+    monkeypatch.setattr(before, "encode", encode)
     with held(scheduler, Asked(1, torch.tensor([[7]]))):
         switch = scheduler.switch("near")
         scheduler.submit(job)
+        assert begun.wait(WAIT_S)
     switch.settled.result(WAIT_S)
     assert are_closed == [False] and job.end() == Failed("internal error: AttributeError", 500)
 
@@ -327,6 +367,7 @@ def test_a_switch_that_fails_changes_nothing(begin: Begin) -> None:
     assert job.end().took["preset"] == "on-demand"
 
 
+@BOTH_WAYS
 def test_who_is_there_at_the_end_is_told(begin: Begin) -> None:
     scheduler = begin()
     running, waiting = Asked(50), Asked(50)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from artifacts.errors import BadInput, BadUsage
 from artifacts.traces.trace import DECODE, PREFILL
 from profilers.compare import continuations
-from profilers.compare.tasks import TaskScore, check_tasks, evaluate, load_tasks
+from profilers.compare.tasks import Tasks, TaskScore, check_tasks, evaluate, load_tasks
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 
@@ -29,6 +29,7 @@ TASKS = {
     "writing": "output_type: generate_until\ndoc_to_text: '{{a}}'\ndoc_to_target: '{{b}}'\n"
     "generation_kwargs: {until: ['gate'], max_gen_toks: 5}\nmetric_list: [{metric: exact_match}]\n",
 }
+_NUMBER = r"-?\d+\.\d+(?:e-?\d+)?"
 LOSSLESS = [{"preset": "full"}, {"preset": "on-demand", "budget": "25%"}, {"preset": "near", "budget": "25%"}]
 
 
@@ -48,9 +49,10 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def answers(model: object, tasks: Path) -> dict[str, object]:
+def answers(model: object, tasks: Path | Tasks) -> dict[str, object]:
     """All requests and answers of the harness, and its metrics."""
-    given = {"tasks": {one.task_name: one for one in load_tasks([str(tasks)]).loaded}, "groups": {}, "group_map": {}}
+    loaded = (tasks if isinstance(tasks, Tasks) else load_tasks([str(tasks)])).loaded
+    given = {"tasks": {one.task_name: one for one in loaded}, "groups": {}, "group_map": {}}
     found = harness.evaluate(model, given, bootstrap_iters=0)
     samples = {
         task: sorted((json.dumps(one["arguments"], default=str), str(one["resps"])) for one in of_task)
@@ -83,8 +85,28 @@ def test_every_answer_is_the_plain_models(
     assert all(isinstance(score, TaskScore) and score.count == 4 for score in found)
 
 
+@pytest.mark.parametrize("settings", LOSSLESS, ids=lambda settings: settings["preset"])
+def test_a_batch_answers_within_rounding_of_the_plain_model(
+    settings: dict[str, str], opened: MoeModel, tasks: Path, expected: dict[str, object]
+) -> None:
+    """Likelihoods within 1e-5 for each token in float32, and the same texts, in the order of the items."""
+    from profilers.compare.lm_eval_model import SessionLM
+
+    with Session(opened, Settings(**settings)) as session:
+        found = answers(SessionLM(session, batch_size=3), tasks)
+        passes = len(session.controller.counters.passes)
+    assert passes <= (12 + 4 + 4 * 5) / 2, "choices, texts and tokens share passes"
+    assert found["samples"]["writing"] == expected["samples"]["writing"]
+    for task in ("choosing", "reading"):
+        for (asked, ours), (same, theirs) in zip(found["samples"][task], expected["samples"][task], strict=True):
+            assert asked == same and re.sub(_NUMBER, "", ours) == re.sub(_NUMBER, "", theirs)
+            given, wanted = ([float(number) for number in re.findall(_NUMBER, text)] for text in (ours, theirs))
+            assert given == pytest.approx(wanted, abs=1e-5 * len(asked))
+
+
+@pytest.mark.parametrize(("batch", "names"), [(1, [*TASKS]), (3, ["choosing", "reading"])])
 def test_routers_see_the_tokens_that_are_asked_for_and_no_padding(
-    plain: PreTrainedModel, opened: MoeModel, tasks: Path
+    plain: PreTrainedModel, opened: MoeModel, tasks: Path, batch: int, names: list[str]
 ) -> None:
     from lm_eval.models.huggingface import HFLM
 
@@ -93,11 +115,12 @@ def test_routers_see_the_tokens_that_are_asked_for_and_no_padding(
         lambda module, args, kwargs: given.append(kwargs.get("input_ids", args[0] if args else None).numel()),
         with_kwargs=True,
     )
-    answers(HFLM(plain, tokenizer=opened.tokenizer, batch_size=1), tasks)
+    loaded = load_tasks([str(tasks / f"{name}.yaml") for name in names])
+    answers(HFLM(plain, tokenizer=opened.tokenizer, batch_size=1), loaded)
     hook.remove()
     with Session(opened, Settings(budget="50%")) as session:
         recorder = session.record()
-        evaluate(session, load_tasks([str(tasks)]))
+        evaluate(session, loaded, batch=batch)
         trace = recorder.trace()
     assert len(trace) == sum(given) * opened.shape.num_layers
 
@@ -112,8 +135,8 @@ def test_the_harness_knows_moectl_by_name(folder: Path, tasks: Path, expected: d
     model = named.create_from_arg_obj(given, {"batch_size": 1, "device": "cpu"})
     with model.session:
         assert answers(model, tasks) == expected
-    with pytest.raises(BadUsage, match="batches of 1, not of 8"):
-        named.create_from_arg_obj(given, {"batch_size": 8})
+    with pytest.raises(BadUsage, match="give 1, 64 or auto"):
+        named.create_from_arg_obj(given, {"batch_size": "many"})
 
 
 def test_a_digest_is_of_what_is_asked_and_of_how(tasks: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ All tests of this file share one cluster, started and ended as `--executor ray` 
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,9 @@ from artifacts.errors import OutOfResources
 from artifacts.store.store import Store
 from moectl.bench import simulated as benchreplay
 from moectl.cli import main
+from moectl.commands import generate as answering
+from moectl.generating.prompts import PromptRow
+from moectl.generating.spread import AnswerRows, RowsAnswered
 from profilers.compare.bench import BenchSetting
 from profilers.quantise import replicas
 from profilers.quantise.one_expert import ExpertTask, ReplicaRecord, quantise
@@ -165,3 +168,28 @@ def test_replays_are_those_of_one_process(
     for row in (*ours["rows"], *theirs["rows"]):
         del row["run"]
     assert ours["rows"] == theirs["rows"]
+
+
+class KilledOnce(AnswerRows):
+    """The first part kills its worker at the first attempt."""
+
+    def __call__(self, rows: Sequence[PromptRow]) -> RowsAnswered:
+        begun = Path(self._model.name).with_name("begun")
+        if rows[0].number == 1 and not begun.exists():
+            begun.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(rows)
+
+
+def test_prompts_are_answered_once_though_a_worker_is_killed(
+    model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = Path(model).with_name("begun")
+    begun.unlink(missing_ok=True)
+    asked = ["generate", model, "--data", "text.txt", "--greedy", "--max-new-tokens", "4", "--json", "--out"]
+    monkeypatch.setattr(answering, "AnswerRows", KilledOnce)
+    assert main([*asked, "spread.jsonl", "--executor", "ray:auto"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["rows"], told["errors"]) == (40, 0) and begun.exists()
+    assert main([*asked, "here.jsonl", "--threads", "1"]) == 0
+    assert Path("spread.jsonl").read_bytes() == Path("here.jsonl").read_bytes()

@@ -95,7 +95,7 @@ def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
 )
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @given(traces())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_counts_equal_the_slow_reference(scope: str, policy: str, trace: tuple) -> None:
     shape, slots, passes = trace
     fast = controller(slots, scope, shape=shape, future=passes, eviction=policy)
@@ -142,7 +142,7 @@ MORE = [  # parameters that change what a policy does, not only how much of it
 
 @pytest.mark.parametrize(("axis", "text"), EVERY + MORE)
 @given(routed(), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_policy_keeps_the_contract(axis: str, text: str, case: Case, data: st.DataObject) -> None:
     """Each policy in turn, with the other axes drawn from the table, so that each policy is drawn in the turns of
     others too."""
@@ -152,7 +152,7 @@ def test_every_policy_keeps_the_contract(axis: str, text: str, case: Case, data:
 
 @pytest.mark.parametrize("text", ["next_gate:distance=2,through=yes", "learned", "score", "oracle"])
 @given(routed(), st.sampled_from(["fetch", "near:ratio=0.5", "shadow"]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(text: str, case: Case, miss: str) -> None:
     """Asked also where nothing can be sent, it changes nothing."""
     texts, kind = {"prefetch": text, "miss": miss}, type(parse("prefetch", text))
@@ -166,7 +166,7 @@ def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(text: s
 @given(
     routed(), st.sampled_from(list(POLICIES["eviction"])), st.sampled_from(["uniform", "split:theta=0.5"]), st.data()
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_step_that_settles_is_planned_as_any_other(
     case: Case, eviction: str, residency: str, data: st.DataObject
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_step_that_settles_is_planned_as_any_other(
 @pytest.mark.parametrize("eviction", POLICIES["eviction"])
 @pytest.mark.parametrize("scope", list(Scope))
 @given(routed())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nothing_beats_belady(scope: Scope, eviction: str, case: Case) -> None:
     """On hits, with the same pins: demand loads only, in passes whose steps fit their scope at once."""
     per_scope = case.num_slots if scope is Scope.GLOBAL else case.num_slots // case.shape.num_layers

@@ -24,7 +24,7 @@ SHAPE = Shape(num_layers=3, num_experts=5, top_k=2, expert_nbytes=100)
 
 
 @given(st.integers(1, 9), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_slots_are_dealt_out_evenly(num_experts: int, data: st.DataObject) -> None:
     partitions = Partitions(num_experts, data.draw(st.integers(1, num_experts)))
     capacities = np.array(data.draw(st.lists(st.integers(0, num_experts), min_size=1, max_size=6)))
@@ -40,7 +40,7 @@ def test_slots_are_dealt_out_evenly(num_experts: int, data: st.DataObject) -> No
 
 
 @given(st.integers(1, 9), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_device_gets_a_slot_wherever_there_are_enough(num_experts: int, data: st.DataObject) -> None:
     partitions = Partitions(num_experts, data.draw(st.integers(1, num_experts)))
     capacities = np.array(data.draw(st.lists(st.integers(1, num_experts), min_size=1, max_size=6)))
@@ -128,7 +128,7 @@ def spread(case: Case, count: int) -> Case:
 
 @pytest.mark.parametrize("texts", POLICIES, ids=lambda texts: " ".join(texts.values()))
 @given(routed(), st.integers(2, 5))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_an_expert_is_resident_on_its_own_device_only(texts: dict[str, str], case: Case, count: int) -> None:
     case = spread(case, count)
     try:
@@ -138,7 +138,7 @@ def test_an_expert_is_resident_on_its_own_device_only(texts: dict[str, str], cas
 
 
 @given(st.integers(2, 3), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
     """With demand loads and LRU, each device hits and misses as a single device with its experts and slots would."""
     rng, shape = np.random.default_rng(seed), Shape(2, 7, 2, 100)

@@ -103,7 +103,7 @@ def test_one_by_one_every_token_brings_a_window() -> None:
 
 
 @given(routed(), st.sampled_from(["lru", "fld", "least_stale"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_by_one_counts_the_same_where_the_step_is_evicted_last_anyhow(case: Case, eviction: str) -> None:
     """Without prefetches, and with a slot for every expert of a step, by policies that evict the step's own last."""
     slots = case.num_slots // case.shape.num_layers if case.scope is Scope.LAYER else case.num_slots
@@ -124,7 +124,7 @@ def test_one_by_one_counts_the_same_where_the_step_is_evicted_last_anyhow(case: 
         ["none", "next_gate", "next_gate:distance=2,overfetch=2", "score", "frequency:distance=3", "oracle"]
     ),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_policies_leave_a_sound_state(case: Case, serving: str, eviction: str, prefetch: str) -> None:
     owner = built(case, {"eviction": eviction, "prefetch": prefetch}, serving=serving)
     replay(case.trace, owner)

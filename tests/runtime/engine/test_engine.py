@@ -3,13 +3,17 @@ state that cannot be."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from artifacts.errors import BadUsage
-from runtime.control.cache import LOADING
+from runtime.control.cache import LOADING, RESIDENT
+from runtime.engine.engine import Engine
+from runtime.links.emulated import EmulatedLink
 from runtime.links.link import PREFETCH
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
@@ -49,6 +53,47 @@ def test_the_engine_takes_a_model_over_and_gives_it_back(opened: MoeModel) -> No
     assert not any("moectl_forward" in vars(layer.experts) for layer in opened.layers)
     assert not opened.model._forward_pre_hooks and not opened.model._forward_hooks
     assert opened.model.config._experts_implementation == "eager"
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_device_that_holds_all_experts_has_them_before_the_first_pass(
+    opened: MoeModel, monkeypatch: pytest.MonkeyPatch, is_queued: bool
+) -> None:
+    """And again after a pass that failed. On a GPU a layer that lacks one expert would wait for the host at each
+    token, and some experts are not used for hundreds of tokens."""
+    monkeypatch.setattr(EmulatedLink, "is_queued", is_queued)
+    with Session(opened, Settings(preset="full", link="1GB/s")) as session:
+        expected = opened.shape.num_keys if is_queued else 0
+        for _ in range(2):
+            assert session.controller.cache.state.sum() == expected * RESIDENT and not session.engine.steps.pending
+            session.engine.validate()
+            session.forward(PROMPT)
+            with pytest.raises(MemoryError), failing(opened.layers[0].gate):
+                session.forward(PROMPT)
+            session.engine._begin_pass(opened.model, (PROMPT,), {})
+        assert (session.controller.counters.totals()["misses"] == 0) == is_queued
+
+
+def test_experts_are_computed_with_their_device_as_the_current_one(
+    opened: MoeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton launches kernels on the current device, which is the first one, wherever the operands lie."""
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.append(torch.device("cuda", 0))
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    second = torch.device("cuda", 1)
+    on_second = replace(opened, model=SimpleNamespace(device=second))
+    steps = SimpleNamespace(run=lambda layer, hidden, ids, weights: entered[-1])
+    engine = SimpleNamespace(steps=steps, _opened=on_second, clear=lambda: None)
+    forward = Engine._layer_forward(engine, opened.layers[0])
+    assert forward(None, None, None) == second
+    assert entered[-1] == torch.device("cuda", 0)
 
 
 def test_a_pass_stalls_for_its_own_loads(session: Session) -> None:

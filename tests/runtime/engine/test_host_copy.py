@@ -1,10 +1,31 @@
 """Copies from the device to the host arrive unchanged, and outlive the buffer of the copy."""
 
+import threading
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from runtime.engine.host_copy import HostCopy, joined, separated
+from artifacts.errors import OutOfResources
+from runtime.engine import host_copy
+from runtime.engine.host_copy import HostCopy, Mailbox, joined, page_locked, separated
+from tests.helpers.triton_process import compiled, compiler, interpret, needs_triton
+
+LETTERS = """
+import numpy as np
+import torch
+from runtime.engine import host_copy
+host_copy.page_locked = lambda count, dtype: torch.empty(count, dtype=dtype)
+mailbox = host_copy.Mailbox(torch.device("cpu"))
+random = torch.Generator().manual_seed(0)
+cases = [(torch.float32, (8,)), (torch.float16, (8,)), (torch.float32, (3, 60, 60)), (torch.float32, (2,))]
+for dtype, widths in cases:
+    ids = torch.randint(0, 60000, (1, widths[0]), generator=random)
+    others = [torch.rand(1, width, generator=random).to(dtype) for width in widths]
+    ours, theirs = mailbox([ids, *others]), host_copy.joined([ids, *others]).numpy()
+    print(int(np.array_equal(ours.view(np.int32), theirs.view(np.int32))), mailbox._words[0].item())
+"""
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5])
@@ -25,3 +46,53 @@ def test_on_a_cpu_nothing_is_copied() -> None:
     ids, weights = torch.tensor([[3, 1]]), torch.tensor([[0.5, 0.25]])
     arrays = HostCopy(torch.device("cpu"))([ids, weights])
     assert arrays[0].ctypes.data == ids.data_ptr() and arrays[1].ctypes.data == weights.data_ptr()
+
+
+def test_pageable_tensors_become_float32_on_a_cpu() -> None:
+    ids, weights = HostCopy(torch.device("cpu"))([torch.tensor([[3]]), torch.tensor([[0.5]], dtype=torch.bfloat16)])
+    assert ids.dtype == np.int64 and weights.dtype == np.float32
+
+
+@pytest.fixture
+def pageable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page-locks nothing."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **named: empty(*sizes, **named))
+
+
+def test_its_buffer_is_written_in_and_out_of_inference_mode(monkeypatch: pytest.MonkeyPatch, pageable: None) -> None:
+    """A session forwards in inference mode; transformers' `generate` runs without it, on another thread."""
+    done = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    copy, found = HostCopy(torch.device("cpu")), []
+    copy._done = done
+    with torch.inference_mode():
+        copy._fetch(torch.ones(1, 4))
+        assert not page_locked(3, torch.int32).is_inference()
+    thread = threading.Thread(target=lambda: found.append(copy._fetch(torch.full((1, 4), 2.0))))
+    thread.start()
+    thread.join()
+    assert found[0].tolist() == [[2.0] * 4]
+
+
+@needs_triton
+def test_a_letter_has_the_bits_of_the_copy() -> None:
+    assert interpret(LETTERS) == ["1 1", "1 2", "1 1", "1 2"]  # the third needs a larger buffer
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_the_number_of_a_letter_is_released_to_the_whole_system(tmp_path, capability: int) -> None:
+    from runtime.kernels.gpu.mailbox import _send
+
+    tensors = {"ids_ptr": "*i64", "values_ptr": "*bf16", "words_ptr": "*i32"}
+    with compiler(tmp_path):
+        ptx = compiled(_send, capability, tensors, block=8)["ptx"]
+    assert ptx.rindex("st.global") < ptx.rindex("bar") < ptx.index("atom.global.sys.release.exch")
+
+
+def test_a_letter_that_never_comes_is_said(monkeypatch: pytest.MonkeyPatch, pageable: None) -> None:
+    monkeypatch.setattr(host_copy, "kernels", lambda name: SimpleNamespace(send=lambda *_: None))
+    monkeypatch.setattr(Mailbox, "_is_idle", lambda self: True)
+    with pytest.raises(OutOfResources, match="did not say which experts"):
+        Mailbox(torch.device("cpu"))([torch.tensor([[3]]), torch.ones(1, 1)])

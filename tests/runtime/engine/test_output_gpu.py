@@ -1,4 +1,4 @@
-"""The GPU kernels for experts and whole sessions on them, run by triton's interpreter on a CPU; and they compile."""
+"""The GPU kernels for experts and whole sessions on them, run by triton's interpreter on a CPU."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from runtime.kernels.gpu.tiles import SortedPairs
 from tests.helpers.families import FAMILIES
-from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
+from tests.helpers.triton_process import interpret, needs_triton
 
 OTHERS = {"gpt_oss"}  # without such kernels: biased, transposed, with a gate of its own
 # Tokens, ranks, experts, hidden, neurons, and neurons of the top segment.
@@ -41,7 +41,7 @@ def cut(inner, down, neurons):  # for each neuron its row of gate, its row of up
     gate, up = inner.chunk(2)
     return torch.stack((gate[neurons], up[neurons], down.T[neurons]), 1).flatten()
 for dtype in [getattr(torch, name) for name in dtypes]:
-    stride = 3 * H * I + 64
+    stride = -(-(3 * H * I + 64) // 16) * 16  # experts begin on 64-byte borders
     whole, experts = torch.zeros(E * stride, dtype=dtype), []
     starts = torch.randperm(E, generator=random) * stride
     segments = torch.zeros(2 * E * stride, dtype=dtype)
@@ -236,26 +236,3 @@ def test_experts_may_be_computed_elsewhere_and_found_again(checkpoint) -> None:
     error, found_again = interpret(TOKENS, str(checkpoint("mixtral")))
     assert float(error) <= 2e-6
     assert found_again == "1 1"
-
-
-@needs_triton
-def test_they_compile_for_gpus(tmp_path: Path) -> None:
-    import triton.language as tl
-
-    from runtime.kernels.gpu import gated, gated_packed, gated_tiles
-
-    def tensors(kind: str) -> dict[str, str]:
-        types = dict.fromkeys(("x_ptr", "arena_ptr", "inner_ptr", "out_ptr"), f"*{kind}")
-        types |= dict.fromkeys(("order_ptr", "tiles_ptr", "keys_ptr", "words_ptr"), "*i32")
-        types |= {"numbers_ptr": "*i64", "starts_ptr": "*i64", "scales_ptr": "*fp16"}
-        return types | {"y_ptr": "*fp32", "weights_ptr": "*fp32"}
-
-    few, tiles = {"block_rows": 8, "block_columns": 256}, {"block_tokens": 64, "block_outputs": 64}
-    narrow, wide = ({"operand": operand, "precision": "ieee"} for operand in (tl.bfloat16, tl.float32))
-    with compiler(tmp_path):
-        assert cubin_size(gated._inner, 80, tensors("bf16"), **few)
-        assert cubin_size(gated._down, 90, tensors("fp32"), adds=True, **few)
-        assert cubin_size(gated._combine, 90, tensors("bf16"), width=8, block_tokens=8, block=256)
-        assert cubin_size(gated_tiles._inner, 90, tensors("bf16"), **tiles, **narrow, block_inputs=64)
-        assert cubin_size(gated_tiles._down, 80, tensors("fp32"), adds=True, **tiles, **wide, block_inputs=32)
-        assert cubin_size(gated_packed._inner, 90, tensors("bf16"), bits=3, block_outputs=32, block_inputs=64)

@@ -11,6 +11,7 @@ from runtime.control.plan import NO_SLOT, Place, Plan, Wave
 from runtime.engine import step as module
 from runtime.engine.step import StepExecutor
 from runtime.links.link import DEMAND, PREFETCH
+from runtime.links.link import Link as AnyLink
 
 E, H = 4, 2
 FIXED = "the places of experts that stay"
@@ -72,7 +73,7 @@ class Partial(OnDevice):
         return None if layer == 0 else f"at once, layer {layer}"
 
 
-class Link:
+class Link(AnyLink):
     """A link on which those have landed that are named in `landed`, and those that were collected."""
 
     def __init__(self, events: list) -> None:
@@ -104,11 +105,12 @@ class Bench:
 
     def __init__(self, patch: pytest.MonkeyPatch, **named: object) -> None:
         options = {"fused": None, "holds_all": False, "holds_low": False, "are_apart": False, "is_concurrent": False}
+        options |= {"is_queued": False}
         options |= {"shadows": None, "suits": True, "is_worth": False} | named
         self.events: list = []
         self.made: dict[str, object] = {}
         self.link = Link(self.events)
-        self.link.is_concurrent = options["is_concurrent"]
+        self.link.is_concurrent, self.link.is_queued = options["is_concurrent"], options["is_queued"]
         fused: Output | None = options["fused"] and options["fused"](self.events, "fused")
         patch.setattr(module, "GpuOutput", OnDevice)
         patch.setattr(module, "choose_output", lambda opened: lambda opened, resident: fused)
@@ -290,6 +292,17 @@ def test_one_tokens_experts_are_one_call_where_reads_land_together(
         assert made.work(num_tokens) == [*first, *(("collect", key) for key in (1, 0, 0, 1)), ("add", 5, 0, 1)]
     else:
         assert made.work(num_tokens) == [*first, ("add", 5), ("collect", 0), ("add", 0), ("collect", 1), ("add", 1)]
+
+
+@pytest.mark.parametrize("shadows", [None, "replicas"])
+def test_one_tokens_experts_are_two_calls_where_the_device_waits(bench: Callable[..., Bench], shadows: object) -> None:
+    """What is there is computed while the others come."""
+    made = bench(is_queued=True, shadows=shadows)
+    made.plan = plan(Wave((G,), (A, B)))
+    arrivals = [("collect", 0), ("collect", 1)] * (shadows is None)
+    assert made.work(1) == [("issue", 0), ("issue", 1), ("add", 5), *arrivals, ("add", 0, 1)]
+    made.plan = plan(Wave((G,), ()))
+    assert made.work(1) == [("add", 5)]
 
 
 def test_what_has_not_landed_is_computed_on_the_replica_that_stays(bench: Callable[..., Bench]) -> None:

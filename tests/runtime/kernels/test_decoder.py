@@ -7,10 +7,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from artifacts.formats.ggml import GGML, GgmlBlocks
+from artifacts.formats.ggml_encoding import encode
 from runtime.kernels.cpu.decoder import CompiledDecoder
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.layers import moe_layers
 from runtime.model.open import open_model
+from runtime.model.quantised_linear import QuantisedLinear
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
@@ -85,11 +88,23 @@ def test_decoded_tokens_agree_with_the_modules(family: str, dtype: torch.dtype) 
     _assert_near(model, decoder)
 
 
+def _pack(model: PreTrainedModel, form: GgmlBlocks) -> PreTrainedModel:
+    """The model with the projections of its attentions in few bits."""
+    found = [(parent, *each) for parent in model.modules() for each in parent.named_children()]
+    for parent, name, layer in found:
+        if name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            blocks = torch.nn.Parameter(encode(layer.weight.detach(), form), requires_grad=False)
+            packed = QuantisedLinear(blocks, form, layer.bias, shape=layer.weight.shape, dtype=model.dtype)
+            setattr(parent, name, packed)
+    return model
+
+
+@pytest.mark.parametrize("form", [None, "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "gpt_oss", "phimoe"])
-def test_a_block_gives_the_bits_of_its_parts(family: str, dtype: torch.dtype) -> None:
+def test_a_block_gives_the_bits_of_its_parts(family: str, dtype: torch.dtype, form: str | None) -> None:
     """Norms of another kind, and layers with a sliding window, are left."""
-    model = _tiny(family).to(dtype)
+    model = _pack(tiny(family).to(dtype), GGML[form]) if form else _tiny(family).to(dtype)
     decoder = _decoder(model)
     decoder.install()
     at_once, _ = _decoded(model)
@@ -163,7 +178,7 @@ def test_a_session_installs_what_agrees_and_its_receipt_says_so(checkpoint: Chec
         own = {"Attention", "DecoderLayer", "Model", "RMSNorm", "TopKRouter"}
         assert {type(module).__name__ for module in replaced} == {"Linear", *(f"Qwen2Moe{name}" for name in own)}
         assert opened.model.lm_head in replaced
-        counts = {"norms": 5, "attentions": 2, "blocks": 2, "bodies": 1, "routers": 2, "unclear_choices": 0}
+        counts = {"norms": 5, "attentions": 2, "blocks": 2, "bodies": 1, "routers": 2, "whole": 0, "unclear_choices": 0}
         assert session.receipt()["compiled"] == counts | {"attentions_left": {}}
     assert not any("forward" in vars(module) for module in opened.model.modules())
     with Session(opened, Settings(budget="50%")) as session:

@@ -1,18 +1,16 @@
 """The Triton kernels for the published formats give the bits of the formulas and the outputs of the dequantised experts
-in triton's interpreter on a CPU, and compile for GPUs."""
+in triton's interpreter on a CPU."""
 
 import json
-from pathlib import Path
 
 import torch
 
 from artifacts.formats.base import Stored
 from artifacts.formats.order import role_in_slot
-from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.gpu.stored_matrix import gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
-from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
+from tests.helpers.triton_process import interpret, needs_triton
 from tools.gpu.checks.formats import CASES
 
 JOINED = ("mxfp4", "awq", "fp8 in blocks")
@@ -109,30 +107,3 @@ def test_words_of_another_type_are_left_to_torch() -> None:
     assert is_readable(layout)
     wide = [piece._replace(dtype=torch.int64) if piece.role == "zero_point" else piece for piece in layout.pieces]
     assert not is_readable(QuantisedLayout.of(wide, torch.bfloat16, is_transposed=False))
-
-
-@needs_triton
-def test_they_compile_for_gpus(tmp_path: Path) -> None:
-    from runtime.kernels.gpu import gated_published, published
-
-    tensors = dict.fromkeys(("x_ptr", "inner_ptr", "out_ptr"), "*bf16")
-    tensors |= {"numbers_ptr": "*i32", "starts_ptr": "*i64", "arena_ptr": "*u8", "expert_ptr": "*u8", "y_ptr": "*fp32"}
-
-    def inner_size(name: str, capability: int, activation: ClampedGate | None = None) -> int:
-        matrices = gated_matrices(layout_of(name), activation)
-        own = {"matrices": matrices, **published.block_sizes(matrices.gate)}
-        return cubin_size(gated_published._inner, capability, tensors, **own)
-
-    def size(kernel: object, name: str, capability: int) -> int:
-        matrix = gated_matrices(layout_of(name)).down
-        return cubin_size(kernel, capability, tensors, matrix=matrix, **published.block_sizes(matrix))
-
-    with compiler(tmp_path):
-        assert inner_size("mxfp4", 80, ClampedGate(1.702, 7.0))
-        assert inner_size("gptq_v2, 3 bits", 90)
-        assert size(gated_published._down, "nvfp4, inverse", 80)
-        assert size(gated_published._down, "awq", 90)
-        assert size(published._dequantise, "fp8 in blocks", 80)
-        assert size(published._dequantise, "packed, 8 bits", 90)
-        assert size(gated_published._down, "packed, 4 bits, in any order", 80)
-        assert size(published._dequantise, "gptq, 4 bits, in any order", 90)

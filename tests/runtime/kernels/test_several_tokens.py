@@ -21,3 +21,22 @@ def test_tokens_equal_those_of_the_module(count: int, hidden: int, neurons: int,
     kernels("cpu.several_tokens").compute_whole(*addresses, neurons, *own)
     assert (out - expected).abs().max() <= 1.3 * torch.finfo(dtype).eps * expected.abs().max()
     assert (out == expected).float().mean() > 0.9, "but for a rounding border, bits are the module's"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_token_does_not_depend_on_those_beside_it(dtype: torch.dtype) -> None:
+    """To the bit, wherever it stands among how many."""
+    random, (hidden, neurons) = torch.Generator().manual_seed(0), (160, 96)
+    shapes = (16, hidden), (2 * neurons, hidden), (hidden, neurons)
+    x, gate_up, down = ((torch.randn(shape, generator=random) / 8).to(dtype) for shape in shapes)
+
+    def computed(tokens: torch.Tensor) -> torch.Tensor:
+        out = torch.full_like(tokens, torch.nan)
+        own = [each.view(AS_NUMPY[dtype]).numpy() for each in (tokens, out)]
+        kernels("cpu.several_tokens").compute_whole(gate_up.data_ptr(), down.data_ptr(), neurons, *own)
+        return out
+
+    whole = computed(x)
+    for count in range(1, 16):
+        assert torch.equal(computed(x[:count].clone()), whole[:count])
+        assert torch.equal(computed(x[count:].clone()), whole[count:])

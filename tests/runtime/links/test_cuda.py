@@ -1,6 +1,6 @@
 """The order of copies and compute on a GPU, without one: a stand-in runs its streams in any order that events allow."""
 
-from collections import deque
+import threading
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ from runtime.model.open import open_model
 from runtime.tiers.open import copied_to_ram
 from runtime.tiers.ram import RamStore
 from tests.conftest import Checkpoint
-from tests.helpers.fake_gpu import SHAPE, Gpu, HostSource, Memory, fake_cuda
+from tests.helpers.fake_gpu import PIECE, SHAPE, Event, Gpu, HostSource, Memory, fake_cuda
+from tests.runtime.links.test_link import wait_for
 
 DEVICE = torch.device("cuda", 0)
 NUM_SLOTS = 4
@@ -67,14 +68,6 @@ def test_compute_reads_the_promised_expert(monkeypatch: pytest.MonkeyPatch, seed
     conditions = run.link.conditions()
     assert conditions["host_memory"] == ("pinned" if pinned else "staged")
     assert conditions["measured_gbps"] > 0
-    assert not run.link._copied.keys() - set(run.pending.values()), "events of transfers that have ended are kept"
-
-
-class OneBuffer(deque):
-    """Stages every copy in the same buffer, whether or not the copy before it has been read."""
-
-    def rotate(self, n: int = 1) -> None:
-        pass
 
 
 @pytest.mark.parametrize("broken", ["compute does not wait", "copies do not wait", "staging is not awaited"])
@@ -88,51 +81,157 @@ def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str) -> Non
         elif broken == "copies do not wait":
             run.link._demands.wait_event = run.link._prefetches.wait_event = lambda event: None
         else:
-            run.link._staging = OneBuffer(run.link._staging)
+            for staging in run.link._staging:
+                staging.read.synchronize = lambda: None
         run.use_at_random(200)
         run.link.close()
         mistakes += run.mistakes()
     assert mistakes
 
 
+class Held(Run):
+    """A run whose GPU copies nothing until `release`: no wait for one of its events ends before."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, pinned: bool = True) -> None:
+        self.freed, gpu = threading.Event(), fake_cuda(patch, 0)
+        finish = Event.synchronize
+
+        def wait(event: Event) -> None:
+            assert event.query() or threading.current_thread() is not threading.main_thread(), "the host waits"
+            assert event.query() or self.freed.wait(10)
+            finish(event)
+
+        patch.setattr(Event, "synchronize", wait)
+        super().__init__(gpu, HostSource(gpu, pinned=pinned))
+
+    def end(self) -> None:
+        self.freed.set()
+        self.gpu.run()
+        self.link.close()
+
+
 class Forgetful(dict):
     """Says that no slot was ever written to."""
 
-    def __contains__(self, place: object) -> bool:
-        return False
+    def get(self, place: object) -> None:
+        return None
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["as it is", "streams do not wait for each other"])
 def test_a_reused_slot_keeps_the_last_transfer(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     """A demand comes into a slot while an unwanted prefetch that has begun is still under way to it."""
-    gpu = fake_cuda(monkeypatch, 0)
-    run = Run(gpu, HostSource(gpu, pinned=True))
+    run = Held(monkeypatch)
+    gpu = run.gpu
     run.link._written = Forgetful() if broken else run.link._written
     gpu.random.choice = lambda ready: next((stream for stream in ready if stream is not run.link._prefetches), ready[0])
     run.issue(0, 0, PREFETCH)
-    assert run.pending[0].landed.wait(10)  # queued, not copied
+    wait_for(lambda: gpu.num_copied == 2 * PIECE)  # queued, not copied
     run.issue(1, 0, DEMAND)
     run.use(0, 1)
     gpu.run()
     run.use(0, 1)
-    gpu.run()
-    run.link.close()
+    run.end()
     assert run.mistakes() == (1 if broken else 0)
 
 
-def test_a_demand_is_queued_at_once_on_the_stream_of_higher_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = fake_cuda(monkeypatch, 0)
-    run = Run(gpu, HostSource(gpu, pinned=True))
-    assert run.link._demands.priority < run.link._prefetches.priority
+def test_a_demand_waits_for_two_pieces_of_a_prefetch_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Held(monkeypatch)
     for slot, key in enumerate((0, 1, 2)):
-        run.issue(key, slot, PREFETCH)  # two are queued, the third waits for one of them
+        run.issue(key, slot, PREFETCH)
+    wait_for(lambda: run.gpu.num_copied == 2 * PIECE)
     run.issue(3, 3, DEMAND)
-    assert run.link._demands.queue and run.pending[3].landed.is_set()
-    run.use(2, 2)  # a prefetch that compute waits for also overtakes the others, or has begun
+    assert run.link._demands.queue and run.pending[3].num_handed == 64
+    assert run.gpu.num_copied == 2 * PIECE + 64
+    run.use(0, 0)  # what is left of the prefetch that has begun
+    assert run.gpu.num_copied == 64 + 64
+    run.use(2, 2)  # one that had not begun
+    assert run.gpu.num_copied == 64 + 64 + 64
     run.use(3, 3)
+    run.end()
+    assert run.mistakes() == 0
+
+
+def test_no_piece_is_handed_over_while_a_demand_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Held(monkeypatch)
+    run.issue(0, 0, DEMAND)
+    run.issue(1, 1, PREFETCH)
+    wait_for(lambda: run.pending[1].started)
+    assert not run.pending[1].landed.wait(0.05) and run.pending[1].num_handed == 0
+    run.freed.set()
+    assert run.pending[1].landed.wait(10)
+    run.use(0, 0)
+    run.use(1, 1)
+    run.end()
+    assert run.mistakes() == 0
+
+
+@pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "staged"])
+def test_what_is_left_of_a_cancelled_prefetch_is_not_copied(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+    """The host does not wait for what has begun either."""
+    run = Held(monkeypatch, pinned=pinned)
+    run.issue(0, 0, PREFETCH)
+    wait_for(lambda: run.gpu.num_copied == 2 * PIECE)
+    run.link.cancel(run.pending.pop(0))
+    run.issue(4, 1, PREFETCH)
+    run.link.clear()
+    run.link.wait_for_copies()
+    run.freed.set()
+    run.pending.clear()
+    run.issue(1, 0, DEMAND)
+    run.use(0, 1)
+    run.end()
+    assert run.mistakes() == 0
+    assert run.gpu.num_copied == 2 * PIECE + 64
+
+
+def test_a_piece_that_fails_is_handed_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the thread does not hide behind another one."""
+    gpu = fake_cuda(monkeypatch, 0)
+    run, copy, failures = Run(gpu, HostSource(gpu, pinned=True)), Memory.copy_, iter([RuntimeError("once")])
+
+    def fail_once(memory: Memory, host: Memory, *, non_blocking: bool) -> None:
+        for error in failures:
+            raise error
+        copy(memory, host, non_blocking=non_blocking)
+
+    monkeypatch.setattr(Memory, "copy_", fail_once)
+    run.issue(3, 0, PREFETCH)
+    assert run.pending[0].landed.wait(10) and run.pending[0].error
+    run.use(0, 3)
     gpu.run()
     run.link.close()
     assert run.mistakes() == 0
+
+
+def test_a_failed_read_ahead_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = fake_cuda(monkeypatch, 0)
+    source = HostSource(gpu, pinned=False)
+    run, source.broken = Run(gpu, source), {5}
+    run.issue(5, 0, PREFETCH)
+    assert run.pending[0].landed.wait(10) and run.pending[0].error
+    source.broken = set()
+    run.use(0, 5)
+    gpu.run()
+    run.link.close()
+    assert run.mistakes() == 0
+
+
+@pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "staged"])
+def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+    """After a pass that needed as many as any."""
+    gpu = fake_cuda(monkeypatch, 0)
+    run, made = Run(gpu, HostSource(gpu, pinned=pinned)), []
+    for step in range(60):
+        run.issue(step % SHAPE.num_keys, step % 2, DEMAND)
+        run.issue((step + 5) % SHAPE.num_keys, 2 + step % 2, PREFETCH)
+        run.use(step % 2, step % SHAPE.num_keys)
+        run.use(2 + step % 2, (step + 5) % SHAPE.num_keys)
+        gpu.run()
+        run.link.drain_stalls()
+        made.append(gpu.num_events)
+    run.link.close()
+    assert run.mistakes() == 0
+    assert made[30] == made[-1], f"of 60 steps: {made}"
 
 
 def test_seconds_in_which_two_streams_copy_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +273,7 @@ def test_a_stall_is_the_time_in_which_compute_waited(monkeypatch: pytest.MonkeyP
     run.use(0, 0)
     assert run.link.drain_stalls() > 0
     run.issue(1, 1, PREFETCH)
-    while not run.pending[1].landed.wait(0.01):
-        pass
+    wait_for(run.pending[1].landed.is_set)
     gpu.run()
     run.use(1, 1)  # the copy ended long ago
     assert run.link.drain_stalls() == 0

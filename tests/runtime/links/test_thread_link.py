@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from artifacts.errors import OutOfResources
 from artifacts.shape import FULL_BITS
@@ -47,6 +48,15 @@ def test_a_thread_link_moves_one_expert_at_a_time_unless_it_says_otherwise(sourc
     assert source.begun == [0, 1, 2] and source.bits == {FULL_BITS} and not link.is_concurrent
     assert link.conditions() == {"kind": "thread"}, "it counts no bytes, so that there is no bandwidth"
     assert all(thread.daemon for thread in link._threads), "one that is stuck must not keep the process alive"
+    link.close()
+
+
+def test_a_slot_that_was_made_in_inference_mode_is_written(source: Numbered) -> None:
+    link = OneByOne(source, SHAPE)
+    with torch.inference_mode():
+        slot = slots(1)[0]
+    link.collect(link.issue(3, slot, urgency=PREFETCH))
+    assert slot.is_inference() and (slot == 3).all()
     link.close()
 
 

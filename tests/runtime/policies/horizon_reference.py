@@ -6,7 +6,8 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Now, Step
 
-DISCOUNT, LAGS, LEAST_RATE, SHARPNESS, PRIOR_TOKENS = 0.45, 4, 1e-3, 15.0, 4
+DISCOUNT, LAGS, LATER, SHARPNESS, PRIOR_TOKENS = 0.45, 4, 0.85, (15.0, 40.0), 4
+LONGEST = 1 / (1 - LATER)
 TOKENS = np.array([1.0, 4.0, 16.0, 64.0])[:, None]
 
 
@@ -18,13 +19,14 @@ class Reference:
         even = shape.top_k / shape.num_experts
         self.tokens: list[np.ndarray] = []
         self.common = np.zeros((shape.num_layers, memory))  # by layer and age
-        self.known = np.full((shape.num_layers, 6, shape.num_experts), even)
+        self.levels = np.full((shape.num_layers, 7, shape.num_experts), even)
+        self.known = np.zeros((shape.num_layers, 8, shape.num_experts))
         self.used_keys = np.zeros((shape.num_layers, shape.num_experts))
         self.expected = np.full((shape.num_layers, shape.num_experts), np.inf)
-        self.weights = np.array([0, 0, 0.3, 0, 0.2, 0.5])
-        self.moments, self.products = np.eye(6) * 20.0, 20.0 * self.weights
+        self.weights = np.array([5, 0, -0.2, -0.8, 0, 0, -2, -1])
+        self.moments, self.products = np.eye(8) * 20.0, 20.0 * self.weights
         self.pass_index, self.was_decode = -1, False
-        self.rates = np.full((shape.num_layers, shape.num_experts), even)
+        self.waits = np.full((shape.num_layers, shape.num_experts), LONGEST)
         self.ahead: list[_Ahead] = []
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
@@ -39,11 +41,12 @@ class Reference:
             token[layer] = row
         share = np.stack([(step.selected == expert).sum() for expert in range(shape.num_experts)]) / len(step.selected)
         share = used if len(step.selected) == 1 else share
-        known = self.known[layer]
-        known[:5] += self.gains * (share - known[:5])
-        known[5] = self._followers(layer, known[4])
-        rate = self.rates[layer] = np.clip(self.weights @ known, LEAST_RATE, 1)
-        self.expected[layer] = now.step + shape.num_layers / rate
+        levels = self.levels[layer]
+        levels[:5] += self.gains * (share - levels[:5])
+        levels[5:] = self._followers(layer, levels[4])
+        self.known[layer] = np.append(np.ones((1, shape.num_experts)), np.sqrt(levels), axis=0)
+        wait = self.waits[layer] = np.clip(self.weights @ self.known[layer], 1, LONGEST)
+        self.expected[layer] = now.step + shape.num_layers * wait
         for ahead in self.ahead:
             ahead.compare(layer, used)
         for distance in range(1, 1 + (0 if step.foreseen is None else step.foreseen.shape[1])):
@@ -57,8 +60,10 @@ class Reference:
         target %= self.shape.num_layers
         if len(self.ahead) < distance:
             self.ahead.append(_Ahead())
-        chance = self.ahead[distance - 1].chance(target, rows, self.shape.top_k, self.rates[target])
-        self.expected[target] = now.step + distance + (1 - chance) * self.shape.num_layers / self.rates[target]
+        wait = self.waits[target]
+        rate = (1 / wait - 1 / LONGEST) / LATER
+        chance = self.ahead[distance - 1].chance(target, rows, self.shape.top_k, rate)
+        self.expected[target] = now.step + distance + (1 - chance) * self.shape.num_layers * wait
 
     def _begin_pass(self, step: Step, now: Now, is_prompt: bool) -> None:
         if self.was_decode:
@@ -77,19 +82,24 @@ class Reference:
 
     def _learn(self) -> None:
         for before, later, used in zip(self.before, self.known, self.used_keys, strict=True):
-            weighed = before / (np.clip(self.weights @ before, 0, 1) + 0.02)
-            self.moments += weighed @ (before - DISCOUNT * later).T
-            self.products += (1 - DISCOUNT) * weighed @ used
+            weighed = before / np.clip(self.weights @ before, 1, LONGEST)
+            self.moments += weighed @ (before - LATER * (1 - used) * later).T
+            self.products += weighed.sum(axis=1)
         self.weights = np.linalg.solve(self.moments, self.products)
 
-    def _followers(self, layer: int, mean: np.ndarray) -> np.ndarray:
+    def _followers(self, layer: int, mean: np.ndarray) -> list[np.ndarray]:
         by_age = [token[layer] for token in reversed(self.tokens)]
         self.common[layer] = 0
         self.common[layer, : len(by_age)] = [(token & by_age[0]).sum() for token in by_age]
         alike = self.common.sum(axis=0) + self.common[layer]
         alike[0] = 0
         most = self.shape.top_k * (self.shape.num_layers + 1)
-        weight = np.exp(-SHARPNESS / most * np.minimum(alike.max() - alike, most))
+        return [
+            self._followed(np.exp(-sharp / most * np.minimum(alike.max() - alike, most)), by_age, mean)
+            for sharp in SHARPNESS
+        ]
+
+    def _followed(self, weight: np.ndarray, by_age: list[np.ndarray], mean: np.ndarray) -> np.ndarray:
         sums, total = 0.5 * mean, 0.5
         for age in range(1, self.memory):  # tokens before the first one have followers too
             for lag in range(1, LAGS + 1):

@@ -1,10 +1,12 @@
 """MoE-Infinity's matrices by hand: what is counted, which are similar, what they prefetch and evict."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from artifacts.errors import BadUsage
-from artifacts.traces.trace import PREFILL
+from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Now
 from runtime.policies.shared.activations import Activations, Collection, shares
@@ -19,11 +21,34 @@ def test_counts_are_of_the_requests_under_way() -> None:
     for number, phase in enumerate([PREFILL, 1, PREFILL]):
         for layer in range(3):
             here = step([[0, layer], [0, -1]], layer=layer, phase=phase, pass_index=number)
-            assert activations.begins(here) == (phase == PREFILL and layer == 0)
-            if activations.begins(here):
-                activations.begin(here)
+            assert (activations.follow(here) is not None) == (phase == PREFILL and layer == 0)
             activations.count(here)
     assert activations.current.tolist() == [[3, 0, 0, 0, 0, 0], [2, 1, 0, 0, 0, 0], [2, 0, 1, 0, 0, 0]]
+
+
+def test_requests_come_and_go_in_one_pass() -> None:
+    """Request 7 is read, then decoded while 8 is read, then both are decoded, then 8 and 9."""
+    activations, over = Activations(SHAPE), []
+    passes = [([7, 7], PREFILL), ([7, 8], PREFILL), ([7, 8], DECODE), ([8, 9], DECODE), ([8, 9], DECODE)]
+    for number, (requests, phase) in enumerate(passes):
+        selected = [[request - 7, 5] for request in requests]
+        prompts = np.array([False, True]) if number == 1 else None
+        here = replace(step(selected, phase=phase, pass_index=number), requests=np.array(requests), prompts=prompts)
+        over += activations.follow(here) or []
+        activations.count(here)
+        if number == 2:
+            assert activations.current[0].tolist() == [4, 2, 0, 0, 0, 6]
+    assert activations.current[0].tolist() == [0, 4, 2, 0, 0, 6], "without request 7, which is over"
+    assert [matrix[0].tolist() for matrix in over] == [[4, 0, 0, 0, 0, 4]]
+
+
+def test_a_request_that_waits_for_its_turn_goes_on() -> None:
+    activations = Activations(SHAPE)
+    for number, (request, phase) in enumerate([(1, PREFILL), (1, DECODE), (2, PREFILL), (1, DECODE)]):
+        here = replace(step([[request, 0]], phase=phase, pass_index=number), requests=np.array([request]))
+        activations.follow(here)
+        activations.count(here)
+    assert activations.current[0].tolist() == [3, 3, 0, 0, 0, 0]
 
 
 def test_the_request_most_like_the_one_under_way() -> None:

@@ -43,7 +43,7 @@ def by_hand(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_substitute_follows_the_rules(case: tuple[np.ndarray, np.ndarray, np.ndarray, int]) -> None:
     before = case[0].copy()
     after = substitute(*case)
@@ -108,7 +108,7 @@ def test_gates_and_choice(parameters: dict[str, object], after: list[int]) -> No
 
 
 @given(cases(), st.integers(0, 5), st.integers(0, 3), st.sampled_from(["buddy", "zero"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_rho_counts_a_tokens_replacements_over_all_layers_of_a_pass(
     case: tuple[np.ndarray, np.ndarray, np.ndarray, int], rho: int, keep: int, stand_in: str
 ) -> None:

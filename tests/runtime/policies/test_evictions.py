@@ -221,7 +221,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int], list[int
         + ["lcp:rho=0.25,omega=2", "lru", "lru:stamp=load"]
     ),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: list, text: str) -> None:
     policy, keys = prepared("eviction", text), np.arange(18)
     uses, last_token = np.zeros(18, np.int64), np.zeros(18, np.int64)
@@ -294,7 +294,7 @@ RANKS, STEPS = st.integers(-9, 9) | st.integers(1 - 2**29, 2**29 - 1), st.intege
 
 @given(st.lists(st.tuples(RANKS, STEPS)))
 @example([(1 - 2**29, -1), (2**29 - 1, 2**34 - 2), (2**29 - 2, 2**34 - 2), (2**29 - 1, -1)])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_two_sort_keys_in_one_sort_as_two(pairs: list[tuple[int, int]]) -> None:
     """Also after months, when a key has been used as many times as there were tokens."""
     rank, last_use = np.array(pairs, np.int64).reshape(-1, 2).T

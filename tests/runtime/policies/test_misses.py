@@ -1,5 +1,7 @@
 """Every miss policy by a step worked through by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -134,7 +136,7 @@ def test_a_policy_that_needs_probabilities_says_so(name: str) -> None:
 )
 def test_qstar_minimises_the_longer_of_both_times(ratio: float, misses: int, fetched: int) -> None:
     policy = QStar(ratio)
-    assert policy.num_fetched(misses) == fetched
+    assert policy.num_fetched(np.ones(misses)) == fetched
     longer = [max(f / ratio, misses - f) for f in range(misses + 1)]
     assert longer[fetched] == min(longer)
 
@@ -142,6 +144,15 @@ def test_qstar_minimises_the_longer_of_both_times(ratio: float, misses: int, fet
 def test_qstar_fetches_the_first_wanted() -> None:
     choice = prepared("miss", "qstar:ratio=0.5").choose(step([[5, 1], [3, 5], [2, 0]]), residents(1))
     assert choice.near == {3, 2, 0} and choice.selected.tolist() == [[5, 1], [3, 5], [2, 0]]
+
+
+def test_qstar_fetches_what_most_tokens_want_and_weighs_what_they_take_near() -> None:
+    """Of the absent, 4 is wanted by three tokens, 0 by two, 2 and 3 by one each."""
+    wanted = step([[2, 4], [3, 4], [0, 4], [0, 1]])
+    plain = prepared("miss", "qstar:ratio=0.5").choose(wanted, residents(1))
+    assert plain.near == {0, 2, 3}, "1 / 0.5 beside 3; a second load would take 4"
+    slow = prepared("miss", "qstar:ratio=0.5,tokens=0.5").choose(wanted, residents(1))
+    assert slow.near == {2, 3}, "2 / 0.5 beside 2 + 2; with one load near would take 4 + 2 + 2"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +221,11 @@ def test_cold_fetches_in_the_prompt_and_computes_near_afterwards() -> None:
     policy = prepared("miss", "cold")
     assert not policy.choose(step([[0, 1]], phase=PREFILL), residents(1)).near
     assert policy.choose(step([[0, 1], [2, 1]]), residents(1, loading=(2,))).near == {0, 2}
+
+
+def test_cold_fetches_what_a_prompt_wants_beside_answers() -> None:
+    mixed = replace(step([[0, 1], [2, 1]], phase=PREFILL), prompts=np.array([False, True]))
+    assert prepared("miss", "cold").choose(mixed, residents(5)).near == {0}
 
 
 def test_cold_swaps_in_what_most_tokens_want_at_its_rate() -> None:

@@ -1,5 +1,7 @@
 """Every prefetch policy by steps worked through by hand: three layers of six experts, two selected."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,16 @@ def test_affinity_reaches_the_next_pass_while_as_many_requests_decode() -> None:
     others.propose(step([[4, 5]], layer=2), Now())
     others.propose(step([[2, 3], [2, 3]], pass_index=1), Now())
     assert not others._pairs.any(), "whose token is whose cannot be told"
+
+
+def test_affinity_follows_requests_that_change_their_places() -> None:
+    """Request 3 leaves, 5 comes: what 4 used in the last layer is what its next token goes on from."""
+    policy = prepared("prefetch", "affinity:distance=1")
+    last, first = step([[0, 1], [2, 3]], layer=2), step([[4, 5], [0, 1]], layer=0, pass_index=1)
+    policy.propose(replace(last, requests=np.array([3, 4])), Now())
+    policy.propose(replace(first, requests=np.array([4, 5])), Now())
+    pairs = policy._pairs[0, 2]
+    assert pairs.sum() == 4 and (pairs[[2, 2, 3, 3], [4, 5, 4, 5]] == 1).all()
 
 
 def test_frequency_discounts_layers_far_ahead() -> None:

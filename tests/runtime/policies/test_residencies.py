@@ -1,5 +1,7 @@
 """Residency: what shares the fast tier with the slots, and what a prompt places."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from artifacts.quantisation.bit_allocation import prefix_split
 from artifacts.quantisation.replicas import Replicas
 from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, columns_of
 from artifacts.shape import Shape
-from artifacts.traces.trace import PREFILL
+from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from tests.runtime.policies.examples import SHAPE, prepared, step
@@ -88,6 +90,23 @@ def test_the_prompt_places_by_counts_and_weights() -> None:
     assert policy.place(step([[1, 2]]), (2,)) is None, "once per sequence"
     policy.observe(step([[4, 0]], phase=PREFILL))
     assert policy.place(step([[1, 2]]), (2,)).resident.tolist() == [0, 4], "the next prompt counts alone"
+
+
+def test_placed_for_all_that_are_decoded_and_that_wait() -> None:
+    """Request 1 is read, then decoded while the two halves of 2 are read, then both are decoded."""
+    policy = prepared("residency", "hot")
+
+    def told(selected: list[list[int]], requests: list[int], prompts: list[bool] | None, phase: int = PREFILL):
+        mask = None if prompts is None else np.array(prompts)
+        here = replace(step(selected, phase=phase), requests=np.array(requests), prompts=mask)
+        policy.observe(here)
+        return policy.place(here, [2])
+
+    assert told([[0, 1], [0, 1]], [1, 1], None) is None
+    assert told([[5, 4], [2, 3]], [1, 2], [False, True]).resident.tolist() == [0, 1], "2 has been seen by half"
+    assert told([[5, 4], [2, 3], [2, 3]], [1, 2, 2], [False, True, True]) is None, "no other is decoded yet"
+    assert told([[5, 4], [5, 4]], [1, 2], None, DECODE).resident.tolist() == [2, 3], "3 tokens beside 2"
+    assert told([[5, 4], [5, 4]], [1, 2], None, DECODE) is None
 
 
 @pytest.mark.parametrize(("text", "is_awaited"), [("hot", False), ("hot:migrate=before", True)])

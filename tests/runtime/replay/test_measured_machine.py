@@ -9,7 +9,6 @@ from artifacts.errors import BadInput
 from artifacts.hardware.costs import Work
 from artifacts.hardware.profile import EACH_LOAD
 from artifacts.shape import Shape
-from artifacts.traces.trace import DECODE
 from runtime.control.plan import Place, Plan, Wave
 from runtime.replay.measured_machine import costs_of, machine_of
 from runtime.replay.virtual_time import ReplayTiming
@@ -22,7 +21,7 @@ ATTENTION, MOE, HEAD, HOST = 10, 12, 3, 9
 
 def step_seconds(wave: Wave) -> float:
     timing = ReplayTiming(costs_of(made(), SHAPE), SHAPE.num_experts, {16: 100})
-    timing.begin_pass(DECODE, 1)
+    timing.begin_pass(1, num_decoded=1)
     timing.step(Plan(0, np.zeros((1, 2), np.int64), None, (wave,), (), (), ()))
     timing.end_pass()
     return timing.passes[0].seconds - HEAD

@@ -14,6 +14,7 @@ from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import Predictors
 from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet, write_parquet
+from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
 from runtime.model.open import MoeModel, open_model
@@ -22,6 +23,7 @@ from runtime.policies.base import Artefacts
 from runtime.policies.presets import presets
 from runtime.policies.shared.maps import Match, Matching
 from runtime.replay.replay import replay
+from runtime.session.batch import RequestBatch
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
@@ -68,20 +70,28 @@ def random_predictors(shape: Shape, distance: int = 2) -> Predictors:
 def live_and_replayed(
     opened: MoeModel, settings: Settings, known: Artefacts, path: Path
 ) -> tuple[Controller, Controller]:
-    """Run a prompt, tokens after it, then a padded batch; then replay its trace, through Parquet at `path` and back."""
-    mask = torch.ones(3, 7, dtype=torch.int64)
-    mask[1, :3] = 0
+    """Run a prompt, tokens after it, a padded batch of prompts, a token of each answer, and a pass in which one request
+    has ended and another is read beside the others; then replay the trace, through Parquet at `path` and back."""
+    mask, mixed = torch.ones(3, 7, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64)
+    mask[1, :3] = mixed[:2, :3] = 0
     with Session(opened, settings, artefacts=known) as session:
         recorder = session.record()
         list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
         session.new_requests(3)
         session.forward(torch.randint(3, VOCABULARY, mask.shape), mask=mask)
+        session.forward(torch.randint(3, VOCABULARY, (3, 1)))
+        session.watcher.first_request += 1
+        session.forward(torch.randint(3, VOCABULARY, mixed.shape), mask=mixed)
         session.validate()
-        live = session.controller
-    write_parquet(recorder.trace(), path)
+    return session.controller, replayed(session, recorder.trace(), settings, known, path)
+
+
+def replayed(session: Session, trace: Trace, settings: Settings, known: Artefacts, path: Path) -> Controller:
+    """Replay what a session recorded, as `live_and_replayed` does."""
+    write_parquet(trace, path)
     again = build_controller(
         build(settings.texts()),
-        opened.shape,
+        session.opened.shape,
         num_slots=session.parts.fast.num_slots,
         shadows=session.parts.fast.shadows,
         split=session.parts.fast.split,
@@ -90,8 +100,8 @@ def live_and_replayed(
         artefacts=known,
         num_devices=settings.devices,
     )
-    replay(read_parquet(path, num_experts=opened.shape.num_experts), again)
-    return live, again
+    replay(read_parquet(path, num_experts=session.opened.shape.num_experts), again)
+    return again
 
 
 RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
@@ -115,11 +125,44 @@ def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str,
         policies = {axis: text for axis, text in policies.items() if axis != "miss"}
     settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
     live, again = live_and_replayed(opened, settings, known, tmp_path / "trace.parquet")
-    assert len(live.counters.passes) == 9
+    trace = read_parquet(tmp_path / "trace.parquet")
+    assert set(trace.phase[trace.pass_ == trace.pass_.max()]) == {PREFILL, DECODE}
+    assert len(live.counters.passes) == 11
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
     if preset != "full":
         assert live.counters.totals()["misses"] > 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "policies"),
+    [
+        ("moe-infinity", {"miss": "qstar:ratio=0.5,tokens=2"}),
+        ("horizon", {"prefetch": "blend:maps=yes"}),
+        ("fmoe", {"prefetch": "affinity:distance=2"}),
+        ("context-aware", {"prefetch": "frequency:distance=2"}),
+    ],
+)
+def test_requests_that_share_passes_equal_their_replay(
+    checkpoint: Checkpoint, tmp_path: Path, preset: str, policies: dict[str, str]
+) -> None:
+    """Five requests of different lengths, three at a time, whose prompts are read six tokens a pass."""
+    opened = open_model(str(checkpoint("olmoe")))
+    known = artefacts(opened.shape, made(opened, tmp_path))
+    settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
+    with Session(opened, settings, artefacts=known) as session:
+        recorder = session.record()
+        with RequestBatch(session, rows=3, tile=6) as batch:
+            for length in (4, 9, 2, 7, 1):
+                batch.add(torch.randint(3, VOCABULARY, (1, length)), Sampling(2 + length % 3, ignore_eos=True))
+            while not batch.is_idle:
+                batch.step()
+        session.validate()
+    trace, live = recorder.trace(), session.controller
+    again = replayed(session, trace, settings, known, tmp_path / "trace.parquet")
+    assert np.array_equal(live.counters.passes, again.counters.passes)
+    assert np.array_equal(live.cache.state, again.cache.state)
+    assert any(len({*step.request.tolist()}) == 3 and step.phase == PREFILL for step in trace.steps())
 
 
 def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:

@@ -9,7 +9,6 @@ import pytest
 from artifacts.hardware.costs import Costs, Work, rounded_window
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS
-from artifacts.traces.trace import DECODE, PREFILL
 from runtime.control.plan import NO_SLOT, Place, Plan, Wave
 from runtime.control.split_solver import latencies_of
 from runtime.replay.virtual_time import ReplayTiming
@@ -44,7 +43,7 @@ def plan(
 def taken(*plans: Plan, costs: Costs = COSTS) -> tuple[float, float]:
     """Return the seconds of one pass without its head, and the stall in it."""
     timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
-    timing.begin_pass(DECODE, 1)
+    timing.begin_pass(1, num_decoded=1)
     for step in plans:
         timing.step(step)
     timing.end_pass()
@@ -130,7 +129,7 @@ def test_near_experts_of_the_computing_thread_are_computed_during_a_load() -> No
     assert taken(plan(near=elsewhere(2)), costs=costs) == (1 + 3, 0)
     assert taken(plan(near=elsewhere(2, bits=4)), costs=costs) == (1 + 2, 0)
     timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
-    timing.begin_pass(DECODE, 1)
+    timing.begin_pass(1, num_decoded=1)
     timing.step(plan(Wave(places(0), places(1)), near=elsewhere(2)))
     timing.end_pass()
     assert timing.summary()["near_ms"] == 3000
@@ -139,8 +138,8 @@ def test_near_experts_of_the_computing_thread_are_computed_during_a_load() -> No
 def test_near_time_is_counted_by_itself() -> None:
     """Two near experts in one decode step and none in the other, whatever is computed at the same time."""
     timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
-    for phase, near in ((PREFILL, (1, 2, 3)), (DECODE, (1, 2)), (DECODE, ())):
-        timing.begin_pass(phase, 1)
+    for decoded, near in ((0, (1, 2, 3)), (1, (1, 2)), (1, ())):
+        timing.begin_pass(1, num_decoded=decoded)
         timing.step(plan(Wave(places(0), ()), near=elsewhere(*near)))
     timing.end_pass()
     assert timing.summary()["near_ms"] == pytest.approx((6000 + 0) / 2)
@@ -148,14 +147,15 @@ def test_near_time_is_counted_by_itself() -> None:
 
 def test_near_memory_may_be_slower_in_arithmetic_than_in_reading() -> None:
     """On the NDP device of Table 2 four tokens are computed as long as an expert is read. Few bits save it arithmetic
-    as well as bytes, as section 2.3 of the context-aware paper says; a host's arithmetic is not counted."""
+    as well as bytes, as section 2.3 of the context-aware paper says; a host's arithmetic stays as it is."""
     model = MODELS["mixtral-8x7b"]
     near = Costs.of(model, machine("h100-cxl-ndp")).near
     assert near.seconds(1) == near.seconds(4) == pytest.approx(352.3e6 / 512e9, rel=1e-3)
     assert near.seconds(8) == pytest.approx(2 * near.seconds(1))
     assert near.seconds(8, share=1 / 8) == near.scaled(1 / 8).seconds(8) == pytest.approx(near.seconds(8) / 8)
     host = Costs.of(model, machine("a100-pcie4")).near
-    assert host.seconds(1, share=1 / 8) == host.seconds(99, share=1 / 8) == host.seconds(1) / 8
+    assert host.seconds(1, share=1 / 8) == host.seconds(1) / 8
+    assert host.seconds(99, share=1 / 8) == host.seconds(99) == pytest.approx(99 * 352.3e6 / 2e12, rel=1e-3)
 
 
 def test_a_load_of_the_next_wave_sets_out_when_its_slot_is_free() -> None:
@@ -221,8 +221,8 @@ def test_compute_takes_what_a_link_leaves_to_it() -> None:
 
 def test_the_summary_tells_prefill_from_decode() -> None:
     timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
-    for phase, tokens, resident in ((PREFILL, 4, 3), (DECODE, 2, 1), (DECODE, 2, 2)):
-        timing.begin_pass(phase, tokens)
+    for tokens, decoded, resident in ((4, 0, 3), (2, 2, 1), (2, 2, 2)):
+        timing.begin_pass(tokens, num_decoded=decoded)
         timing.step(plan(Wave(places(*range(1, 1 + resident)), ())))
     timing.end_pass()
     told = timing.summary()
@@ -232,14 +232,28 @@ def test_the_summary_tells_prefill_from_decode() -> None:
     assert told["exposed_ms"] == 0
 
 
+def test_a_pass_with_a_prompt_and_answers_counts_what_it_decodes_and_a_head_for_each_request() -> None:
+    """A layer with three experts takes 7 s, the head half a second for each request."""
+    costs = replace(COSTS, head=Work(0, 0.5))
+    timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
+    timing.begin_pass(10, num_decoded=2, num_requests=3)
+    timing.step(plan(Wave(places(1, 2, 3), ())))
+    timing.begin_pass(2, num_decoded=2, num_requests=2)
+    timing.step(plan(Wave(places(1, 2, 3), ())))
+    timing.end_pass()
+    assert timing.ends_s().tolist() == [8.5, 16.5]
+    told = timing.summary()
+    assert (told["ttft_ms"], told["tpot_ms"], told["tokens_per_s"]) == (None, 8250, pytest.approx(4 / 16.5))
+
+
 def test_what_a_trace_does_not_have_is_not_made_up() -> None:
     timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
-    timing.begin_pass(DECODE, 1)
+    timing.begin_pass(1, num_decoded=1)
     timing.step(plan(Wave(places(0), ())))
     timing.end_pass()
     assert timing.summary()["ttft_ms"] is None
     timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
-    timing.begin_pass(PREFILL, 1)
+    timing.begin_pass(1, num_decoded=0)
     timing.end_pass()
     assert timing.summary()["tpot_ms"] is timing.summary()["near_ms"] is None
 

@@ -62,7 +62,7 @@ UNBOUNDED = {
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(st.sampled_from("ab cé가日\u1100\u1161\u0301\n") | st.characters(exclude_categories=["Cs"])))
 def test_what_fits_is_not_beyond_it(name: str, text: str) -> None:
     text = text + "<|a|>" + 99 * " " + text * 3

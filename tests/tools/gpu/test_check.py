@@ -11,9 +11,11 @@ import torch
 
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tools.gpu import check as gpu_check
+from tools.gpu.check import GROUPS
 from tools.gpu.checks import low_bit
+from tools.gpu.checks.exactness import Said, compare, compare_rounded
 from tools.gpu.checks.replicas import FEW_BITS
-from tools.gpu.checks.sessions import RUNS, SMALL, Check, Said, attempt, bandwidth, compare, save_random
+from tools.gpu.checks.sessions import RUNS, SMALL, Check, attempt, bandwidth, save_random
 
 TINY = SMALL | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 8, "vocab_size": 96}
 
@@ -28,12 +30,11 @@ def test_without_a_gpu_it_says_so_and_reports_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.argv", ["gpu_check", "--out", str(tmp_path / "report.json")])
-    with pytest.raises(SystemExit) as ended:
-        gpu_check.main()
-    assert ended.value.code == 0
+    gpu_check.main()
     assert "no GPU" in capsys.readouterr().out
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["gpu"] is None and report["checks"] == []
+    (line,) = (tmp_path / "report.json").read_text().splitlines()
+    report = json.loads(line)
+    assert report["gpu"] is None
     assert report["versions"]["torch"] == torch.__version__
 
 
@@ -41,7 +42,7 @@ def test_without_a_gpu_it_says_so_and_reports_none(
 def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[str, Check], list[str]]:
     """A whole run on a CPU, by name, and what it told."""
     told = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(told):
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(told):
         patch.setattr(gpu_check, "LARGE", TINY)
         patch.setattr(gpu_check, "SMALL", TINY)
         patch.setattr(gpu_check, "_bundled", lambda: folder)
@@ -49,14 +50,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
         patch.setattr(low_bit, "SHAPES", ((64, 96, 32),))
         patch.setattr(low_bit, "COLD_NBYTES", 1 << 16)
         options = Namespace(layers=2, tokens=3, threads=1)
-        checks = gpu_check.run(tmp_path_factory.mktemp("run"), "cpu", options)
+        scratch = tmp_path_factory.mktemp("run")
+        here = [group for group in GROUPS.values() if not group.needs_gpu]
+        checks = [one for group in here for one in gpu_check._attempts(group.checks(scratch, "cpu", options))]
     assert len({check.name for check in checks}) == len(checks)
     return {check.name: check for check in checks}, told.getvalue().splitlines()
 
 
 def test_a_whole_run_tells_every_check(ran: tuple) -> None:
     checks, told = ran
-    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * len(SCALAR_WIDTHS) + len(FEW_BITS) + 5 + 2
+    told = [line for line in told if line.startswith(("passed", "FAILED"))]
+    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * len(SCALAR_WIDTHS) + len(FEW_BITS) + 6 + 2 + 2
     assert [line.startswith("passed") for line in told] == [check.passed for check in checks.values()]
     assert sum(name.startswith("exact: bundled model, bfloat16") for name in checks) == len(RUNS)
     assert json.dumps([check.figures for check in checks.values()])
@@ -89,13 +93,24 @@ def test_speed_and_overlap_are_figures(ran: tuple) -> None:
 
 def test_a_difference_fails_and_the_host_may_round_otherwise() -> None:
     theirs = Said((torch.tensor([1.0, 2.0]),), [3, 4])
-    for difference, elsewhere, passes in ((0.0, False, True), (1e-4, False, False), (1e-4, True, True)):
+    for difference, allowed, passes in ((0.0, None, True), (1e-4, None, False), (1e-4, 1e-4, True)):
         ours = Said((torch.tensor([1.0, 2.0 + difference]),), [3, 4])
-        assert compare(ours, theirs, torch.float32, elsewhere=elsewhere)[0] == passes
+        assert compare(ours, theirs, torch.float32, allowed=allowed)[0] == passes
     other = Said(theirs.logits, [3, 5])
-    assert "DIFFER" in compare(other, theirs, torch.float32, elsewhere=True)[1]
-    assert not compare(other, theirs, torch.bfloat16, elsewhere=False)[0]
-    assert compare(other, theirs, torch.bfloat16, elsewhere=True)[0]
+    assert "DIFFER" in compare(other, theirs, torch.float32, allowed=1e-4)[1]
+    assert not compare(other, theirs, torch.bfloat16)[0]
+
+
+def test_in_bfloat16_kernels_may_differ_as_far_as_bfloat16_itself() -> None:
+    """The cut bundled model lies 0.07 from plain bfloat16 and 0.03 from float32: it is the better one of both."""
+
+    def said(logit: float) -> Said:
+        return Said((torch.tensor([1.0, logit]),), [3])
+
+    exact, theirs = said(10.0), said(10.7)
+    assert compare_rounded(said(9.7), theirs, exact)[0] and compare_rounded(said(11.0), theirs, exact)[0]
+    assert not compare_rounded(said(11.2), theirs, exact)[0]
+    assert not compare_rounded(said(10.6), exact, exact)[0]
 
 
 def test_a_check_that_cannot_run_fails_in_one_line() -> None:

@@ -1,16 +1,14 @@
 """The checks of `tools.gpu.check` for the experts' kernels, with one token and with prompts: answers and times."""
 
-import time
 from collections.abc import Callable
-from functools import partial
-from itertools import cycle, islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tools.gpu.checks.sessions import Finding, finish
+from tools.gpu.checks.sessions import Finding
+from tools.gpu.timing import gbps, host_microseconds, microseconds
 
 SIZES = {"olmoe-1b-7b": (2048, 1024, 8, 64), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, neurons, ranks, experts
 ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # relative to the largest output
@@ -42,28 +40,40 @@ class Experts:
 
     def few(self, step: "Tokens") -> torch.Tensor:
         """Outputs by the kernels that read weights for each token."""
-        from runtime.kernels.gpu import gated as fused_triton
+        from runtime.kernels.gpu import gated
 
         y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
-        fused_triton.multiply(step.x, step.ids, self.starts, self.arena, strides=self.strides, y=y)
-        fused_triton.combine(y, step.ids, step.weights, out)
+        gated.multiply(step.x, step.ids, self.starts, self.arena, strides=self.strides, y=y)
+        gated.combine(y, step.ids, step.weights, out)
         return out
 
     def many(self, step: "Tokens") -> torch.Tensor:
-        """Outputs by the kernels that sort tokens by expert first, including the copy of ids to the host."""
-        from runtime.kernels.gpu import gated as fused_triton
-        from runtime.kernels.gpu import gated_tiles as grouped_triton
+        """Outputs by the kernels that sort tokens by expert first."""
+        return self.tiled(step, self.tiles(step))
+
+    def tiles(self, step: "Tokens") -> "Tiles":
+        """The step's pairs by expert, in tiles; copies ids to the host."""
+        from runtime.kernels.gpu import gated_tiles
         from runtime.kernels.gpu.tiles import SortedPairs
 
         ids = step.ids.cpu().numpy()
-        groups, size = SortedPairs(ids), grouped_triton.tile_tokens(ids.size, self.count)
+        groups, size = SortedPairs(ids), gated_tiles.tile_tokens(ids.size, self.count)
         tiles = groups.tiles({int(expert): int(expert) for expert in np.unique(ids)}, size)
-        order, tiles = (torch.from_numpy(one).to(self.device, non_blocking=True) for one in (groups.order, tiles))
-        y, out = torch.empty(ids.size, self.hidden, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
-        own = {"top_k": self.top_k, "block_tokens": size, "strides": self.strides}
-        grouped_triton.multiply(step.x, order, tiles, self.starts, self.arena, **own, y=y)
-        fused_triton.combine(y, step.ids, step.weights, out)
+        return Tiles(*(torch.from_numpy(one).to(self.device, non_blocking=True) for one in (groups.order, tiles)), size)
+
+    def tiled(self, step: "Tokens", tiles: "Tiles") -> torch.Tensor:
+        from runtime.kernels.gpu import gated, gated_tiles
+
+        shape = step.ids.numel(), self.hidden
+        y, out = torch.empty(shape, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
+        own = {"top_k": self.top_k, "block_tokens": tiles.size, "strides": self.strides}
+        gated_tiles.multiply(step.x, tiles.order, tiles.tiles, self.starts, self.arena, **own, y=y)
+        gated.combine(y, step.ids, step.weights, out)
         return out
+
+    def read_nbytes(self, step: "Tokens") -> int:
+        """Bytes of the experts that a step needs, each once."""
+        return len(step.ids.unique()) * self.arena.nbytes // self.count
 
     def one_by_one(self, step: "Tokens") -> torch.Tensor:
         """One expert after another, as transformers' own loop does it."""
@@ -85,6 +95,14 @@ class Tokens(NamedTuple):
     x: torch.Tensor
     ids: torch.Tensor
     weights: torch.Tensor
+
+
+class Tiles(NamedTuple):
+    """`order` and `tiles` as `runtime.kernels.gpu.tiles` has them, on the device; at most `size` pairs each."""
+
+    order: torch.Tensor
+    tiles: torch.Tensor
+    size: int
 
 
 def experts(device: str, sizes: tuple[int, int, int, int], *, calls: int = _CALLS) -> Finding:
@@ -117,24 +135,22 @@ def _compared(
             difference = ((ours.float() - theirs).abs().max() / theirs.abs().max()).item()
             shares[f"{str(dtype).removeprefix('torch.')}, {count} tokens"] = difference / allowed
     for count in num_tokens:
-        steps = [case.step(count) for _ in range(4)]
-        us = [microseconds(partial(_turn, case, own, steps), 4, calls, device) for own in (way, Experts.one_by_one)]
-        figures[f"{count} tokens"] = dict(zip(("us", "torch_us"), us, strict=True))
-    told = ", ".join(f"{name} {one['us']:.0f} us, torch {one['torch_us']:.0f} us" for name, one in figures.items())
+        figures[f"{count} tokens"] = _times(case, [case.step(count) for _ in range(4)], calls, device)
+    told = ", ".join(
+        f"{name} {one['us']:.0f} us ({one['gbps']:.0f} GB/s), torch {one['torch_us']:.0f} us with launches and waits"
+        for name, one in figures.items()
+    )
     detail = f"{max(shares.values()):.2f} of what is allowed, {'equal' if is_same else 'OTHER'} bits again; {told}"
     return max(shares.values()) <= 1 and is_same, detail, {"of_allowed": shares, **figures}
 
 
-def _turn(case: Experts, way: Callable[[Experts, Tokens], torch.Tensor], steps: list[Tokens], turn: int) -> None:
-    way(case, steps[turn])
-
-
-def microseconds(work: Callable[[int], object], turns: int, calls: int, device: str) -> float:
-    """Microseconds of one call including launches, with the next experts each time."""
-    work(0)
-    finish(device)
-    begin_s = time.perf_counter()
-    for turn in islice(cycle(range(turns)), calls):
-        work(turn)
-    finish(device)
-    return (time.perf_counter() - begin_s) / calls * 1e6
+def _times(case: Experts, steps: list["Tokens"], calls: int, device: str) -> dict[str, float]:
+    """Microseconds of our kernels by the device's clock, with GB/s of the experts read, and of torch by the host's."""
+    if len(steps[0].x) == 1:
+        us = microseconds(lambda turn: case.few(steps[turn]), len(steps), calls, device)
+    else:
+        tiles = [case.tiles(step) for step in steps]
+        us = microseconds(lambda turn: case.tiled(steps[turn], tiles[turn]), len(steps), calls, device)
+    torch_us = host_microseconds(lambda turn: case.one_by_one(steps[turn]), len(steps), calls, device)
+    nbytes = sum(map(case.read_nbytes, steps)) / len(steps)
+    return {"us": us, "torch_us": torch_us, "gbps": gbps(nbytes, us)}

@@ -1,13 +1,12 @@
 """Checks of products with packed weights: every width against the reference, and its speed."""
 
 import statistics
-import time
-from itertools import cycle, islice
 
 import torch
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed, packed_shapes
+from tools.gpu.timing import microseconds
 
 ALLOWED = 5e-3  # relative to the product with the same weights in float32
 SHAPES = ((1024, 2048, 128), (2048, 1024, 128), (130, 512, 64), (64, 96, 32), (50, 24, 24))  # out, in, group
@@ -83,13 +82,5 @@ def speed(device: str, bits: int, *, nbytes: int | None = None, turns: int = 5) 
 
 
 def _seconds(multiply, x: torch.Tensor, weights: list, device: str, *, calls: int = 200) -> float:
-    """Seconds of one product including launches, with the next weights each time."""
-    from tools.gpu.checks.sessions import finish
-
-    multiply(x, weights[0])  # compiles
-    finish(device)
-    begin_s = time.perf_counter()
-    for own in islice(cycle(weights), calls):
-        multiply(x, own)
-    finish(device)
-    return (time.perf_counter() - begin_s) / calls
+    """Seconds of one product with the next weights each time, by the device's clock where there is one."""
+    return microseconds(lambda turn: multiply(x, weights[turn]), len(weights), calls, device) / 1e6

@@ -10,9 +10,9 @@ from runtime.engine.forms_gpu import packed_matrix
 from runtime.kernels.gpu.addressing import WORD
 from runtime.model.layout import Part
 from runtime.tiers.replica_layouts import ReplicaLayout
-from tools.gpu.checks.kernels import microseconds
 from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.sessions import Finding
+from tools.gpu.timing import microseconds
 
 BITS, ALLOWED = SCALAR_WIDTHS, 5e-3  # relative to the outputs with the same weights in float32, by norm
 _CALLS = 100

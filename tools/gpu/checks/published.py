@@ -14,8 +14,8 @@ from runtime.model.layout import ExpertLayout
 from runtime.model.quantised_layout import Piece, QuantisedLayout
 from tools.gpu.checks import formats
 from tools.gpu.checks.formats import CASES, Case, random_content
-from tools.gpu.checks.kernels import microseconds
 from tools.gpu.checks.sessions import Finding
+from tools.gpu.timing import microseconds
 
 SIZES = (2048, 1024, 8)  # hidden, neurons, ranks of OLMoE-1B-7B
 ALLOWED = 1e-5  # relative to the outputs of the dequantised weights in float64, by norm

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tools.gpu.checks.sessions import COMPUTED_ELSEWHERE, Finding, listen
+from tools.gpu.checks.exactness import COMPUTED_ELSEWHERE, listen
+from tools.gpu.checks.sessions import Finding
 
 FEW_BITS = {
     "3 bits, resident": {

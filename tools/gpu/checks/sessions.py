@@ -1,4 +1,4 @@
-"""Checks of sessions: exactness, overlap, bandwidth and speed, each a function of a device.
+"""Checks of sessions: overlap, bandwidth and speed, each a function of a device.
 
 moectl is imported only when a check runs: an incompatible transformers then fails that check by name, and the others
 go on.
@@ -8,14 +8,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import torch
 
-NUM_DECODED, NUM_GREEDY = 6, 12
-FETCHED, COMPUTED_ELSEWHERE = 1e-5, 1e-4  # relative in float32: the same kernels, those of the host, or our own
-COARSE = 5e-2  # relative in bfloat16, where another rounding may change a router's selection
+from tools.gpu.timing import finish
+
 RUNS = {
     "25%": {"budget": "25%"},
     "one expert a layer": {"budget": "{layers}x"},
@@ -97,90 +95,6 @@ LARGE = SMALL | {
 }
 
 
-# Exactness
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """Outputs of a model: logits of a prompt, of a batch and of decoded tokens, and its greedy tokens."""
-
-    logits: tuple[torch.Tensor, ...]
-    tokens: list[int]
-
-
-@torch.inference_mode()
-def listen(model: torch.nn.Module, vocabulary: int) -> Said:
-    """Compute the outputs of a model, plain or offloaded."""
-    device = model.device
-    ids = torch.randint(3, vocabulary, (3, 24), generator=torch.Generator().manual_seed(1)).to(device)
-    prompt = model(input_ids=ids[:1], use_cache=True)
-    logits, past = [prompt.logits, model(input_ids=ids).logits], prompt.past_key_values
-    for position in range(NUM_DECODED):
-        step = model(input_ids=ids[1:2, position : position + 1], past_key_values=past, use_cache=True)
-        logits.append(step.logits)
-    chosen = model.generate(
-        ids[:1],
-        attention_mask=torch.ones_like(ids[:1]),
-        max_new_tokens=NUM_GREEDY,
-        min_new_tokens=NUM_GREEDY,
-        do_sample=False,
-    )
-    return Said(tuple(each.float().cpu() for each in logits), chosen[0, ids.shape[1] :].tolist())
-
-
-def plain(folder: Path, dtype: torch.dtype, device: str) -> Said:
-    """Outputs of transformers' eager implementation."""
-    from tools.bench.resident import plain_model
-
-    model = plain_model(folder, dtype=dtype, device=device)
-    return listen(model, model.config.vocab_size)
-
-
-def exactness(
-    checkpoint: Callable[[], Path], dtype: torch.dtype, device: str
-) -> Iterator[tuple[str, Callable[[], Finding]]]:
-    """A check for each run: logits and greedy tokens of the offloaded and of the plain model on the same device."""
-    theirs = cache(lambda: plain(checkpoint(), dtype, device))
-
-    def check(name: str) -> Finding:
-        ours = offloaded(checkpoint(), dtype, device, RUNS[name])
-        return compare(ours, theirs(), dtype, elsewhere="near" in name or "experts" in RUNS[name])
-
-    for name in RUNS:
-        yield name, lambda name=name: check(name)
-
-
-def offloaded(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Said:
-    from runtime.model.open import open_model
-    from runtime.session.session import Session, Settings
-
-    opened = open_model(str(folder), dtype=dtype, device=device)
-    budget = run.get("budget", "25%").format(layers=opened.shape.num_layers)
-    with Session(opened, Settings(**run | {"budget": budget})) as session:
-        said = listen(opened.model, opened.config.vocab_size)
-        session.controller.cache.validate()
-    opened.store.close()
-    return said
-
-
-def compare(ours: Said, theirs: Said, dtype: torch.dtype, *, elsewhere: bool) -> Finding:
-    """Passed if the difference of logits is within the tolerance of dtype and kernels, and tokens are equal; in
-    bfloat16 tokens are compared only for torch's kernels on this device."""
-    pairs = list(zip(ours.logits, theirs.logits, strict=True))
-    is_equal = all(torch.equal(*pair) for pair in pairs)
-    relative = max(((one - other).abs().max() / other.abs().max()).item() for one, other in pairs)
-    same_tokens = ours.tokens == theirs.tokens
-    allowed = COARSE if dtype is not torch.float32 else COMPUTED_ELSEWHERE if elsewhere else FETCHED
-    told = "bit-equal" if is_equal else f"largest difference {relative:.1e} of the largest logit"
-    detail = f"{told}; greedy tokens {'equal' if same_tokens else 'DIFFER'}"
-    figures = {"bit_equal": is_equal, "relative": relative, "tokens_equal": same_tokens, "allowed": allowed}
-    may_choose_otherwise = elsewhere and dtype is not torch.float32
-    return relative <= allowed and (same_tokens or may_choose_otherwise), detail, figures
-
-
-# Speed
-
-
 def bandwidth(device: str, *, nbytes: int = 256 << 20) -> Finding:
     """Host-to-device GB/s, pinned and pageable; passed if pinned is faster."""
     pinned, pageable = (_copy_gbps(device, nbytes, pin=pin) for pin in (True, False))
@@ -198,12 +112,6 @@ def _copy_gbps(device: str, nbytes: int, *, pin: bool, turns: int = 8) -> float:
         finish(device)
         seconds.append(time.perf_counter() - begin_s)
     return nbytes / statistics.median(seconds) / 1e9
-
-
-def finish(device: str) -> None:
-    """Synchronise the current stream; no effect on a CPU."""
-    if device != "cpu":
-        torch.cuda.current_stream(device).synchronize()
 
 
 def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:

@@ -1,0 +1,37 @@
+"""How many requests to answer at a time: what memory is left for their keys and values, and for a pass over them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from profilers.hardware.this_machine import LocalMachine
+from runtime.session.session import Session
+
+MOST_ROWS = 256
+_OF_GPU, _OF_RAM = 0.8, 0.5  # of what is free; of RAM, experts read from files want some as page cache
+_LOGITS_SHARE = 4  # of that, one part for logits
+_LOGIT_NBYTES = 12  # a float32 logit, its copy, and what is drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """The most requests that run at a time, and the bytes that their keys and values may take: fewer run where those of
+    long ones take more."""
+
+    rows: int
+    room: int
+
+
+def batch_size(session: Session, rows: int | None, *, together: int = 1) -> BatchSize:
+    """The size for a session that has just been opened, one of `together` in this memory; `rows` as asked, None: as
+    many as there is memory for."""
+    left = _left_nbytes(session.opened.model.device) // together
+    vocabulary = session.opened.model.get_input_embeddings().num_embeddings
+    fitting = max(1, left // _LOGITS_SHARE // (vocabulary * _LOGIT_NBYTES))
+    return BatchSize(rows or min(MOST_ROWS, fitting), left - left // _LOGITS_SHARE)
+
+
+def _left_nbytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _OF_GPU)
+    return int(LocalMachine.glance("cpu", 1).available_nbytes * _OF_RAM)

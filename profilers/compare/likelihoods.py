@@ -1,0 +1,100 @@
+"""Log likelihoods of many continuations: several texts are read in one pass, each attending to itself alone.
+
+Their tokens lie one after the other without padding, so that routers, caches and counters see the texts and nothing
+else, and an expert that is loaded serves all texts of the pass.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from runtime.model.row_attention import RowPass, RowPiece, rows_attended
+from runtime.model.row_memory import RowMemory
+from runtime.session.session import Session
+
+_TOKENS, _LOGITS = 2048, 1 << 26  # of a pass: its tokens, and its logits, which take four bytes each
+Likelihood = tuple[float, bool]
+
+
+@dataclass(slots=True)
+class Continuations:
+    """What is asked of one text: the `count` last predictions, and which continuations end with them."""
+
+    ids: tuple[int, ...]
+    asked: list[tuple[int, Sequence[int]]] = field(default_factory=list)  # place among the items, and tokens
+
+    @property
+    def count(self) -> int:
+        return max(len(tokens) for _, tokens in self.asked)
+
+
+def likelihoods(
+    session: Session,
+    items: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    rows: int,
+    dtype: torch.dtype | None = None,
+) -> list[Likelihood]:
+    """Return, for items of a context and a continuation in token ids, the log probability of the continuation, and
+    whether each of its tokens is the most probable one; in the order of the items.
+
+    A pass reads `rows` texts, as long as they are not too many tokens together, and the longest texts are read first.
+    A text that several items have in common is read once. Log probabilities are taken in `dtype`, by default that of
+    the logits. Raises what a pass raises.
+    """
+    answers: list[Likelihood] = [(0.0, False)] * len(items)
+    texts = sorted(_texts(items), key=lambda text: -len(text.ids))
+    with rows_attended(session.opened.model) as own:
+        for together in _passes(texts, rows, vocabulary=session.opened.model.config.get_text_config().vocab_size):
+            for text, logits in zip(together, _logits(session, together, own), strict=True):
+                log_p = functional.log_softmax(logits, dim=-1, dtype=dtype)
+                for place, tokens in text.asked:
+                    answers[place] = _likelihood(log_p, tokens)
+    return answers
+
+
+def _texts(items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Continuations]:
+    """Return the different texts of the items, without their last tokens, after which nothing is predicted."""
+    texts: dict[tuple[int, ...], Continuations] = {}
+    for place, (context, continuation) in enumerate(items):
+        ids = (*context, *continuation[:-1])
+        texts.setdefault(ids, Continuations(ids)).asked.append((place, continuation))
+    return list(texts.values())
+
+
+def _passes(texts: list[Continuations], rows: int, *, vocabulary: int) -> Iterator[list[Continuations]]:
+    together, num_tokens, num_logits = [], 0, 0
+    for text in texts:
+        tokens, logits = len(text.ids), text.count * vocabulary
+        is_full = len(together) == rows or num_tokens + tokens > _TOKENS or num_logits + logits > _LOGITS
+        if together and is_full:
+            yield together
+            together, num_tokens, num_logits = [], 0, 0
+        together.append(text)
+        num_tokens, num_logits = num_tokens + tokens, num_logits + logits
+    if together:
+        yield together
+
+
+def _logits(session: Session, texts: list[Continuations], own: str) -> Sequence[torch.Tensor]:
+    """Read texts in one pass. Returns the logits [count, V] of the last predictions of each."""
+    memory, lengths = RowMemory(), [len(text.ids) for text in texts]
+    pieces = [RowPiece(memory.begin(length).block, 1, length, torch.zeros(1, dtype=torch.int64)) for length in lengths]
+    session.new_requests(len(texts))
+    ends, counts = np.cumsum(lengths).tolist(), [text.count for text in texts]
+    logits = session.forward_rows(
+        torch.tensor([id_ for text in texts for id_ in text.ids]),
+        torch.cat([torch.arange(length) for length in lengths]),
+        RowPass(pieces, own),
+        requests=session.watcher.first_request + np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
+        keep=torch.cat([torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]),
+    )
+    return logits.split(counts)
+
+
+def _likelihood(log_p: torch.Tensor, tokens: Sequence[int]) -> Likelihood:
+    wanted, log_p = torch.tensor(tokens, device=log_p.device), log_p[-len(tokens) :]
+    return float(log_p.gather(1, wanted[:, None]).sum()), bool((log_p.argmax(dim=-1) == wanted).all())

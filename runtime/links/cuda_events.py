@@ -1,0 +1,84 @@
+"""Events of a GPU that are used again, and what is measured with them: making one for every copy would take longer than
+recording it."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+
+class EventPool:
+    """Events with times. One may be given back while a stream still waits for it: a wait is for what was recorded when
+    it was queued."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.cuda.Event] = []
+
+    def take(self) -> torch.cuda.Event:
+        return self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+
+    def give_back(self, *events: torch.cuda.Event) -> None:
+        self._free += events
+
+
+@dataclass(eq=False, slots=True)
+class Copy:
+    """A copy between two events on `stream`, the `number`th of all. `num_holders` may still ask for its end."""
+
+    begun: torch.cuda.Event
+    done: torch.cuda.Event
+    stream: torch.cuda.Stream
+    nbytes: int
+    number: int
+    num_holders: int = 1  # the measurement
+
+
+class CopyTimes:
+    """The bytes of copies, and the seconds in which at least one was under way. Events go back to `pool` once nobody
+    holds their copy any more."""
+
+    def __init__(self, pool: EventPool) -> None:
+        self._pool, self._num_begun = pool, 0
+        self._unmeasured: deque[Copy] = deque()
+        self._latest: Copy | None = None  # that ended last among measured copies
+
+    def begin(self, stream: torch.cuda.Stream, nbytes: int) -> Copy:
+        """Note a copy that is queued next on `stream`; `end` it afterwards."""
+        self._num_begun += 1
+        copy = Copy(self._pool.take(), self._pool.take(), stream, nbytes, self._num_begun)
+        copy.begun.record(stream)
+        return copy
+
+    def end(self, copy: Copy) -> None:
+        copy.done.record(copy.stream)
+        self._unmeasured.append(copy)
+
+    def hold(self, copy: Copy, other: Copy | None) -> Copy:
+        """Hold `copy` in the place of `other`."""
+        copy.num_holders += 1
+        if other is not None:
+            self.release(other)
+        return copy
+
+    def release(self, copy: Copy) -> None:
+        copy.num_holders -= 1
+        if not copy.num_holders:
+            self._pool.give_back(copy.begun, copy.done)
+
+    def drain(self) -> tuple[float, int]:
+        """Seconds and bytes of the copies that have ended since the last call."""
+        seconds, nbytes = 0.0, 0
+        while self._unmeasured and self._unmeasured[0].done.query():
+            copy = self._unmeasured.popleft()
+            seconds += self._added_ms(copy) / 1e3
+            nbytes += copy.nbytes
+            self.release(copy)
+        return seconds, nbytes
+
+    def _added_ms(self, copy: Copy) -> float:
+        """A copy's time without the part it shares with earlier copies: one stream waits while the other copies."""
+        duration = copy.begun.elapsed_time(copy.done)
+        later = duration if self._latest is None else self._latest.done.elapsed_time(copy.done)
+        if later > 0:
+            self._latest = self.hold(copy, self._latest)
+        return max(0.0, min(duration, later))

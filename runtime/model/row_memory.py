@@ -1,0 +1,133 @@
+"""Keys and values of many requests, each at its own length: blocks of rows that have equal room.
+
+Shapes: R rows of a block, A heads of keys, C tokens of room, D numbers a head, S tokens.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+LEAST_ROOM, MOST_ROWS, _GROWTH = 64, 32, 4
+
+
+def room_for(num_tokens: int) -> int:
+    """The room of a row that gets `num_tokens` tokens: the next power of two, at least 64."""
+    return max(LEAST_ROOM, 1 << (num_tokens - 1).bit_length())
+
+
+@dataclass(slots=True, eq=False)
+class RowLine:
+    """The keys and values of one request: row `place` of `block`, `length` tokens of it filled."""
+
+    block: "Block"
+    place: int
+    length: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Rows with room for C tokens each: row i is that of `lines[i]`, without gaps. Layers are made at their first
+    write, [R, A, C, D]."""
+
+    room: int
+    num_rows: int
+    lines: list[RowLine] = field(default_factory=list)
+    keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def write(self, layer: int, first: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put S tokens [n, A, S, D] into the first n rows, from position `first` [n] of each on."""
+        for held, new in ((self.keys, keys), (self.values, values)):
+            if layer not in held:  # zeros: what is masked is multiplied by 0, which leaves a NaN a NaN
+                held[layer] = new.new_zeros((self.num_rows, new.shape[1], self.room, new.shape[3]))
+            if len(new) == 1:
+                begin = int(first[0])
+                held[layer][0, :, begin : begin + new.shape[2]] = new[0]
+            else:
+                rows = torch.arange(len(new), device=new.device)
+                held[layer][rows, :, first.to(new.device)] = new[:, :, 0]
+
+    def grow(self, num_rows: int) -> None:
+        """Make room for more rows."""
+        self.num_rows = num_rows
+        for held in (self.keys, self.values):
+            for layer, old in held.items():
+                held[layer] = old.new_zeros((num_rows, *old.shape[1:]))
+                held[layer][: len(old)] = old
+
+    def copy(self, source: RowLine, place: int) -> None:
+        """Fill row `place` with the filled part of another row."""
+        self.copy_beginning(source, place, source.length)
+
+    def copy_beginning(self, source: RowLine, place: int, length: int) -> None:
+        """Fill row `place` with the first `length` tokens of another row."""
+        for held, theirs in ((self.keys, source.block.keys), (self.values, source.block.values)):
+            for layer, old in theirs.items():
+                if layer not in held:
+                    held[layer] = old.new_zeros((self.num_rows, old.shape[1], self.room, old.shape[3]))
+                held[layer][place, :, :length] = old[source.place, :, :length]
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes that one token takes in all layers; 0 before anything was written."""
+        tensors = (*self.keys.values(), *self.values.values())
+        return sum(each.shape[1] * each.shape[3] * each.element_size() for each in tensors)
+
+
+class RowMemory:
+    """The keys and values of running requests. A prompt that is being read lies by itself (`begin`); it then joins a
+    block of rows with as much room (`join`), so that one product attends for all of them.
+
+    `token_nbytes`: bytes of one token in all layers, 0 until a pass has been run.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.token_nbytes = 0
+
+    def begin(self, num_tokens: int, beginning: RowLine | None = None, length: int = 0) -> RowLine:
+        """Room for a prompt of so many tokens, whose first `length` ones are those of `beginning`."""
+        line = RowLine(Block(room_for(num_tokens), 1), 0)
+        line.block.lines.append(line)
+        if beginning is not None:
+            line.block.copy_beginning(beginning, 0, length)
+            line.length = length
+        return line
+
+    def join(self, prompt: RowLine, num_tokens: int) -> RowLine:
+        """Move a prompt that was read into a block of rows that get `num_tokens` tokens in all. `prompt` stays as it
+        is."""
+        self.token_nbytes = self.token_nbytes or prompt.block.token_nbytes
+        block = self._block(room_for(num_tokens))
+        line = RowLine(block, len(block.lines), prompt.length)
+        block.lines.append(line)
+        block.copy(prompt, line.place)
+        return line
+
+    def drop(self, line: RowLine) -> None:
+        """Free the row of a request that is over: the last row of its block moves into its place."""
+        block = line.block
+        last = block.lines.pop()
+        if last is not line:
+            block.copy(last, line.place)
+            last.place = line.place
+            block.lines[line.place] = last
+        if not block.lines and block in self.blocks:
+            self.blocks.remove(block)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks, without prompts that are being read."""
+        return sum(block.num_rows * block.room * block.token_nbytes for block in self.blocks)
+
+    def _block(self, room: int) -> Block:
+        """A block with this room and a free row."""
+        for block in self.blocks:
+            if block.room == room and len(block.lines) < MOST_ROWS:
+                break
+        else:
+            block = Block(room, 0)
+            self.blocks.append(block)
+        if len(block.lines) == block.num_rows:
+            block.grow(min(block.num_rows + _GROWTH, MOST_ROWS))
+        return block

@@ -1,0 +1,259 @@
+"""Many requests in one pass of a session: an expert that is loaded serves every one that wants it.
+
+Tokens of all running requests lie one after the other in a pass: one of each that is being answered, and tiles of the
+prompts that are being read. A request that ends makes room for the next one at once.
+"""
+
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from runtime.model.row_attention import RowPass, RowPiece, rows_attended
+from runtime.model.row_memory import RowLine, RowMemory, room_for
+from runtime.session.charges import Charge, Charges
+from runtime.session.draw import NextToken, draw
+from runtime.session.generate import Sampling
+from runtime.session.probe import widened_window
+from runtime.session.reading import Prompt, Reading
+from runtime.session.session import Session
+
+ROWS, TILE, ROOM = 64, 512, 1 << 30  # requests, tokens, bytes
+_KEPT_SHARE = 8  # of the room, one part for prompts that are kept for their beginnings
+_MANY_PASSES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one pass gave a request: its token, if it gave one; whether the request is over, and the error that ended
+    it; what it is charged for the pass; how many tokens of its prompt were known from others."""
+
+    request: int
+    owner: Hashable
+    token_id: int | None
+    is_over: bool
+    charge: Charge
+    error: Exception | None = None
+    num_reused: int = 0
+
+    @classmethod
+    def failed(cls, request: int, owner: Hashable, error: Exception) -> "RowResult":
+        """A request that an error ended before it got a token."""
+        return cls(request, owner, None, True, Charge(), error)
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A request: its prompt until that is read, then its line in a block."""
+
+    owner: Hashable
+    prompt: Prompt
+    next_token: NextToken
+    line: RowLine | None = None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A pass: the tokens, position and row of each, its pieces, and the rows that get a token."""
+
+    rows: list[_Row] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    row_of: list[int] = field(default_factory=list)
+    pieces: list[RowPiece] = field(default_factory=list)
+    last: list[tuple[_Row, int]] = field(default_factory=list)  # and the index of its last token
+
+    def add(self, row: _Row, ids: Sequence[int], first: int, *, gets_token: bool) -> None:
+        self.ids += ids
+        self.positions += range(first, first + len(ids))
+        self.row_of += [len(self.rows)] * len(ids)
+        self.rows.append(row)
+        if gets_token:
+            self.last.append((row, len(self.ids) - 1))
+
+
+class RequestBatch:
+    """Answers many requests together. Owns the session until `close`: no other pass may run. One thread calls it.
+
+    `add` requests at any time; each `step` is one pass, of at most `rows` requests and `tile` tokens of prompts.
+    `room` bounds the bytes of keys and values: a request is begun once there is room for its whole answer, or if no
+    other one runs. The same requests, added at the same steps, get the same answers.
+    """
+
+    def __init__(self, session: Session, *, rows: int = ROWS, tile: int = TILE, room: int = ROOM) -> None:
+        self.session, self.rows, self.tile, self.room = session, rows, tile, room
+        self.memory = RowMemory()
+        self.reading = Reading(self.memory, kept_nbytes=room // _KEPT_SHARE)
+        self._waiting: deque[int] = deque()
+        self._running: dict[int, _Row] = {}  # those that are being read among them
+        self._rows: dict[int, _Row] = {}
+        self._by_line: dict[RowLine, _Row] = {}
+        self._charges = Charges(session.opened.shape.num_experts)
+        with ExitStack() as undo:
+            self._widen_window(undo)
+            self._attention = undo.enter_context(rows_attended(session.opened.model))
+            session.engine.steps.on_plan = self._charges.see
+            undo.callback(setattr, session.engine.steps, "on_plan", None)
+            self._undo = undo.pop_all()
+
+    def _widen_window(self, undo: ExitStack) -> None:
+        """Let a step prefetch what the link moves while a layer of so many rows is computed, unless the user said."""
+        arrivals, parts = self.session.controller.mover.arrivals, self.session.parts
+        if parts.policies.brings_ahead and not parts.settings.window and len(parts.slots):
+            undo.callback(setattr, arrivals, "window", arrivals.window)
+            rate = parts.tiers.bandwidth
+            arrivals.window = widened_window(parts.opened, arrivals.window, self.rows, bytes_per_s=rate)
+
+    def __enter__(self) -> "RequestBatch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the session back, with its model as it was; requests that are not over are dropped."""
+        self._undo.close()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every request is over."""
+        return not self._rows
+
+    def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
+        """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a prompt that the model
+        cannot take."""
+        opened = self.session.opened
+        next_token = NextToken(opened.model, prompt.to(opened.model.device), sampling, tokenizer=opened.tokenizer)
+        self.session.new_requests(1)
+        request, ids = self.session.watcher.first_request, prompt[0].numpy()
+        self._rows[request] = _Row(owner, Prompt(request, ids, len(ids) + sampling.max_new_tokens), next_token)
+        self._waiting.append(request)
+        return request
+
+    def cancel(self, request: int) -> None:
+        """End a request, if it is not over, and free its keys and values at once."""
+        row = self._rows.pop(request, None)
+        if row is None:
+            return
+        if self._running.pop(request, None) is None:
+            self._waiting.remove(request)
+        elif row.line is None:
+            self.reading.end(row.prompt, is_read=False)
+        else:
+            self._leave(row.line)
+
+    def step(self) -> list[RowResult]:
+        """Run one pass, if a request is not over. Returns what it gave each request that took part. A pass that fails
+        ends all that are running."""
+        self._begin_waiting()
+        try:
+            plan = self._plan()
+            return self._pass(plan) if plan.ids else []
+        except Exception as error:
+            ended = [RowResult.failed(request, row.owner, error) for request, row in self._running.items()]
+            for result in ended:
+                self.cancel(result.request)
+            return ended
+
+    def _pass(self, plan: _Plan) -> list[RowResult]:
+        begin_s, session = time.perf_counter(), self.session
+        if session.num_passes > _MANY_PASSES:
+            session.engine.fold()
+        first_pass = session.num_passes
+        self._charges.begin(np.array(plan.row_of), len(plan.rows))
+        logits = self._forward(plan)
+        drawn = draw([row.next_token for row, _ in plan.last], logits) if plan.last else []
+        charges = self._charges.divide(
+            session.controller.counters.sum(first_pass=first_pass),
+            exposed_s=sum(session.engine.stall_s[first_pass:]),
+            seconds=time.perf_counter() - begin_s,
+        )
+        tokens = {id(row): token for (row, _), token in zip(plan.last, drawn, strict=True)}
+        self._move_on(plan)
+        return [self._result(row, tokens.get(id(row)), charge) for row, charge in zip(plan.rows, charges, strict=True)]
+
+    def _begin_waiting(self) -> None:
+        """Begin to read the prompts that there is room for."""
+        while self._waiting and len(self._running) < self.rows:
+            row = self._rows[self._waiting[0]]
+            if self._running and not self._has_room(row):
+                return
+            self._running[self._waiting.popleft()] = row
+            self.reading.under_way.append(row.prompt)
+
+    def _has_room(self, row: _Row) -> bool:
+        if not self.memory.token_nbytes:
+            return False  # until the first pass tells what a token takes
+        needed = sum(map(_num_held, self._running.values())) + _num_held(row)
+        left = self.room - needed * self.memory.token_nbytes
+        self.reading.shrink(max(left, 0))
+        return left >= 0
+
+    def _plan(self) -> _Plan:
+        plan = _Plan()
+        for block in self.memory.blocks:
+            for line in block.lines:
+                row = self._by_line[line]
+                plan.add(row, [row.next_token.last_token], line.length, gets_token=True)
+            first = torch.tensor([line.length for line in block.lines])
+            plan.pieces.append(RowPiece(block, len(block.lines), 1, first))
+        for prompt, length in self.reading.tiles(self.tile):
+            line, end = prompt.line, prompt.num_read + length
+            plan.pieces.append(RowPiece(line.block, 1, length, torch.tensor([line.length])))
+            ids = prompt.ids[line.length : end].tolist()
+            plan.add(self._rows[prompt.request], ids, line.length, gets_token=end == len(prompt.ids))
+        return plan
+
+    def _forward(self, plan: _Plan) -> torch.Tensor:
+        requests = np.array([row.prompt.request for row in plan.rows], np.int32)[plan.row_of]
+        return self.session.forward_rows(
+            torch.tensor(plan.ids),
+            torch.tensor(plan.positions),
+            RowPass(plan.pieces, self._attention),
+            requests=requests,
+            keep=torch.tensor([index for _, index in plan.last], dtype=torch.int64),
+        )
+
+    def _move_on(self, plan: _Plan) -> None:
+        """Count what the pass has written, and let prompts that are read to their ends join the others."""
+        for piece in plan.pieces:
+            for line in piece.block.lines:
+                line.length += piece.num_tokens
+        for row, _ in plan.last:
+            if row.line is None:
+                with torch.inference_mode():
+                    row.line = self.memory.join(row.prompt.line, row.prompt.num_tokens)
+                self._by_line[row.line] = row
+                self.reading.end(row.prompt, is_read=True)
+
+    def _result(self, row: _Row, token: int | Exception | None, charge: Charge) -> RowResult:
+        request, is_over = row.prompt.request, row.next_token.is_over
+        if is_over:
+            del self._rows[request], self._running[request]
+            self._leave(row.line)
+        error = token if isinstance(token, Exception) else None
+        reused = row.prompt.num_reused
+        return RowResult(request, row.owner, None if error else token, is_over, charge, error, reused)
+
+    def _leave(self, line: RowLine) -> None:
+        del self._by_line[line]
+        with torch.inference_mode():
+            self.memory.drop(line)
+
+
+def _num_held(row: _Row) -> int:
+    """Tokens that a running request takes room for: its line, and its prompt until that is read."""
+    reading = room_for(len(row.prompt.ids)) if row.line is None else 0
+    return room_for(row.prompt.num_tokens) + reading

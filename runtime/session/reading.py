@@ -1,0 +1,91 @@
+"""Prompts that are being read, in tiles: which come next, and what of them is known from earlier prompts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.model.row_memory import RowLine, RowMemory
+
+LEAST_SHARED = 16  # tokens: for fewer, keys and values are not copied
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """The tokens of a request's prompt and, once it is begun, its keys and values; those of the first `num_reused` were
+    copied. `num_tokens`: with its answer."""
+
+    request: int
+    ids: np.ndarray
+    num_tokens: int
+    line: RowLine | None = None
+    num_reused: int = 0
+
+    @property
+    def num_read(self) -> int:
+        return self.line.length if self.line else 0
+
+
+class Reading:
+    """The prompts under way, first come, first read, and the last ones that were read: a prompt which begins like one
+    of them copies its keys and values. `kept_nbytes` bounds those that are kept only for that."""
+
+    def __init__(self, memory: RowMemory, *, kept_nbytes: int) -> None:
+        self.under_way: list[Prompt] = []
+        self._memory, self._kept_nbytes = memory, kept_nbytes
+        self._kept: list[Prompt] = []  # the oldest first
+
+    def tiles(self, num_tokens: int) -> Iterator[tuple[Prompt, int]]:
+        """Yield the prompts of the next pass and how many tokens of each, `num_tokens` in all."""
+        for prompt in self.under_way:
+            if num_tokens == 0:
+                return
+            if prompt.line is None and not self._begin(prompt):
+                continue
+            length = min(num_tokens, len(prompt.ids) - prompt.num_read)
+            num_tokens -= length
+            yield prompt, length
+
+    def end(self, prompt: Prompt, *, is_read: bool) -> None:
+        """Take a prompt out; one that was read to its end is kept for others."""
+        self.under_way.remove(prompt)
+        if is_read:
+            self._kept.append(prompt)
+            self.shrink(self._kept_nbytes)
+
+    def shrink(self, nbytes: int) -> None:
+        """Forget the oldest kept prompts until the others take at most `nbytes`."""
+        while self._kept and self.nbytes_kept > nbytes:
+            del self._kept[0]
+
+    @property
+    def nbytes_kept(self) -> int:
+        return sum(prompt.line.block.room for prompt in self._kept) * self._memory.token_nbytes
+
+    def _begin(self, prompt: Prompt) -> bool:
+        """Give a prompt room, with the longest beginning that is known. False if an earlier prompt under way is about
+        to read a longer one."""
+        longest, source = 0, None
+        for other in (*self._kept, *self._before(prompt)):
+            shared = shared_beginning(prompt.ids, other.ids)
+            known = min(shared, other.num_read)
+            if known > longest:
+                longest, source = known, other
+        coming = max((shared_beginning(prompt.ids, other.ids) for other in self._before(prompt)), default=0)
+        if coming >= longest + LEAST_SHARED:
+            return False
+        if longest < LEAST_SHARED:
+            longest, source = 0, None
+        prompt.line = self._memory.begin(len(prompt.ids), source.line if source else None, longest)
+        prompt.num_reused = longest
+        return True
+
+    def _before(self, prompt: Prompt) -> Sequence[Prompt]:
+        return self.under_way[: self.under_way.index(prompt)]
+
+
+def shared_beginning(ids: np.ndarray, others: np.ndarray) -> int:
+    """How many tokens both begin with, without the last one of `ids`, whose logits are wanted."""
+    length = min(len(ids) - 1, len(others))
+    differs = ids[:length] != others[:length]
+    return int(differs.argmax()) if differs.any() else length

@@ -1,0 +1,102 @@
+"""The Triton kernels compile for GPUs, and each thread reads 16 bytes of weights at a time: counted in the PTX."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.kernels.clamped_gate import ClampedGate
+from runtime.kernels.gpu.stored_matrix import gated_matrices
+from tests.helpers.triton_process import compiled, compiler, needs_triton
+from tests.runtime.kernels.test_published_gpu import layout_of
+
+pytestmark = needs_triton
+CAPABILITIES = (80, 90, 120)
+TENSORS = (
+    dict.fromkeys(("x_ptr", "inner_ptr", "out_ptr"), "*bf16")
+    | dict.fromkeys(("numbers_ptr", "order_ptr", "tiles_ptr", "keys_ptr", "words_ptr", "zeros_ptr"), "*i32")
+    | dict.fromkeys(("y_ptr", "weights_ptr", "shares_ptr"), "*fp32")
+    | {"starts_ptr": "*i64", "scales_ptr": "*fp16", "expert_ptr": "*u8"}
+)
+TENSORS |= dict.fromkeys(("first", "second", "third", "fourth"), "i64")
+IN_BF16, IN_BYTES = TENSORS | {"arena_ptr": "*bf16"}, TENSORS | {"arena_ptr": "*u8"}
+ODD = ("top_k", "count", "num_tokens", "first", "second", "third", "fourth")
+WIDE = re.compile(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg\.shared\.global \[.*\], \[.*\], 0x10")
+OF_TWO_BYTES = re.compile(r"ld\.global[.\w:]*\.b16")
+Ptx = Callable[..., str]
+
+
+@pytest.fixture(params=CAPABILITIES)
+def ptx(request: pytest.FixtureRequest, tmp_path: Path) -> Ptx:
+    """A function that compiles a kernel for one compute capability, anew."""
+
+    def build(kernel: object, tensors: dict[str, str], **own: object) -> str:
+        codes = compiled(kernel, request.param, tensors, odd=ODD, **own)
+        assert codes["cubin"]
+        return codes["ptx"]
+
+    with compiler(tmp_path):
+        yield build
+
+
+def wide(code: str) -> int:
+    return len(WIDE.findall(code))
+
+
+def test_experts_of_a_token_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
+    """Each step of a program takes 4 KiB of a matrix: 128 threads, twice 16 bytes."""
+    from runtime.kernels.gpu import gated
+
+    few = {"are_packed": True, "block_rows": gated._ROWS, "block_columns": gated._COLUMNS}
+    inner, down = ptx(gated._inner, IN_BF16, **few), ptx(gated._down, IN_BF16, adds=False, neuron=1, **few)
+    assert (wide(inner), wide(down)) == (4, 2)
+    assert not OF_TWO_BYTES.search(inner + down)
+    cut = ptx(gated._down, IN_BF16, are_packed=False, adds=True, output=1, block_rows=64, block_columns=32)
+    assert wide(cut) == 4
+
+
+def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
+    import triton.language as tl
+
+    from runtime.kernels.gpu import gated_tiles
+
+    blocks = {"block_tokens": 64, "block_outputs": 64, "block_inputs": 64, "operand": tl.bfloat16, "precision": "tf32"}
+    inner = ptx(gated_tiles._inner, IN_BF16, stages=2, **blocks)
+    down = ptx(gated_tiles._down, IN_BF16 | {"y_ptr": "*bf16"}, stages=2, adds=False, neuron=1, **blocks)
+    assert (inner.count("cp.async.cg"), down.count("cp.async.cg")) == (24, 16)  # two stages of x, gate, up or x, down
+    assert not OF_TWO_BYTES.search(inner + down)
+
+
+def test_packed_words_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
+    from runtime.kernels.gpu import gated_packed, low_bit
+
+    blocks = {"are_packed": True, "block_outputs": 32, "block_inputs": 64}
+    assert wide(ptx(gated_packed._inner, TENSORS, bits=4, **blocks)) == 8
+    assert wide(ptx(gated_packed._down, TENSORS, bits=3, **blocks)) == 8
+    blocks = {"bits": 3, "block_outputs": 64, "block_inputs": 64}
+    assert wide(ptx(low_bit._multiply, TENSORS, stages=2, num_rows=16, precision="tf32", **blocks)) == 34
+    assert wide(ptx(low_bit._unpack, TENSORS, **blocks)) >= 16
+
+
+def test_codes_of_published_formats_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
+    from runtime.kernels.gpu import gated_published, published
+
+    for name, count in {"fp8 in blocks": 1, "mxfp4": 1, "packed, 8 bits": 1, "gptq_v2, 3 bits": 8, "awq": 3}.items():
+        matrix = gated_matrices(layout_of(name)).down
+        code = ptx(gated_published._down, IN_BYTES, matrix=matrix, are_packed=True, **published.block_sizes(matrix))
+        assert wide(code) >= count, name
+
+
+def test_the_other_kernels_compile(tmp_path: Path) -> None:
+    from runtime.kernels.gpu import gated, gated_published, published
+
+    with compiler(tmp_path):
+        assert compiled(gated._combine, 90, TENSORS, width=8, block_tokens=8, block=256)["cubin"]
+        clamped = gated_matrices(layout_of("mxfp4"), ClampedGate(1.702, 7.0))
+        own = {"matrices": clamped, "are_packed": True, **published.block_sizes(clamped.gate)}
+        assert compiled(gated_published._inner, 80, IN_BYTES, **own)["cubin"]
+        for name, capability in (("packed, 4 bits, in any order", 80), ("nvfp4, inverse", 90)):
+            matrix = gated_matrices(layout_of(name)).down
+            own = {"matrix": matrix, **published.block_sizes(matrix)}
+            assert compiled(published._dequantise, capability, TENSORS, **own)["cubin"]

@@ -1,0 +1,60 @@
+"""Eight decoded tokens under torch's profiler: what the host calls a token (launches, copies, waits), at a quarter of
+the experts and with all of them.
+
+python -m tools.gpu.probes.trace
+"""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from tools.gpu import models
+from tools.gpu.groups import tell
+from tools.gpu.packages import experts_by
+from tools.gpu.probes.options import parsed
+
+TOKENS, PROMPT = 8, 64
+_WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
+_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+
+
+def main() -> None:
+    options = parsed(__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        shape = models.SHAPES["olmoe-1b-7b"]
+        models.save(shape, Path(folder), layers=4, device=options.device, tiny=options.tiny)
+        opened = open_model(folder, device=torch.device(options.device))
+        for budget in ("25%", "100%"):
+            preset = "full" if budget == "100%" else "mixtral-offloading"
+            link = "auto" if options.device != "cpu" else "1GB/s"
+            settings = Settings(preset, budget=budget, experts=experts_by(options.device), link=link)
+            tell(name=f"a token at {budget}", layers=opened.shape.num_layers, **_counted(opened, settings))
+
+
+def _counted(opened: MoeModel, settings: Settings) -> dict[str, object]:
+    (ids,) = models.texts(opened.config.vocab_size, count=1, length=PROMPT + 2 * TOKENS)
+    ids, kinds = torch.from_numpy(ids)[None], [ProfilerActivity.CPU]
+    kinds += [ProfilerActivity.CUDA] if opened.model.device.type == "cuda" else []
+    with Session(opened, settings) as session:
+        past = session.forward(ids[:, :PROMPT]).past_key_values
+        for position in range(PROMPT, PROMPT + TOKENS):  # what is compiled or allocated once is not counted
+            past = session.forward(ids[:, position : position + 1], past=past).past_key_values
+        with profile(activities=kinds) as profiled:
+            for position in range(PROMPT + TOKENS, PROMPT + 2 * TOKENS):
+                past = session.forward(ids[:, position : position + 1], past=past).past_key_values
+    calls = Counter(event.name for event in profiled.events())
+    return {
+        "launches": sum(calls[name] for name in _LAUNCHES) / TOKENS,
+        "copies": calls["cudaMemcpyAsync"] / TOKENS,
+        "waits": sum(calls[name] for name in _WAITS) / TOKENS,
+        "torch_operations": sum(count for name, count in calls.items() if name.startswith("aten::")) / TOKENS,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What a machine that one has for minutes is asked, in four stages of at most nine minutes each:
+
+    python -m tools.gpu.session 1 --out session.jsonl
+
+Stage 1: the machine and its link, page-locking, kernels by the device's clock, capture in a CUDA graph, exactness in
+float32. Stage 2: exactness in bfloat16, replicas, overlap, OLMoE, a trace of eight tokens. Stage 3: a model of
+Qwen3-30B-A3B's shape at several budgets. Stage 4: Mixtral's shape and Accelerate. Each group of measurements runs in a
+process of its own with its own limit; lines of JSON are written as they come, and at the end a table. It needs no
+network, neither duckdb nor datasets, and numba only where experts are computed on the host.
+
+`--device cpu --tiny` tries all of it on any machine; its figures say nothing about a GPU.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from tools.gpu.groups import Group, run_groups
+
+LIMITS_S = {1: 480.0, 2: 540.0, 3: 540.0, 4: 480.0}
+_SHOWN = ("detail", "version", "text", "why_not")  # of a line, as they are
+
+
+def main() -> None:
+    options = _options()
+    groups = stage(options.stage, device=options.device, tiny=options.tiny)
+    limit_s = options.limit or LIMITS_S[options.stage]
+    table = markdown(options.stage, run_groups(groups, options.out, limit_s=limit_s))
+    options.out.with_suffix(f".stage{options.stage}.md").write_text(table, encoding="utf-8")
+    print(table)
+
+
+def stage(number: int, *, device: str, tiny: bool) -> list[Group]:
+    """The groups of one stage, the most telling first: a later one may find no time."""
+    own = ("--device", device, *(["--tiny"] if tiny else []))
+
+    def probe(name: str, limit_s: float) -> Group:
+        arguments = own if name != "machine" else ()
+        return Group(name, f"tools.gpu.probes.{name}", arguments, limit_s)
+
+    def check(name: str, limit_s: float) -> Group:
+        sizes = ("--layers", "1", "--tokens", "4") if tiny else ()
+        return Group(name, "tools.gpu.check", ("--group", name, "--device", device, *sizes), limit_s)
+
+    def bench(model: str, limit_s: float, *more: str) -> Group:
+        sizes = ("--prompt", "8", "--tokens", "2", "--sequences", "1", "--long-prompt", "16") if tiny else ()
+        sizes += ("--budgets", "25%") if tiny else ()
+        arguments = ("--models", model, "--limit", str(0.85 * limit_s), "--lines", *own, *more, *sizes)
+        return Group(f"bench {model}", "tools.gpu.bench", arguments, limit_s)
+
+    stages = {
+        1: [
+            probe("machine", 60),
+            probe("link", 60),
+            probe("graph", 60),
+            check("exact-float32", 150),
+            check("kernels", 120),
+            probe("pages", 120),
+            *_sanitizer(device, tiny=tiny),
+            check("formats", 60),
+        ],
+        2: [
+            check("exact-bfloat16", 120),
+            probe("trace", 90),
+            bench("olmoe-1b-7b", 330),
+            check("replicas", 90),
+            check("speed", 120),
+        ],
+        3: [bench("qwen3-30b-a3b", 520, "--budgets", "50%", "25%", "12.5%")],
+        4: [bench("mixtral-8x7b", 300), bench("olmoe-1b-7b", 160, "--budgets", "25%", "--only", "Accelerate")],
+    }
+    needs_gpu = {"kernels", "formats"}
+    return [group for group in stages[number] if device != "cpu" or group.name not in needs_gpu]
+
+
+def _sanitizer(device: str, *, tiny: bool) -> list[Group]:
+    """A small run under CUDA's memory checker, where it is installed."""
+    if device == "cpu" or shutil.which("compute-sanitizer") is None:
+        return []
+    return [Group("sanitizer", "tools.gpu.probes.sanitizer", ("--device", device), 90.0)]
+
+
+def markdown(number: int, lines: list[dict]) -> str:
+    """A table with a row for each line, group by group."""
+    rows = [f"**Stage {number}**", "", "| group | what | result |", "|---|---|---|"]
+    rows += [f"| {line['group']} | {_what(line)} | {_result(line)} |" for line in lines]
+    return "\n".join(rows) + "\n"
+
+
+def _what(line: dict) -> str:
+    if "ended" in line:
+        return "the group"
+    return ", ".join(str(line[key]) for key in ("name", "budget") if line.get(key))
+
+
+def _result(line: dict) -> str:
+    if "ended" in line:
+        return f"ended {line['ended']}, {line['seconds']:.0f} s".replace("|", "/")
+    verdict = [{True: "passed", False: "FAILED"}[line["passed"]]] if "passed" in line else []
+    told = [str(line[key]) for key in _SHOWN if line.get(key)]
+    figures = [f"{key} {_number(one)}" for key, one in line.items() if _is_number(one)]
+    return "; ".join([*verdict, *told, *figures]).replace("|", "/").replace("\n", " ")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", type=int, choices=LIMITS_S)
+    parser.add_argument("--out", type=Path, default=Path("session.jsonl"), help="lines of JSON are appended here")
+    parser.add_argument("--limit", type=float, help="seconds of the stage")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="very small sizes, to try the session itself")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
