@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
+from artifacts.quantisation.widths import TRELLIS_WIDTHS
 from artifacts.traces.clients import clients_of
 from moectl.bundled import as_named, demo_model
 from moectl.commands.plan_advice import advice, assumptions, next_steps, record, verdict
 from moectl.commands.plan_place import PlanPlace
 from moectl.commands.plan_rows import DeploymentPlan, Expected, PlanRequest, plan_deployment
+from moectl.commands.plan_shadows import replica_nbytes
 from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable
 from moectl.show.grounds import compared
@@ -55,6 +57,22 @@ def show(deployment: DeploymentPlan) -> None:
     console().print(verdict(deployment), markup=False)
     if deployment.bounds is not None and not (deployment.is_toy and deployment.memory.share == 1):
         show_sheet(_bounds(deployment))
+    if deployment.memory.share < 1:
+        _show_shadows(deployment)
+
+
+def _show_shadows(deployment: DeploymentPlan) -> None:
+    """Print what fits with every expert resident, if anything does."""
+    if deployment.shadows:
+        show_sheet(_shadows(deployment))
+        return
+    least, room = replica_nbytes(deployment.model, TRELLIS_WIDTHS[0]), deployment.memory.experts_nbytes
+    if least < deployment.model.shape.expert_nbytes:
+        taken = human_bytes(least * deployment.model.shape.num_keys)
+        line = (
+            f"every expert at {TRELLIS_WIDTHS[0]} bits would take {taken}, and {human_bytes(room)} are left for experts"
+        )
+        console().print(line, markup=False)
 
 
 def show_simulated(deployment: DeploymentPlan) -> None:
@@ -117,6 +135,21 @@ def _bounds(deployment: DeploymentPlan) -> Sheet:
         "which make a run slower, are not counted; in fewer bits than the checkpoint's it may be faster"
     )
     return Sheet(title, ("experts in fast memory", "tokens/s", "ms/token"), rows, note)
+
+
+def _shadows(deployment: DeploymentPlan) -> Sheet:
+    """Every expert in few bits, and whole ones beside them."""
+    has_speed = deployment.bounds is not None and not deployment.is_toy
+    rows = [
+        (f"{row.bits}", NumBytes(row.nbytes), f"{row.share:.1%}", *([_rounded(row.tokens_per_s)] if has_speed else []))
+        for row in deployment.shadows
+    ]
+    columns = ("bits of every expert", "bytes", "whole beside them", *(["tokens/s"] if has_speed else []))
+    note = (
+        "predicted: nothing of this model was quantised or run. First moectl quantize --recipe trellis, then --preset "
+        "shadow; no token waits for an expert, and where one is not whole its replica alters the output"
+    )
+    return Sheet(f"Every expert of {deployment.model.name} resident, in trellis codes", columns, rows, note)
 
 
 def _rounded(value: float) -> float:

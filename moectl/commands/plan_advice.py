@@ -114,6 +114,7 @@ def record(deployment: DeploymentPlan) -> dict[str, object]:
         "memory": asdict(memory) | counted,
         "verdict": verdict(deployment),
         "tokens_per_s": deployment.bounds and asdict(deployment.bounds),
+        "every_expert_in_few_bits": [asdict(row) for row in deployment.shadows],
         "is_toy": deployment.is_toy,
         "rows": [asdict(row) for row in deployment.rows],
         "exact": deployment.exact and deployment.exact.preset,

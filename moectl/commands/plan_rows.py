@@ -10,6 +10,7 @@ from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
 from artifacts.traces.clients import Clients
 from moectl.commands.plan_place import PlanPlace, smallest_with
+from moectl.commands.plan_shadows import Shadowed, shadowed
 from moectl.show.grounds import TOY_NBYTES
 from moectl.show.render import human_bytes
 from runtime.model.gguf_shape import gguf_shape
@@ -133,12 +134,13 @@ class Expected:
 @dataclass(frozen=True, slots=True)
 class DeploymentPlan:
     """`rows` are sorted by speed; presets that could not be tried come last, with the reason. None were simulated where
-    there are none. `bounds` are None where no bandwidths are known."""
+    there are none. `bounds` are None where no bandwidths are known. `shadows`: what fits with every expert resident."""
 
     request: PlanRequest
     model: ModelShape
     memory: Memory
     bounds: Bounds | None
+    shadows: list[Shadowed]
     rows: list[Expected]
     simulated_layers: int
     assumed: tuple[str, ...]
@@ -184,7 +186,8 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         model, place.machine, memory.share, dense=request.dense, rows=request.num_clients
     )
     notes = () if request.dense is None else (DENSE_ON_GPU.format(bits=request.dense),)
-    return DeploymentPlan(request, model, memory, bounds, [], 0, (*model.assumed, *notes))
+    shadows = shadowed(model, memory.experts_nbytes, place.machine, dense=request.dense)
+    return DeploymentPlan(request, model, memory, bounds, shadows, [], 0, (*model.assumed, *notes))
 
 
 def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:

@@ -215,3 +215,23 @@ def test_what_cannot_be_planned_is_said(folder: Path, capfd: pytest.CaptureFixtu
     ):
         assert main(["plan", *options]) == code
         assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "vram", "widths"), [("gpt-oss-120b", "24GB", [0.6, 0.8, 1, 1.25]), ("qwen3-235b-a22b", "24GB", [])]
+)
+def test_every_expert_in_few_bits_beside_whole_ones(
+    model: str, vram: str, widths: list[float], planned: Planned, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan, shape = planned(model, "--vram", vram), model_shape(model)
+    rows, room = plan["every_expert_in_few_bits"], plan["memory"]["experts_nbytes"]
+    assert [row["bits"] for row in rows] == widths
+    for row in rows:
+        num_weights = shape.shape.nbytes / shape.weight_nbytes
+        assert row["nbytes"] == pytest.approx(num_weights * row["bits"] / 8, rel=1e-4)
+        assert room - shape.shape.expert_nbytes < row["nbytes"] + row["share"] * shape.shape.nbytes <= room
+        assert plan["tokens_per_s"]["share"] < row["tokens_per_s"]
+    assert main(["plan", model, "--vram", vram]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert ("predicted: nothing of this model was quantised" in said) == bool(widths)
+    assert ("every expert at 0.6 bits would take 15.9 GiB, and 5.7 GiB are left" in said) == (not widths)
