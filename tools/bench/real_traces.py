@@ -29,7 +29,7 @@ from moectl.reproductions.intervals import resampled
 from runtime.control.build import build_controller
 from runtime.control.counters import Counters
 from runtime.policies import POLICIES, build
-from runtime.policies.base import Artefacts
+from runtime.policies.base import Artefacts, SimpleEviction
 from runtime.policies.presets import Scope, preset
 from runtime.replay.checks import check_columns
 from runtime.replay.replay import replay
@@ -141,11 +141,20 @@ class Prepared:
         """Whether a layer has more slots than a token selects."""
         return scope == Scope.GLOBAL or self._slots(size) >= (self.shape.top_k + 1) * self.shape.num_layers
 
-    def replayed(self, policies: Mapping[str, str], scope: Scope, size: float, *, window: int = 0) -> Counters:
+    def replayed(
+        self,
+        policies: Mapping[str, str],
+        scope: Scope,
+        size: float,
+        *,
+        window: int = 0,
+        eviction: SimpleEviction | None = None,
+    ) -> Counters:
         """Replay the preset on-demand with other `policies` in a cache of `size`, a share of all experts; at each step
-        prefetches may bring `window` experts."""
+        prefetches may bring `window` experts. `eviction`: one that has no name."""
+        built = build(preset("on-demand").texts() | policies)
         controller = build_controller(
-            build(preset("on-demand").texts() | policies),
+            replace(built, eviction=eviction) if eviction else built,
             self.shape,
             num_slots=self._slots(size),
             scope=scope,
