@@ -16,6 +16,7 @@ import pytest
 from artifacts.store.check import check_store
 from artifacts.store.store import Store
 from moectl.cli import main
+from moectl.commands.quantize import spoken
 from runtime.model.checkpoint import StoredTensor, open_checkpoint
 from runtime.model.fingerprint import _places
 from runtime.model.open import open_model
@@ -169,10 +170,10 @@ def _unsampled(tensor: StoredTensor, *, expert: int) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--bits", "2,6"], 2, "replicas have 1, 2, 3, 4 or 8 bits, not 2, 6"),
+        (["--bits", "2,6"], 2, "replicas of the recipe refined have 1, 2, 3, 4 or 8 bits, not 2, 6"),
         (["--bits", "two"], 2, "write widths with commas, as 2,4"),
         (["--group-size", "12"], 2, "groups of 12 do not divide the inputs of the experts' projections"),
-        (["--recipe", "best"], 2, "the recipe is plain or refined"),
+        (["--recipe", "best"], 2, "the recipe is plain, refined or trellis"),
         (["--samples", "0"], 2, "greater than or equal to 1"),
         (["--data", "nowhere.txt"], 3, "no data at 'nowhere.txt'"),
         (["--length", "400"], 3, "256"),
@@ -217,9 +218,22 @@ def test_ctrl_c_ends_it_and_the_same_command_completes(model: str, capfd: pytest
     wait_until(lambda: len(files("moe.duckdb")) >= 2, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, which signals the workers too
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err.count("\n")) == (130, "", 1)
-    assert err.startswith("moectl: interrupted: finished experts are kept; to go on: moectl quantize ")
+    *told, said = err.splitlines()
+    assert (process.returncode, out) == (130, "") and all("/3 " in line for line in told)
+    assert said.startswith("moectl: interrupted: finished experts are kept; to go on: moectl quantize ")
     assert not list(Path("moe.duckdb.replicas").rglob(".*.tmp")) and not Path("moe.duckdb").exists()
     assert not list(Path("moe.duckdb.replicas").rglob(".scratch"))
     said = json.loads(said_by(capfd, "quantize", model, *OPTIONS, "--json"))
     assert said["resumed_experts"] >= 2 and len(files("moe.duckdb")) == 16
+
+
+def test_a_long_wait_in_words() -> None:
+    assert [spoken(seconds) for seconds in (0.2, 45, 89, 200, 5000, 6000, 90000)] == [
+        "a second",
+        "45 s",
+        "89 s",
+        "3.3 min",
+        "83 min",
+        "1.7 h",
+        "25 h",
+    ]
