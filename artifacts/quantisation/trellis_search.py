@@ -143,13 +143,12 @@ def code_columns(
     errors: np.ndarray,
     energies: np.ndarray,
 ) -> None:
-    """Code each column of `moved` [in, places], from the last to the first, moved so as to undo the errors of those
-    before. Writes the states to `paths` [in, rows rounded up], the columns less their values to `errors` [in, places],
-    and the mean square of the moved columns to `energies` [places]; leaves in `moved` L^T times the errors.
+    """Code each column of `moved` [in, places] in its `half_bits` [in], from the last to the first, moved so as to undo
+    the errors of those before. Writes states to `paths` [in, rows rounded up], columns less their values to `errors`
+    [in, places], and mean squares of moved columns to `energies` [places]; leaves in `moved` L^T times the errors.
 
-    Place p is row `order[p]`; places are by group, and `ends` [G] says where each group ends. With `ratios` [G, in, in]
-    and `pivots` [G, in] as `factorise` leaves them. `values` [9, 2, states], by half bits and by even and odd rows, are
-    multiplied by the `deviations` [places] of rows; `half_bits` [in].
+    Place p is row `order[p]`; `ends` [G] are the ends of groups of places. `ratios` [G, in, in] and `pivots` [G, in]
+    are those of `factorise`; `values` [9, 2, states], by half bits and row parity, times `deviations` [places] of rows.
     """
     columns, rows, num_states = paths.shape[0], paths.shape[1], values.shape[2]
     costs, best = np.empty((2, num_states), np.float32), np.empty(num_states, np.float32)

@@ -43,8 +43,7 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class BuiltReplicas:
     """Replicas that were written. An earlier run that was stopped had done `resumed` of the experts, and `remade` more
-    of other weights than the checkpoint has. Widths that were `skipped` are no smaller than the checkpoint's experts.
-    """
+    of other weights than the checkpoint has. Widths `skipped` are no smaller than the checkpoint's experts."""
 
     run_id: int
     folder: Path

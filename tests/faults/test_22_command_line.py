@@ -171,6 +171,7 @@ JSON = {
     "bench": ["--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64", "--length", "32"],
     "plan": ["bundled", "--vram", "1100MB", "--machine", "rtx3090-pcie4", "--context", "64"],
     "run": ["--prompt", "def", "--greedy", "--max-new-tokens", "2"],
+    "generate": ["--data", "routing.csv", "--out", "answers.jsonl", "--max-new-tokens", "2"],
     "inspect": ["runs"],
     "report": ["page.html"],
     "export": ["--what", "placement", "--budget", "25%"],

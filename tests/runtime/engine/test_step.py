@@ -131,7 +131,7 @@ class Bench:
             shape=SimpleNamespace(num_experts=E),
             cache=SimpleNamespace(places=places, shadows=np.arange(2 * E) % 4 + 1, is_whole=lambda layer: layer == 1),
         )
-        self.watcher = SimpleNamespace(rows=None, on_step=None, step=self._step)
+        self.watcher = SimpleNamespace(rows=None, on_step=None, decodes=True, step=self._step)
         tiers = SimpleNamespace(
             link=self.link,
             near=SimpleNamespace(begin=lambda near: self.events.append("near begins"), finish=lambda: None),

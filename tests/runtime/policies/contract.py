@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from artifacts.quantisation.replicas import Replicas
+from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, columns_of
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import RECORDED
 from artifacts.shape import Shape
@@ -77,8 +78,15 @@ def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Art
         maps=maps or _maps(shape, trace),
         learns_maps=True,
         predictors=RECORDED,
-        replicas=Replicas(NBYTES, *(np.sort(rng.random((*size, 4)))[..., ::-1] for _ in range(2)), rng.random(size)),
+        replicas=Replicas(NBYTES, *(_losses(rng, size) for _ in range(2)), rng.random(size)),
     )
+
+
+def _losses(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    """Return losses [L, E, W] of the widths that there are; they fall with the width."""
+    losses = np.full((*size, len(WIDTHS)), np.nan)
+    losses[..., columns_of(USUAL_WIDTHS)] = np.sort(rng.random((*size, len(USUAL_WIDTHS))))[..., ::-1]
+    return losses
 
 
 def _maps(shape: Shape, trace: Trace) -> ExpertMaps:
