@@ -26,7 +26,7 @@ from tools.gpu.rows import Rates, Text
 
 ORACLE = {"eviction": "belady", "prefetch": "oracle"}
 CANDIDATES, CLIMBING = 32, 16
-_COMPILED = {"horizon", "blend"}  # policies that need numba
+_COMPILED = {"horizon", "blend", "activation", "frequency"}  # policies that need numba
 _SEEN_AHEAD = "next_gate:distance=2"  # the largest distance of any candidate
 
 

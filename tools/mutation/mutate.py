@@ -50,11 +50,11 @@ _HORIZON = tuple(
         "test_a_prediction_moves_the_next_visit",
         "test_what_every_pass_uses_outlasts_what_none_does",
         "test_tokens_count_by_what_they_have_in_common_with_the_newest",
-        "test_nothing_is_expected_later_than_in_a_thousand_passes",
+        "test_nothing_is_expected_later_than_a_wait_without_end_counts",
         "test_one_token_may_say_what_several_layers_ahead_use",
-        "test_a_visit_stays_the_earliest_and_the_rate_the_latest_whatever_was_fitted",
+        "test_a_visit_stays_the_earliest_and_the_wait_the_latest_whatever_was_fitted",
         "test_what_was_said_of_a_visit_is_compared_with_it_once",
-        "test_a_rate_below_nothing_weighs_as_nothing_does",
+        "test_a_wait_below_a_pass_weighs_as_a_pass_does",
     )
 )
 _BUDDY_ROWS = ("", *(f":quota=0.2,stand_in={name}" for name in ("buddy", "random_resident", "best_resident", "zero")))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
 from artifacts.quantisation.replicas import Replicas
+from artifacts.quantisation.widths import WIDTHS
 from artifacts.shape import Shape
 from runtime.control import sizes as budget
 from runtime.control.build import build_controller
@@ -91,7 +92,7 @@ def test_an_empty_slot_is_for_experts_of_its_device() -> None:
     assert NearMiss().choose(step, there).near == {0, 2}
     assert beyond_free(step, there, fill=True).tolist() == [[True, False], [True, True]]
     shadow = parse("miss", "shadow:margin=99")
-    loss = np.ones((1, 6, 4))
+    loss = np.ones((1, 6, len(WIDTHS)))
     nbytes = {16: 160, 4: 40}
     shadow.prepare(Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0])))
     shadow.choose(Step(0, 1, 0, np.array([[3, 5]]), np.full((1, 2), 0.5, np.float32)), there)  # so that 3 is worth more
