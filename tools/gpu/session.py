@@ -15,6 +15,8 @@ import argparse
 import shutil
 from pathlib import Path
 
+import torch
+
 from tools.gpu.groups import Group, run_groups
 
 LIMITS_S = {1: 480.0, 2: 540.0, 3: 540.0, 4: 480.0}
@@ -23,6 +25,9 @@ _SHOWN = ("detail", "version", "text", "why_not")  # of a line, as they are
 
 def main() -> None:
     options = _options()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU is visible to torch: nothing was measured (--device cpu --tiny rehearses it)")
+        return
     groups = stage(options.stage, device=options.device, tiny=options.tiny)
     limit_s = options.limit or LIMITS_S[options.stage]
     table = markdown(options.stage, run_groups(groups, options.out, limit_s=limit_s))
