@@ -8,7 +8,7 @@ import torch
 
 from artifacts.quantisation import rotation
 from artifacts.quantisation.trellis import HALF_BITS
-from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
+from tests.helpers.triton_process import compiled, compiler, interpret, needs_triton
 
 pytestmark = needs_triton
 # out, in, half bits, columns with half a bit more, whether outputs are rotated
@@ -62,6 +62,6 @@ def test_they_compile_for_gpus(capability: int, tmp_path: Path) -> None:
     tensors |= {"levels_ptr": "*i16", "high_ptr": "*u8", "row_scales_ptr": "*u8"}
     blocks = {"half_bits": 3, "block_rows": 32, "block_columns": 64}
     with compiler(tmp_path):
-        assert cubin_size(_arrange, capability, tensors, block=2048)
-        assert cubin_size(_multiply, capability, tensors, has_row_scales=True, **blocks)
-        assert cubin_size(_unpack, capability, tensors | {"out_ptr": "*bf16"}, **blocks)
+        assert compiled(_arrange, capability, tensors, block=2048)["cubin"]
+        assert compiled(_multiply, capability, tensors, has_row_scales=True, **blocks)["cubin"]
+        assert compiled(_unpack, capability, tensors | {"out_ptr": "*bf16"}, **blocks)["cubin"]
