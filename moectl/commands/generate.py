@@ -25,7 +25,7 @@ from moectl.shared.resuming import resumable
 from moectl.show.answers import tell_fallbacks
 from moectl.show.render import show_json
 from moectl.show.waiting import Waiting
-from profilers.workers.choose import LOCAL, check_device, check_executor, executing
+from profilers.workers.choose import LOCAL, check_device, check_executor, executing, is_spread
 from profilers.workers.same_model import SameModel
 from runtime.model.open import MoeModel
 from runtime.policies.presets import preset
@@ -54,7 +54,7 @@ class GenerateRequest:
 
     @property
     def is_spread(self) -> bool:
-        return self.jobs is not None or self.executor != LOCAL
+        return is_spread(self.executor, self.jobs)
 
 
 @dataclass(frozen=True, slots=True)

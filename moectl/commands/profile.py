@@ -18,7 +18,7 @@ from profilers.routing.profile import Profiled, profile_routing
 from profilers.routing.shards import merge_shards
 from profilers.text.batches import Batching
 from profilers.text.corpus import documents
-from profilers.workers.choose import LOCAL, check_device, check_executor, executing
+from profilers.workers.choose import LOCAL, check_device, check_executor, executing, is_spread
 from runtime.session.session import Session, Settings
 
 
@@ -41,7 +41,7 @@ class ProfileRequest:
 
     @property
     def is_spread(self) -> bool:
-        return self.jobs is not None or self.executor != LOCAL
+        return is_spread(self.executor, self.jobs)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -76,8 +76,8 @@ class AnswerRows:
 
 
 class SpreadAnswering:
-    """Gives rows to workers in parts, and `answers` what comes back. `receipt` and `batch` are those of a worker, None
-    before one has answered."""
+    """Gives workers the rows in parts, and writes their answers to the file `answers`. `receipt` and `batch` are those
+    of the worker that answered last, None before the first."""
 
     def __init__(self, work: AnswerRows, executor: Executor, answers: AnswerFile) -> None:
         self.done = BatchWork()

@@ -257,7 +257,7 @@ def _stopping() -> Refusal:
 
 
 _SOON = {"Retry-After": "1"}
-_LONGEST_NAME = 64  # characters of the one who asks
+_LONGEST_NAME = 64  # characters of `user`
 
 
 def _check_model(serving: Serving, name: str) -> None:

@@ -19,6 +19,11 @@ def check_executor(text: str) -> None:
         raise BadUsage(f"--executor {text!r} is not understood: give local, ray, ray:auto or ray:HOST:PORT")
 
 
+def is_spread(text: str, jobs: int | None) -> bool:
+    """Whether tasks go to workers: of this machine only where their number is given."""
+    return jobs is not None or text != LOCAL
+
+
 def check_device(opened: MoeModel) -> None:
     """Raise BadUsage for a model on a GPU: workers compute on CPUs."""
     if opened.model.device.type != "cpu":

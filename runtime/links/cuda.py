@@ -62,7 +62,7 @@ class CudaLink(ThreadLink):
         self._pool = EventPool()
         self._times = CopyTimes(self._pool)
         self._written: dict[int, Copy] = {}  # by slot: the last copy into it
-        self._handing = threading.Lock()  # held while bytes are handed over and while somebody forbids it
+        self._handing = threading.Lock()  # held by the thread that hands bytes over, and by `_take`, which ends that
         self._demanded = torch.cuda.Event()  # the end of the last demand
         self._pieces = deque(torch.cuda.Event() for _ in range(_IN_FLIGHT))  # the ends of the thread's last pieces
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -179,7 +179,7 @@ class CudaLink(ThreadLink):
         return sorted(transfers, key=lambda transfer: transfer.copy.number)
 
     def _take(self, transfers: Sequence[CudaTransfer]) -> None:
-        """From here on nobody hands over more of these transfers."""
+        """End the handing over of these transfers: the link's thread hands over no further piece of them."""
         with self._handing:
             for transfer in transfers:
                 transfer.is_taken = True
@@ -222,7 +222,7 @@ class CudaLink(ThreadLink):
     def _hand_over_in_pieces(
         self, transfer: CudaTransfer, host: torch.Tensor, read: torch.cuda.Event | None = None
     ) -> None:
-        """Hand over a transfer until somebody takes it. `read` is recorded after what was handed over."""
+        """Hand over a transfer piece by piece, to its end or until `_take` ends it; then record `read`."""
         is_demand, nbytes = transfer.urgency == DEMAND, transfer.slot.nbytes
         stream = self._demands if is_demand else self._prefetches
         with torch.cuda.stream(stream):

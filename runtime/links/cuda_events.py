@@ -34,8 +34,8 @@ class Copy:
 
 
 class CopyTimes:
-    """The bytes of copies, and the seconds in which at least one was under way. Events go back to `pool` once nobody
-    holds their copy any more."""
+    """The bytes of copies, and the seconds in which at least one was under way. Events go back to `pool` once no
+    reference to their copy is left."""
 
     def __init__(self, pool: EventPool) -> None:
         self._pool, self._num_begun = pool, 0

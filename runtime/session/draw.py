@@ -118,6 +118,6 @@ def _rules(
         prepared.append((logits_processor, stopping_criteria))
         return input_ids
 
-    options = sampling.options() | {"use_cache": False}  # no room for keys and values that nobody would use
+    options = sampling.options() | {"use_cache": False}  # preparing rules takes no keys and values
     model.generate(prompt, attention_mask=torch.ones_like(prompt), custom_generate=take, tokenizer=tokenizer, **options)
     return prepared[0]

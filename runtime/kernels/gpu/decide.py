@@ -20,7 +20,7 @@ FREE = -1
 
 @dataclass(frozen=True, slots=True)
 class DeviceCache:
-    """What lies in the slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L, S] the
+    """The slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L, S] the
     expert of each slot, FREE for none; `stamp` [L, S] is when it was last used, by `clock` [1], which counts tokens
     from 1; `num_missed` [L] counts loads. All int32."""
 
