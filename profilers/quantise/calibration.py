@@ -47,15 +47,18 @@ class LayerInputs:
 
     def read(self, rows: np.ndarray, device: torch.device = _CPU) -> Iterator[torch.Tensor]:
         """Yield the inputs of these tokens in float32, in parts [n, H]."""
+        for start in range(0, len(rows), _CHUNK):
+            yield self.stored(rows[start : start + _CHUNK]).to(device).float()
+
+    def stored(self, rows: np.ndarray) -> torch.Tensor:
+        """Return the inputs of these tokens as the model computed them, [n, H]."""
+        inputs = torch.empty(len(rows), self.width, dtype=self.dtype)
         with self.path.open("rb", buffering=0) as file:
-            for start in range(0, len(rows), _CHUNK):
-                # Read row by row: mapped pages would count as this process's memory, up to the whole layer's inputs.
-                part = rows[start : start + _CHUNK].tolist()
-                inputs = torch.empty(len(part), self.width, dtype=self.dtype)
-                for target, row in zip(inputs.view(torch.uint8).numpy(), part, strict=True):
-                    count = os.preadv(file.fileno(), [target], row * target.nbytes)
-                    assert count == target.nbytes, f"{self.path} ends in row {row}"
-                yield inputs.to(device).float()
+            # Read row by row: mapped pages would count as this process's memory, up to the whole layer's inputs.
+            for target, row in zip(inputs.view(torch.uint8).numpy(), rows.tolist(), strict=True):
+                count = os.preadv(file.fileno(), [target], row * target.nbytes)
+                assert count == target.nbytes, f"{self.path} ends in row {row}"
+        return inputs
 
     def mean_moments(self) -> torch.Tensor:
         """[H, H], float64 up to 1024 inputs and else float32."""
@@ -123,6 +126,16 @@ class LayerTokens:
         real = [is_real(batch) for batch in batches]
         before = np.cumsum([0, *(part.sum() for part in real)])
         self._numbers = [np.cumsum(part) - 1 + start for part, start in zip(real, before, strict=False)]
+
+    def by_batch(self, expert: int) -> tuple[np.ndarray, ...]:
+        """Return the rows of `LayerInputs` that selected this expert in each batch, in the order of `assigned`."""
+        none = np.zeros(0, np.int64)
+        return tuple(
+            [
+                numbers[assigned[expert].tokens.cpu().numpy()] if expert in assigned else none
+                for assigned, numbers in zip(self.assigned, self._numbers, strict=True)
+            ]
+        )
 
     def of(self, expert: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of `LayerInputs` that selected this expert, ascending, and its routing weights, float64."""

@@ -1,11 +1,12 @@
 """Takes all batches of a text through a model layer by layer, exactly and in bounded memory, for every model family.
 
-Every batch is a forward pass on a thread of its own that stops where a layer's experts are called; only one thread runs
-at a time. When all passes have stopped, the caller has the inputs of that layer's experts, computes their outputs and
+Every batch is a forward pass on a thread of its own that stops where a layer's experts are called; only so many run at
+a time. When all passes have stopped, the caller has the inputs of that layer's experts, computes their outputs and
 lets the passes continue. A stopped pass holds only its own hidden states, and nothing of other layers.
 """
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -18,6 +19,7 @@ from profilers.text.batches import check_sequences, padded, real_rows
 from runtime.engine.engine import NAME
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
+from runtime.model.row_attention import reason_not_joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,14 @@ def batches(sequences: Sequence[np.ndarray], *, num_tokens: int) -> list[tuple[n
 class Lockstep:
     """A context manager in which `layers` yields every layer's batches; the caller then gives their outputs to `put`.
 
-    The last layer needs no outputs. Passes compute on one thread, so results do not depend on the number of threads.
+    The last layer needs no outputs. `at_once` passes run at a time, where the model's passes share nothing. Each
+    computes on one thread, so results do not depend on the number of threads.
     """
 
-    def __init__(self, opened: MoeModel, parts: Sequence[tuple[np.ndarray, ...]]) -> None:
+    def __init__(self, opened: MoeModel, parts: Sequence[tuple[np.ndarray, ...]], *, at_once: int = 1) -> None:
         check_sequences(opened.model, [sequence for part in parts for sequence in part])
         self._opened = opened
+        self._at_once = 1 if reason_not_joined(opened.model) else at_once
         self._passes = [_Pass(opened, part) for part in parts]
         self._outputs: Sequence[torch.Tensor] | None = None
 
@@ -76,7 +80,17 @@ class Lockstep:
             outputs = self._outputs if layer.index else [None] * len(self._passes)
             assert outputs is not None, f"layer {layer.index - 1} was given no outputs"
             self._outputs = None
-            yield layer, [one_pass.advance(output) for one_pass, output in zip(self._passes, outputs, strict=True)]
+            yield layer, self._advanced(outputs)
+
+    def _advanced(self, outputs: Sequence[torch.Tensor | None]) -> list[LayerBatch]:
+        """Continue every pass, each with its output, up to the next layer. Raises any exception of the model."""
+        arrived, running = [], deque()
+        for one_pass, output in zip(self._passes, outputs, strict=True):
+            if len(running) == self._at_once:
+                arrived.append(running.popleft().arrived())
+            one_pass.go_on(output)
+            running.append(one_pass)
+        return arrived + [one_pass.arrived() for one_pass in running]
 
     def put(self, outputs: Sequence[torch.Tensor]) -> None:
         """Set the output of the layer's experts for each batch, [T, H]."""
@@ -88,7 +102,7 @@ class _Stopped(BaseException):
 
 
 class _Pass(threading.Thread):
-    """One forward pass on a thread. Either the pass or its caller runs, never both."""
+    """One forward pass on a thread, which waits at every layer until it is to go on."""
 
     def __init__(self, opened: MoeModel, sequences: tuple[np.ndarray, ...]) -> None:
         super().__init__(daemon=True)
@@ -98,9 +112,12 @@ class _Pass(threading.Thread):
         self._inbox: SimpleQueue = SimpleQueue()
         self._outbox: SimpleQueue = SimpleQueue()
 
-    def advance(self, output: torch.Tensor | None) -> LayerBatch:
-        """Continue with the output of the last layer up to the next. Raises any exception of the model."""
+    def go_on(self, output: torch.Tensor | None) -> None:
+        """Continue with the output of the last layer."""
         self._inbox.put(output)
+
+    def arrived(self) -> LayerBatch:
+        """Wait until the pass is at the next layer. Raises any exception of the model."""
         answer = self._outbox.get()
         if isinstance(answer, BaseException):
             raise answer
@@ -127,7 +144,7 @@ class _Pass(threading.Thread):
                 self._model(input_ids=self._ids.to(device), attention_mask=mask, use_cache=False)
         except _Stopped:
             return
-        except Exception as error:  # raised again in `advance`
+        except Exception as error:  # raised again in `arrived`
             self._outbox.put(error)
 
     def _next(self) -> torch.Tensor | None:

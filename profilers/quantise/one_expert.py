@@ -1,7 +1,7 @@
-"""Quantises one expert: writes all its replicas to one file, with the loss of each.
+"""Quantises one expert: writes all its replicas to one file, with the loss of each, and its outputs to another.
 
 This is the task of a worker of `moectl quantize`. It needs only its arguments and two files of its layer's inputs, so
-any process can do it; the file has the same bytes on every machine.
+any process can do it; the files have the same bytes on every machine.
 """
 
 import pickle
@@ -21,6 +21,7 @@ from artifacts.quantisation.replica_file import SOURCE, file_hash, read_metadata
 from artifacts.quantisation.trellis import Trellis
 from artifacts.quantisation.widths import Width
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
+from profilers.quantise.expert_outputs import OutputRows
 from profilers.quantise.method import TRELLIS, Method
 from runtime.model.expert_store import StoredLayout
 
@@ -31,11 +32,11 @@ LOSS_TOKENS = 2048  # tokens of an expert, at most, on which its replicas' losse
 
 @dataclass(frozen=True, slots=True)
 class ExpertTask:
-    """The arguments of one expert's quantisation. `weights` are its bytes as `layout` describes them and `module` is
-    that of `calibration.describing`. `rows` of `inputs` are the tokens that selected it, `gates` its routing weights
-    there."""
+    """The arguments of one expert's quantisation, to `path` unless that is None. `weights` are its bytes as `layout`
+    describes them and `module` is that of `calibration.describing`. `rows` of `inputs` are the tokens that selected it,
+    `gates` its routing weights there. `outputs` are wanted besides, if given."""
 
-    path: Path
+    path: Path | None
     model: str
     layer: int
     expert: int
@@ -47,6 +48,7 @@ class ExpertTask:
     rows: np.ndarray
     gates: np.ndarray
     device: str = "cpu"
+    outputs: OutputRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,40 @@ class ReplicaRecord:
     hash: str
 
 
-def quantise(unit: ExpertTask) -> ReplicaRecord:
-    """Quantise one expert and write its file. Raises OutOfResources when the disk is full or the inputs are on another
-    machine."""
+@dataclass(frozen=True, slots=True)
+class ExpertDone:
+    """A task that is done; `record` is None, and `has_outputs` is False, where that was not wanted."""
+
+    layer: int
+    expert: int
+    record: ReplicaRecord | None
+    has_outputs: bool
+
+
+def work(unit: ExpertTask) -> ExpertDone:
+    """Write an expert's outputs and its replicas, as far as they are wanted. Raises OutOfResources when the disk is
+    full or the inputs are on another machine."""
     if not unit.inputs.path.exists():
         raise OutOfResources(
             f"{socket.gethostname()} sees no {unit.inputs.path}: workers on other machines need the store in a folder "
             "that all of them share, under the same name"
         )
+    if unit.outputs:
+        write_outputs(unit)
+    record = quantise(unit) if unit.path else None
+    return ExpertDone(unit.layer, unit.expert, record, bool(unit.outputs))
+
+
+def write_outputs(unit: ExpertTask) -> None:
+    """Compute one expert on its tokens, as the model does, and write what it adds to them."""
+    device = torch.device(unit.device)
+    with torch.inference_mode():
+        weights = unit.layout.weights(torch.from_numpy(unit.weights).to(device))
+        unit.outputs.write(pickle.loads(unit.module), weights, unit.inputs, device)
+
+
+def quantise(unit: ExpertTask) -> ReplicaRecord:
+    """Quantise one expert and write its file."""
     module = pickle.loads(unit.module)
     with torch.inference_mode():
         parts = unit.layout.weights(torch.from_numpy(unit.weights))

@@ -6,28 +6,39 @@ Memory is bounded by one layer's inputs (hidden states of the calibration text) 
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from artifacts.common.locks import locked
 from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.quantisation.replica_file import SOURCE, check_identity, is_intact, read_metadata, replica_root
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
+from profilers.quantise.expert_outputs import LayerSum
+from profilers.quantise.folder import owning, scratch_folder
 from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
 from profilers.quantise.method import Method, check_method, expected_nbytes, made_by, no_smaller, projections, smaller
-from profilers.quantise.one_expert import LOSS_TOKENS, ExpertTask, ReplicaRecord, quantise, record, tables
+from profilers.quantise.one_expert import (
+    LOSS_TOKENS,
+    ExpertDone,
+    ExpertTask,
+    ReplicaRecord,
+    record,
+    tables,
+    work,
+    write_outputs,
+)
 from profilers.text.batches import Data
 from profilers.text.run import TextRun
 from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers, return_large_buffers
-from runtime.model.arithmetic import accumulate, expert_forward, gather, weigh
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
@@ -77,7 +88,7 @@ def build_replicas(
     check_method(method, shapes)
     asked, method = method.bits, smaller(method, opened)
     folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, run.digest)}"
-    with _owning(folder):
+    with owning(folder):
         job = _Job(opened, method, folder, model.fingerprint, progress)
         job.take_up()
         resumed = len(job.records)
@@ -96,6 +107,8 @@ def build_replicas(
 class _Job:
     """The quantisation of one model; `records` holds the finished experts by key, and `num_of_others` counts files that
     were of other weights."""
+
+    _sum: LayerSum  # of the present layer
 
     def __init__(self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress) -> None:
         self._opened, self._method, self._folder, self._model = opened, method, folder, model
@@ -144,9 +157,9 @@ class _Job:
         with (
             _one_thread(),
             torch.inference_mode(),
-            _scratch(self._folder.absolute() / ".scratch") as scratch,
-            Lockstep(self._opened, parts) as lockstep,
-            Workers(quantise, executor, self._done) as workers,
+            scratch_folder(self._folder.absolute()) as scratch,
+            Lockstep(self._opened, parts, at_once=min(executor.count, os.cpu_count() or 1)) as lockstep,
+            Workers(work, executor, self._done) as workers,
         ):
             for layer, arrived in lockstep.layers():
                 outputs = self._layer(layer, arrived, workers, scratch, is_last=layer.index == last)
@@ -159,38 +172,28 @@ class _Job:
     def _layer(
         self, layer: MoeLayer, arrived: list[LayerBatch], workers: Workers, scratch: Path, *, is_last: bool
     ) -> list[torch.Tensor]:
-        """Read each expert once, submit it for quantisation, and add its output to the layer's [T, H] of each batch."""
+        """Have workers compute each expert's outputs, unless this is the last layer, and quantise those without a
+        record. Returns the layer's output [T, H] of each batch."""
         self._opened.store.check_unchanged()  # the inputs are of one checkpoint; each file names its expert's bytes
         tokens = LayerTokens(arrived)
-        outputs = [torch.zeros_like(batch.hidden, dtype=self._opened.sum_dtype) for batch in arrived]
-        missing = [e for e in range(self._opened.shape.num_experts) if self._key(layer, e) not in self.records]
-        inputs = keep_inputs(arrived, scratch, layer.index) if missing else None
+        self._sum = LayerSum([] if is_last else arrived, tokens, scratch, self._opened.sum_dtype)
+        unit = partial(self._unit, layer, keep_inputs(arrived, scratch, layer.index), tokens)
         for expert in range(self._opened.shape.num_experts):
-            is_selected = any(expert in assigned for assigned in tokens.assigned)
-            if expert not in missing and (is_last or not is_selected):
-                continue
-            self._opened.store.read(layer.index, expert, self._host)
-            if expert in missing:
-                workers.submit(self._unit(layer, expert, inputs, tokens), expert)
-            weights = self._opened.store.layout.weights(self._host.to(arrived[0].hidden.device))
-            for batch, assigned, out in zip(arrived, tokens.assigned, outputs, strict=True):
-                if expert in assigned and not is_last:
-                    y = expert_forward(layer.experts, weights, gather(batch.hidden, assigned[expert]))
-                    accumulate(out, weigh(y, batch.weights, assigned[expert]), assigned[expert])
-        self._finish(layer, inputs, tokens, workers)
-        return [out.to(batch.hidden.dtype) for batch, out in zip(arrived, outputs, strict=True)]
+            if self._key(layer, expert) not in self.records or expert in self._sum.missing:
+                workers.submit(unit(expert), expert)
+        self._finish(layer, unit, workers)
+        return self._sum.totals()
 
-    def _finish(self, layer: MoeLayer, inputs: LayerInputs | None, tokens: LayerTokens, workers: Workers) -> None:
-        """Wait for the layer's experts and note those that are lost after all attempts."""
-
-        def again(expert: int) -> None:
-            self._opened.store.read(layer.index, expert, self._host)
-            workers.submit(self._unit(layer, expert, inputs, tokens), expert)
-
-        lost = workers.persist(again)
+    def _finish(self, layer: MoeLayer, unit: Callable[[int], ExpertTask], workers: Workers) -> None:
+        """Wait for the layer's experts and note those that are lost after all attempts; what the next layers need of
+        them is computed here."""
+        lost = workers.persist(lambda expert: workers.submit(unit(expert), expert))
         self._lost |= {self._key(layer, expert): error for expert, error in lost.items()}
         if len(self._lost) >= _MOST_LOST_AT_FIRST and not self._num_done:
             raise next(iter(lost.values()))
+        for expert in [each for each in self._sum.missing if each in lost]:
+            write_outputs(unit(expert))
+            self._sum.add(expert)
 
     def _loss_message(self) -> str:
         of_layer = [divmod(key, self._opened.shape.num_experts) for key in self._lost]
@@ -201,10 +204,13 @@ class _Job:
             f"done: {listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
         )
 
-    def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> ExpertTask:
+    def _unit(self, layer: MoeLayer, inputs: LayerInputs, tokens: LayerTokens, expert: int) -> ExpertTask:
+        """What is to be done for an expert, whose weights are read anew into the same memory."""
+        self._opened.store.read(layer.index, expert, self._host)
         rows, gates = tokens.of(expert)
+        key = self._key(layer, expert)
         return ExpertTask(
-            path=self._path(self._key(layer, expert)).absolute(),  # a worker may be in another folder
+            path=None if key in self.records else self._path(key).absolute(),  # a worker may be in another folder
             model=self._model,
             layer=layer.index,
             expert=expert,
@@ -215,14 +221,17 @@ class _Job:
             inputs=inputs,
             rows=rows,
             gates=gates,
+            outputs=self._sum.wanted(expert),
             device=str(self._opened.model.device),
         )
 
-    def _done(self, record: ReplicaRecord) -> None:
-        layer, expert = int(record.metadata["layer"]), int(record.metadata["expert"])
-        self.records[layer * self._opened.shape.num_experts + expert] = record
-        self._num_done += 1
-        self._progress(len(self.records), self._opened.shape.num_keys)
+    def _done(self, done: ExpertDone) -> None:
+        if done.record:
+            self.records[done.layer * self._opened.shape.num_experts + done.expert] = done.record
+            self._num_done += 1
+            self._progress(len(self.records), self._opened.shape.num_keys)
+        if done.has_outputs:
+            self._sum.add(done.expert)
 
     def _source(self, path: Path, key: int) -> str | None:
         """Return the hash of the expert that a file was made of; None unless it is whole and of this model and key."""
@@ -255,38 +264,6 @@ def _identity(method: Method, digest: str) -> str:
         }
     )
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-
-
-@contextmanager
-def _owning(folder: Path) -> Iterator[None]:
-    """Make the folder and lock it against other processes; a folder that is left empty is removed at the end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
-    with locked(path, busy=f"another moectl quantize is filling {folder}: wait until it ends"):
-        try:
-            yield
-        finally:
-            _leave(folder, path)
-
-
-def _leave(folder: Path, lock: Path) -> None:
-    """Remove the folder if it is empty. Only the holder of the lock may: a folder just begun looks empty to others."""
-    with suppress(OSError):  # another process has moved the folder or begun to fill it
-        if [*folder.iterdir()] == [lock]:
-            lock.unlink()
-            folder.rmdir()
-        if not [*folder.parent.iterdir()]:
-            folder.parent.rmdir()
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

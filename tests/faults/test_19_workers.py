@@ -13,7 +13,7 @@ import pytest
 
 from artifacts.errors import OutOfResources
 from moectl.cli import main
-from profilers.quantise import replicas
+from profilers.quantise import one_expert
 from profilers.quantise.one_expert import ExpertTask, ReplicaRecord, quantise
 from profilers.workers.workers import Processes, Workers
 from tests.conftest import Checkpoint
@@ -103,13 +103,13 @@ def test_experts_that_cannot_be_done_leave_the_others_be(
     quantize += ["--bits", "2"]
 
     with monkeypatch.context() as broken:
-        broken.setattr(replicas, "quantise", dead)
+        broken.setattr(one_expert, "quantise", dead)
         assert main([*quantize, "--jobs", "2"]) == 4
     assert (
         "a worker process ended (code -9), most likely for lack of memory: give fewer --jobs" in capfd.readouterr().err
     )
     with monkeypatch.context() as broken:
-        broken.setattr(replicas, "quantise", poisoned)
+        broken.setattr(one_expert, "quantise", poisoned)
         assert main([*quantize, "--jobs", "2"]) == 6
     said = capfd.readouterr()
     assert said.out == "" and said.err.count("\n") == 1

@@ -59,7 +59,8 @@ def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
     import torch
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch, _opened(way, folder, Path(scratch)) as model:
+    with tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch, open_way(way, folder, Path(scratch)) as opened:
+        model = opened.opened.model if way.name == OURS else opened
         gc.collect()
         os.sync()  # dirty pages cannot be dropped
         forget_peak()
@@ -87,14 +88,14 @@ def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[
 
 
 @contextmanager
-def _opened(way: Way, folder: Path, scratch: Path) -> Iterator[object]:
-    """The model, ready to decode; `scratch` is where Accelerate may write."""
+def open_way(way: Way, folder: Path, scratch: Path) -> Iterator[object]:
+    """A session for moectl, else the model, ready to decode; `scratch` is where Accelerate may write."""
     if way.name == OURS:
         from runtime.session.session import Session, Settings
 
         settings = Settings(budget=way.budget, scope="global", link=way.link, device="cpu", experts=way.experts)
         with Session.open(str(folder), settings) as session:
-            yield session.opened.model
+            yield session
         return
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as theirs

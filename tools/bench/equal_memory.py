@@ -12,7 +12,6 @@ long one waits, the second reading how fast it goes on.
 import argparse
 import json
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,11 +21,10 @@ from pathlib import Path
 from statistics import median
 
 from artifacts.errors import BadInput
-from tools import ROOT
 from tools.bench import performance
 from tools.bench.disk_way import drop
 from tools.bench.equal_memory_way import LimitedReading, LimitedWay
-from tools.bench.memory_limit import run_limited
+from tools.bench.memory_limit import process_environment, run_limited
 from tools.bench.performance import Ratio, Section, Table
 from tools.bench.resident import PROMPT
 from tools.make.full_size import make
@@ -63,7 +61,7 @@ def _files(folder: Path) -> tuple[Path, Path]:
         make(MODEL, checkpoint, changes=CHANGES)
     if not file.is_file():
         command = ["moectl", "export", str(checkpoint), "--what", "gguf", "--type", "q8_0", "--out", str(file)]
-        subprocess.run([sys.executable, "-m", *command], env=_environment(), check=True)
+        subprocess.run([sys.executable, "-m", *command], env=process_environment(), check=True)
     return checkpoint, file
 
 
@@ -80,7 +78,7 @@ def _measured(checkpoint: Path, file: Path, options: argparse.Namespace) -> Tabl
             drop(checkpoint, file.parent)
             arguments = (json.dumps(asdict(way)), str(vocab_size), str(options.tokens))
             command = [sys.executable, "-m", "tools.bench.equal_memory_way", *arguments]
-            done = run_limited(command, limit, environment=_environment())
+            done = run_limited(command, limit, environment=process_environment())
             found[way].append(LimitedReading(**json.loads(done.output.strip().rpartition("\n")[2])))
             peaks[way] = max(peaks[way], done.peak_nbytes)
             log.info("round %d: %s: %s", turn + 1, way.label, found[way][-1])
@@ -105,11 +103,6 @@ def _row(way: LimitedWay, own: Sequence[LimitedReading], beside: Sequence[Limite
     seconds, token_s, nbytes = (median(getattr(one, name) for one in own) for name in LimitedReading.__slots__)
     cells = (f"{seconds:.1f}", f"{first:.2f}", f"{token_s * 1e3:.0f}", f"{token:.2f}", f"{nbytes / 2**30:.1f}")
     return (way.label, *cells, f"{peak / 2**30:.1f}")
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def _options() -> argparse.Namespace:

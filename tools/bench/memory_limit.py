@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts.errors import BadInput
+from tools import ROOT
 
 _MOUNT = Path("/sys/fs/cgroup")
 
@@ -28,6 +29,12 @@ class _Files(NamedTuple):
 
 _FIRST = _Files("memory.limit_in_bytes", "memory.max_usage_in_bytes")
 _SECOND = _Files("memory.max", "memory.peak")  # of the second version of control groups, on which this was never run
+
+
+def process_environment() -> dict[str, str]:
+    """That of a command which imports this repository and computes on one thread."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def run_limited(command: Sequence[str], nbytes: int, *, environment: dict[str, str]) -> Limited:

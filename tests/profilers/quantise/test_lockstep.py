@@ -5,23 +5,15 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
-from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
-from runtime.engine.one_expert import ExpertBuffer, OneExpertRunner, Routed
-from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
+from profilers.quantise.lockstep import Lockstep, batches
+from runtime.engine.one_expert import OneExpertRunner, Routed
 from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
+from tests.profilers.quantise.layer_by_hand import layer_output
 
 LENGTHS = (9, 12, 5, 12, 3, 7)
 SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate(LENGTHS)]
-
-
-def computed(opened: MoeModel, layer, batch: LayerBatch) -> torch.Tensor:
-    out, one = torch.zeros_like(batch.hidden), ExpertBuffer(opened)
-    for expert, assigned in sorted(assign(batch.selected, batch.hidden.device).items()):
-        y = expert_forward(layer.experts, one.read(layer.index, expert), gather(batch.hidden, assigned))
-        accumulate(out, weigh(y, batch.weights, assigned), assigned)
-    return out
 
 
 def in_turn(opened: MoeModel, sequence: np.ndarray) -> list[Routed]:
@@ -44,7 +36,7 @@ def test_layers_see_what_they_see_in_the_plain_model(family: str, checkpoint: Ch
         seen = []
         for layer, arrived in lockstep.layers():
             seen.append(arrived)
-            lockstep.put([computed(opened, layer, batch) for batch in arrived])
+            lockstep.put([layer_output(opened, layer, batch) for batch in arrived])
     for at, part in enumerate(parts):
         longest = len(part[0])
         for row, sequence in enumerate(part):
@@ -55,6 +47,20 @@ def test_layers_see_what_they_see_in_the_plain_model(family: str, checkpoint: Ch
                 torch.testing.assert_close(seen[layer][at].weights[rows], routed.weights, rtol=1e-4, atol=1e-5)
                 padding = slice(rows.stop, (row + 1) * longest)
                 assert (seen[layer][at].selected[padding] == -1).all()
+
+
+def test_passes_that_run_at_once_give_the_same_bits(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("qwen2_moe")))
+    parts, seen = batches(SEQUENCES, num_tokens=12), []
+    for at_once in (1, 3):
+        with torch.inference_mode(), Lockstep(opened, parts, at_once=at_once) as lockstep:
+            for layer, arrived in lockstep.layers():
+                seen += [(batch.hidden, batch.weights, torch.from_numpy(batch.selected)) for batch in arrived]
+                lockstep.put([layer_output(opened, layer, batch) for batch in arrived])
+    first, second = np.array_split(np.arange(len(seen)), 2)
+    assert len(first) == len(second) > len(parts) > 3
+    for one, other in zip(first, second, strict=True):
+        assert all(map(torch.equal, seen[one], seen[other]))
 
 
 def test_batches_are_full_and_in_a_fixed_order() -> None:

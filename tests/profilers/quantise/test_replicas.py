@@ -16,7 +16,7 @@ from artifacts.quantisation.widths import SCALAR_WIDTHS, as_width, columns_of
 from artifacts.store.rows import quant_loss_matrices
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
-from profilers.quantise import replicas
+from profilers.quantise import one_expert
 from profilers.quantise.method import Method
 from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
@@ -182,8 +182,8 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
     [swapped] = replica_root(store).rglob("L000-E002.safetensors")
     swapped.write_bytes(swapped.with_name("L000-E003.safetensors").read_bytes())
     swapped.with_name(".L001-E003.safetensors.123.tmp").write_bytes(b"half")
-    work, redone = replicas.quantise, []
-    monkeypatch.setattr(replicas, "quantise", lambda unit: redone.append((unit.layer, unit.expert)) or work(unit))
+    work, redone = one_expert.quantise, []
+    monkeypatch.setattr(one_expert, "quantise", lambda unit: redone.append((unit.layer, unit.expert)) or work(unit))
     built = build(opened, folder, store, method)
     assert redone == [(0, 1), (0, 2), (1, 2), (1, 3)] and built.resumed == 4
     assert files(store) == files(tmp_path / "whole.duckdb")
