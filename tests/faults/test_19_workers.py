@@ -13,8 +13,8 @@ import pytest
 
 from artifacts.errors import OutOfResources
 from moectl.cli import main
-from profilers.quantise import one_expert
-from profilers.quantise.one_expert import ExpertTask, ReplicaRecord, quantise
+from profilers.quantise import one_expert, replicas
+from profilers.quantise.one_expert import ExpertDone, ExpertTask
 from profilers.workers.workers import Processes, Workers
 from tests.conftest import Checkpoint
 
@@ -78,7 +78,7 @@ def test_leaving_ends_the_processes() -> None:
     assert not worker.is_alive()
 
 
-def poisoned(unit: ExpertTask) -> ReplicaRecord:
+def poisoned(unit: ExpertTask) -> ExpertDone:
     """Two experts always fail, in different ways, and one of another layer fails at first."""
     if (unit.layer, unit.expert) == (0, 1):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -87,10 +87,10 @@ def poisoned(unit: ExpertTask) -> ReplicaRecord:
     if (unit.layer, unit.expert) == (1, 3) and not (begun := unit.path.with_suffix(".begun")).exists():
         begun.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return quantise(unit)
+    return one_expert.work(unit)
 
 
-def dead(_: ExpertTask) -> ReplicaRecord:
+def dead(_: ExpertTask) -> ExpertDone:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -103,13 +103,13 @@ def test_experts_that_cannot_be_done_leave_the_others_be(
     quantize += ["--bits", "2"]
 
     with monkeypatch.context() as broken:
-        broken.setattr(one_expert, "quantise", dead)
+        broken.setattr(replicas, "work", dead)
         assert main([*quantize, "--jobs", "2"]) == 4
     assert (
         "a worker process ended (code -9), most likely for lack of memory: give fewer --jobs" in capfd.readouterr().err
     )
     with monkeypatch.context() as broken:
-        broken.setattr(one_expert, "quantise", poisoned)
+        broken.setattr(replicas, "work", poisoned)
         assert main([*quantize, "--jobs", "2"]) == 6
     said = capfd.readouterr()
     assert said.out == "" and said.err.count("\n") == 1

@@ -27,7 +27,7 @@ class BatchWay:
 
 @dataclass(frozen=True, slots=True)
 class BatchReading:
-    """Seconds from the first prompt to the last token, with the model open, and bytes read from the device meanwhile."""
+    """Seconds from the first prompt to the last token, the model being open; bytes read from the device meanwhile."""
 
     seconds: float
     read_nbytes: int

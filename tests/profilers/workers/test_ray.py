@@ -19,8 +19,8 @@ from moectl.commands import generate as answering
 from moectl.generating.prompts import PromptRow
 from moectl.generating.spread import AnswerRows, RowsAnswered
 from profilers.compare.bench import BenchSetting
-from profilers.quantise import replicas
-from profilers.quantise.one_expert import ExpertTask, ReplicaRecord, quantise
+from profilers.quantise import one_expert, replicas
+from profilers.quantise.one_expert import ExpertDone, ExpertTask
 from profilers.routing import profile as profiling
 from profilers.routing.distribute import Counted, Counting
 from profilers.workers.choose import executing
@@ -77,14 +77,14 @@ def test_what_another_attempt_would_not_mend_is_raised_at_once(cluster: Executor
         workers.finish()
 
 
-def poisoned(unit: ExpertTask) -> ReplicaRecord:
+def poisoned(unit: ExpertTask) -> ExpertDone:
     """One expert always fails; one of another layer kills its worker at the first attempt."""
     if (unit.layer, unit.expert) == (0, 1):
         raise ValueError("not finite")
     if (unit.layer, unit.expert) == (1, 3) and not (begun := unit.path.with_suffix(".begun")).exists():
         begun.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return quantise(unit)
+    return one_expert.work(unit)
 
 
 def test_replicas_are_the_bytes_of_one_process(
@@ -92,7 +92,7 @@ def test_replicas_are_the_bytes_of_one_process(
 ) -> None:
     quantize = ["quantize", model, *TEXT, "--samples", "4", "--length", "32", "--bits", "2"]
     with monkeypatch.context() as broken:
-        broken.setattr(replicas, "quantise", poisoned)
+        broken.setattr(replicas, "work", poisoned)
         assert main([*quantize, "--executor", "ray:auto"]) == 6
     said = capfd.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
