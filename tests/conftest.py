@@ -1,5 +1,5 @@
-"""What every test may rely on: no network, one thread, no limit of time, and small checkpoints of each family made once
-per session."""
+"""What every test may rely on: no network, one thread, no limit of time, no phase told because it lasts, and small
+checkpoints of each family made once per session."""
 
 import os
 
@@ -13,7 +13,7 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or no test could interrupt a process
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +23,14 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def untold_phases() -> Iterator[None]:
+    """What a command prints does not depend on how busy the machine is: phases are not told because they last."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("moectl.shared.progress.WAIT_S", 600.0)
+        yield
 
 
 @pytest.fixture(scope="session")

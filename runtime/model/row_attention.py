@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from runtime.model.row_memory import Block
+from runtime.model.row_memory import LEAST_ROOM, MOST_ROWS, Block
 
 NAME = "moectl_rows"
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -65,6 +65,13 @@ class RowPass:
 
     pieces: list[RowPiece]
     own: str
+
+
+def one_token_each(num_rows: int, own: str) -> RowPass:
+    """A pass over the first tokens of so many rows."""
+    sizes = [min(MOST_ROWS, num_rows - start) for start in range(0, num_rows, MOST_ROWS)]
+    first = torch.zeros(MOST_ROWS, dtype=torch.int64)
+    return RowPass([RowPiece(Block(LEAST_ROOM, size), size, 1, first[:size]) for size in sizes], own)
 
 
 def _attend(

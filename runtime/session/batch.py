@@ -94,19 +94,19 @@ class RequestBatch:
         self._by_line: dict[RowLine, _Row] = {}
         self._charges = Charges(session.opened.shape.num_experts)
         with ExitStack() as undo:
-            self._widen_window(undo)
             self._attention = undo.enter_context(rows_attended(session.opened.model))
+            self._widen_window(undo)
             session.engine.steps.on_plan = self._charges.see
             undo.callback(setattr, session.engine.steps, "on_plan", None)
             self._undo = undo.pop_all()
 
     def _widen_window(self, undo: ExitStack) -> None:
-        """Let a step prefetch what the link moves while a layer of so many rows is computed, unless the user said."""
+        """Let a step prefetch what the link moves beside so many rows of a layer, unless the user said."""
         arrivals, parts = self.session.controller.mover.arrivals, self.session.parts
         if parts.policies.brings_ahead and not parts.settings.window and len(parts.slots):
             undo.callback(setattr, arrivals, "window", arrivals.window)
-            rate = parts.tiers.bandwidth
-            arrivals.window = widened_window(parts.opened, arrivals.window, self.rows, bytes_per_s=rate)
+            known = {"bytes_per_s": parts.tiers.bandwidth}
+            arrivals.window = widened_window(parts.opened, arrivals.window, self.rows, self._attention, **known)
 
     def __enter__(self) -> "RequestBatch":
         return self

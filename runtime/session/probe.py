@@ -22,10 +22,11 @@ from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
+from runtime.model.row_attention import one_token_each
 
 _NO_EXPERTS = "moectl-no-experts"
 _NUM_EXPERTS = 8
-_MOST_TIMED = 64  # tokens: the time of more is in proportion
+_MOST_TIMED = 64  # rows: the time of more is in proportion
 
 
 def _no_experts(module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -71,22 +72,24 @@ def prefetch_window(
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
-def widened_window(opened: MoeModel, window: int, num_tokens: int, *, bytes_per_s: float | None) -> int:
-    """Return the bytes that the link moves while a pass over `num_tokens` tokens computes a layer without its experts,
-    measured, as a power of two of experts; while experts are computed, the step itself has loads. `window` is that of
-    one token, which tells the link's rate where `bytes_per_s` does not."""
-    timed = min(num_tokens, _MOST_TIMED)
-    layer_s = _body_seconds(opened, timed) * num_tokens / timed / opened.shape.num_layers
-    rate = bytes_per_s or window * opened.shape.num_layers / _body_seconds(opened, 1)
-    return max(window, rounded_window(rate * layer_s / opened.shape.expert_nbytes, opened.shape.expert_nbytes))
+def widened_window(opened: MoeModel, window: int, num_rows: int, attention: str, *, bytes_per_s: float | None) -> int:
+    """Return twice the bytes that the link moves while a token each of so many rows passes a layer without its experts,
+    measured, as a power of two of experts: a layer's last experts are computed when all have come. `window` is that of
+    one token, which tells the link's rate where `bytes_per_s` does not; `attention` as in `RowPass`."""
+    timed = min(num_rows, _MOST_TIMED)
+    layer_s = _body_seconds(opened, timed, attention) * num_rows / timed / opened.shape.num_layers
+    rate = bytes_per_s or window * opened.shape.num_layers / _body_seconds(opened, 1, attention)
+    return max(window, rounded_window(2 * rate * layer_s / opened.shape.expert_nbytes, opened.shape.expert_nbytes))
 
 
-def _body_seconds(opened: MoeModel, num_tokens: int) -> float:
+def _body_seconds(opened: MoeModel, num_rows: int, attention: str) -> float:
     """Seconds of the layers without routed experts, in a session: of the model that has its hooks, only the body is
     called. The fastest of a few, since other work of the machine only adds to them."""
-    tokens = torch.zeros(1, num_tokens, dtype=torch.int64, device=opened.model.device)
+    tokens = torch.zeros(1, num_rows, dtype=torch.int64, device=opened.model.device)
+    body, given = opened.model.base_model, {"input_ids": tokens, "position_ids": tokens, "use_cache": False}
     with without_experts(opened, after=ENGINE):
-        forward = partial(opened.model.base_model, input_ids=tokens, use_cache=False)
+        rows = one_token_each(num_rows, attention)
+        forward = partial(body, **given, moectl_rows=rows)
         return min(seconds_of(lambda _: forward(), opened.model.device, warm_up=1, turns=4))
 
 
