@@ -13,6 +13,8 @@ from runtime.session.batch import RowResult
 from runtime.session.session import Session
 from runtime.session.turns import Turns, open_batch
 
+TILE = 512  # tokens of prompts in a pass, for which the other requests wait
+
 _log = logging.getLogger("moectl")
 
 
@@ -27,7 +29,7 @@ class RunningRequests:
         self._active: dict[int, ActiveRequest] = {}  # by its number in the batch
         if limits.shares_passes:
             room = batch_size(session, limits.num_rows).room
-            self._batch = open_batch(session, rows=limits.num_rows, room=room)
+            self._batch = open_batch(session, rows=limits.num_rows, tile=TILE, room=room)
         else:
             self._batch = Turns(session, rows=limits.num_rows)
 

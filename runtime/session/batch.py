@@ -22,7 +22,7 @@ from runtime.session.probe import widened_window
 from runtime.session.reading import Prompt, Reading
 from runtime.session.session import Session
 
-ROWS, TILE, ROOM = 64, 512, 1 << 30  # requests, tokens, bytes
+ROWS, TILE, ROOM = 64, 2048, 1 << 30  # requests, tokens, bytes
 _KEPT_SHARE = 8  # of the room, one part for prompts that are kept for their beginnings
 _MANY_PASSES = 1000
 

@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _measured(folder: Path, options: argparse.Namespace) -> Table:
-    ours = [Way(OURS, options.budget, link, experts) for link in ("disk", "direct") for experts in ("exact", "fused")]
+    ours = [Way(OURS, budget, link, "exact") for budget in options.budgets for link in ("disk", "direct")]
     ways = [BatchWay(way, options.rows, options.tokens) for way in (*THEIRS, *ours)]
     found: dict[BatchWay, list[BatchReading]] = {way: [] for way in ways}
     peaks = dict.fromkeys(ways, 0)
@@ -90,7 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=64, help="requests together")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--memory", type=float, default=2.0, help="GiB of each program")
-    parser.add_argument("--budget", default="25%", help="of moectl")
+    parser.add_argument("--budgets", nargs="+", default=["25%"], help="of moectl")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page")
     return parser.parse_args()
