@@ -27,6 +27,7 @@ from tools.bench.resident import OLMOE_SIZED, random_model
 
 log = logging.getLogger("bench_disk_batch")
 
+PRESETS = ("on-demand", "horizon")
 THEIRS = (Way(DEVICE_MAP), Way(DEVICE_MAP, experts="grouped_mm"))
 
 
@@ -47,7 +48,9 @@ def main() -> int:
 
 
 def _measured(folder: Path, options: argparse.Namespace) -> Table:
-    ours = [Way(OURS, budget, link, "exact") for budget in options.budgets for link in ("disk", "direct")]
+    ours = [
+        Way(OURS, budget, "direct", "exact", preset=name, scope=None) for budget in options.budgets for name in PRESETS
+    ]
     ways = [BatchWay(way, options.rows, options.tokens) for way in (*THEIRS, *ours)]
     found: dict[BatchWay, list[BatchReading]] = {way: [] for way in ways}
     peaks = dict.fromkeys(ways, 0)
@@ -75,7 +78,7 @@ def _measured(folder: Path, options: argparse.Namespace) -> Table:
 def _row(way: BatchWay, own: Sequence[BatchReading], theirs: Sequence[BatchReading], peak: int) -> tuple:
     seconds, nbytes = (median(getattr(one, name) for one in own) for name in BatchReading.__slots__)
     times = Ratio.of([one.seconds for one in theirs], [one.seconds for one in own]).median
-    label = way.way.label if way.way.name == OURS else f"{way.way.name}, {way.way.experts}"
+    label = f"{way.way.label}, {way.way.preset if way.way.name == OURS else way.way.experts}"
     return (
         label,
         f"{way.rows * way.tokens / seconds:.1f}",

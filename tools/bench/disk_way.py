@@ -23,13 +23,15 @@ DEVICE_MAP, WHOLE_MODEL, OURS = "accelerate, device_map disk", "accelerate, disk
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to decode: a name from above and, for moectl, budget, link and computation of experts."""
+    """One way to decode: a name from above and, for moectl, budget, link, computation of experts, preset and scope."""
 
     name: str
     budget: str = ""
     link: str = "disk"
     experts: str = "eager"
     is_packed: bool = False  # from a checkpoint that `moectl pack` has rewritten
+    preset: str = "on-demand"
+    scope: str | None = "global"  # None: the preset's own
 
     @property
     def label(self) -> str:
@@ -93,7 +95,9 @@ def open_way(way: Way, folder: Path, scratch: Path) -> Iterator[object]:
     if way.name == OURS:
         from runtime.session.session import Session, Settings
 
-        settings = Settings(budget=way.budget, scope="global", link=way.link, device="cpu", experts=way.experts)
+        settings = Settings(
+            preset=way.preset, budget=way.budget, scope=way.scope, link=way.link, device="cpu", experts=way.experts
+        )
         with Session.open(str(folder), settings) as session:
             yield session
         return
