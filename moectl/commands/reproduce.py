@@ -36,16 +36,23 @@ def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> R
 
 
 def show(reproduction: Reproduction, *, as_json: bool) -> None:
-    """Print tables, claims, how much of the paper is available to compare with, and assumptions."""
+    """Print tables, claims and why they disagree, how much of the paper is available to compare with, and
+    assumptions."""
     claims = reproduction.claim_sheet()
     if as_json:
         tables = {key: sheet.records() for key, sheet in reproduction.sheets.items()}
         head = {"name": reproduction.name, "paper": reproduction.paper}
-        notes = {"available": reproduction.available, "assumed": reproduction.assumed}
+        notes = {
+            "reasons": reproduction.reasons(),
+            "available": reproduction.available,
+            "assumed": reproduction.assumed,
+        }
         show_json(head | tables | {"claims": claims.records()} | notes)
         return
     for sheet in (*reproduction.sheets.values(), claims):
         show_sheet(sheet)
+    for line in reproduction.reasons():
+        print(f"why: {line}")
     print(f"of the paper are available here: {reproduction.available}")
     for line in reproduction.assumed:
         print(f"assumed: {line}")

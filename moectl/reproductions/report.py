@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from moectl.reproductions.reasons import REASONS
 from moectl.show.render import Sheet
 
 UNKNOWN = "not available here"
@@ -47,6 +48,15 @@ class Reproduction:
         return (
             f"{had} of the {len(figures)} figures that its tables ask for, and {claims} statements; nothing is guessed"
         )
+
+    def reasons(self) -> list[str]:
+        """Why statements disagree: a line for each reason, with the claims that it is of."""
+        apart = [claim.text for claim in self.claims if claim.holds is False]
+        lines = []
+        for reason in REASONS.get(self.name, ()):
+            if of := [text for text in apart if text.startswith(reason.claims)]:
+                lines.append(f"{'; '.join(of)}: {reason.why}")
+        return lines
 
     def claim_sheet(self) -> Sheet:
         rows = [(claim.text, claim.paper, claim.ours, claim.verdict) for claim in self.claims]

@@ -17,14 +17,15 @@ from tools import ROOT
 
 PAGE = ROOT / "docs" / "reproduction.md"
 _PART = re.compile(r"^## `(.+?)`$", re.MULTILINE)
-_AGREED = re.compile(r"\*\*(\d+ of \d+) statements agree")
+_AGREED = re.compile(r"\*\*(\d+) of (\d+) statements agree")
 _HEAD = """\
 # Reproduction: the papers' figures beside ours
 
 For each paper below, which of its statements hold in moectl's simulator and which do not, figure by figure. All figures
 of ours are simulated, on virtual time, from synthetic traces or those of the small bundled model, none on the papers'
-hardware: compare orders and ratios. Where we disagree, the verdict says DISAGREES, and [Simulating](simulate.md) says
-what the differences come from. Figures of a paper that were not available are marked and not guessed.
+hardware: compare orders and ratios. Where we disagree, the verdict says DISAGREES, and the reasons stand below the
+verdicts. A statement **does not follow** if the paper's own numbers rule it out: the arithmetic stands beside it.
+Figures of a paper that were not available are marked and not guessed.
 
 `python -m tools.docs.reproduction` writes this page from `moectl simulate --reproduce`; nothing is typed by hand.
 
@@ -43,8 +44,11 @@ def main(names: Sequence[str]) -> None:
 
 
 def page(parts: dict[str, str]) -> str:
-    agreed = [_line([f"[{name}](#{name})", _AGREED.search(text)[1]]) for name, text in parts.items()]
-    table = "\n".join([_line(["paper", "statements that agree"]), _line(["---"] * 2), *agreed])
+    agreed = {name: _AGREED.search(text) for name, text in parts.items()}
+    rows = [_line([f"[{name}](#{name})", f"{found[1]} of {found[2]}"]) for name, found in agreed.items()]
+    of_all = [sum(int(found[place]) for found in agreed.values()) for place in (1, 2)]
+    rows.append(_line(["all", f"{of_all[0]} of {of_all[1]}, {of_all[0] / of_all[1]:.0%}"]))
+    table = "\n".join([_line(["paper", "statements that agree"]), _line(["---"] * 2), *rows])
     return f"{_HEAD}{table}\n\n" + "\n".join(f"## `{name}`\n\n{text}" for name, text in parts.items())
 
 
@@ -64,6 +68,8 @@ def part(found: Reproduction, name: str) -> str:
         "",
         *markdown(found.claim_sheet(), heading=""),
     ]
+    if reasons := found.reasons():
+        lines += ["", "Why we disagree:", "", *(f"- {line}" for line in reasons)]
     for sheet in found.sheets.values():
         lines += ["", *markdown(sheet, heading=sheet.title)]
     lines += ["", "Assumed:", "", *(f"- {line}" for line in found.assumed), ""]

@@ -1,8 +1,11 @@
 """docs/reproduction.md has every reproduction, and what it says is what they say."""
 
+import re
+
 import pytest
 
 from moectl.commands.reproduce import REPRODUCTIONS
+from moectl.reproductions.reasons import REASONS
 from moectl.reproductions.report import Claim, Reproduction
 from moectl.show.render import Sheet, cell_text
 from tools.docs import reproduction
@@ -22,13 +25,23 @@ def test_a_part_has_all_that_was_found() -> None:
     assert "**1 of 2 statements agree.**" in text and FOUND.available in text
     assert "| a is first | yes | no | DISAGREES |" in text and "| c | - | 1 | cannot be said |" in text
     assert "| a\\|b | 0.5 | 0.25 |" in text and "| c | - | 10,000.0 |" in text and "\nof 2\n" in text
-    assert "- nothing\n" in text
+    assert "- nothing\n" in text and "Why we disagree" not in text
     assert written(page({"toy": text, "other": text})) == {"toy": text, "other": text}
 
 
 def test_the_page_has_every_reproduction() -> None:
     """A new one is added by `python -m tools.docs.reproduction NAME`."""
     assert written(PAGE.read_text(encoding="utf-8")).keys() == REPRODUCTIONS.keys()
+
+
+def test_every_disagreement_has_its_reason_and_no_reason_is_left_over() -> None:
+    for name, text in written(PAGE.read_text(encoding="utf-8")).items():
+        apart = re.findall(r"^\| (.+?) \| .* \| DISAGREES \|$", text, re.MULTILINE)
+        for claim in apart:
+            assert any(claim.startswith(reason.claims) for reason in REASONS[name]), f"{name}: why {claim}?"
+        for beginning in [each for reason in REASONS.get(name, ()) for each in reason.claims]:
+            assert any(claim.startswith(beginning) for claim in apart), f"{name}: {beginning} agrees"
+        assert all(reason.why in text for reason in REASONS.get(name, ()))
 
 
 def test_one_is_written_anew_and_the_others_stay(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
