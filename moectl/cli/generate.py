@@ -8,7 +8,7 @@ import typer
 from moectl.cli.groups import fill
 from moectl.cli.options import AvgBits, Executor, Json, Model, PolicyOptions, PresetOptions, StorePath
 from moectl.cli.run import RunOptions, SamplingOptions
-from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.defaults import DEFAULT_STORE, FAST
 from moectl.shared.importing import importing
 
 
@@ -23,6 +23,7 @@ def generate(
         typer.Option(min=1, help="Processes that answer, each on one thread and with the budget; else this one alone."),
     ] = None,
     executor: Executor = "local",
+    kv: Annotated[str, typer.Option(help="Where keys and values lie: fast, beside the model, or slow, in RAM.")] = FAST,
     chosen: PresetOptions,
     policies: PolicyOptions,
     avg_bits: AvgBits = None,
@@ -44,5 +45,5 @@ def generate(
             from moectl.commands import generate as command
 
         sampling = fill(command.Sampling, drawn, temperature=0.0 if drawn.greedy else drawn.temperature)
-        request = command.GenerateRequest(data, out, settings, sampling, options.base, batch, executor, jobs, json)
+        request = command.GenerateRequest(data, out, settings, sampling, options.base, batch, executor, jobs, kv, json)
         command.generate_command(model, request, waiting, store=store)

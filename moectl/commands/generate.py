@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from artifacts.common.files import check_writable
+from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Partly
 from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
@@ -18,6 +19,7 @@ from moectl.generating.prompts import PromptFile, PromptRow
 from moectl.generating.spread import AnswerRows, SpreadAnswering
 from moectl.generating.work import BatchWork
 from moectl.shared.batch_size import batch_size
+from moectl.shared.defaults import FAST, KV, SLOW
 from moectl.shared.opening import existing, open_quietly
 from moectl.shared.preset_choice import with_choice
 from moectl.shared.progress import Phases
@@ -47,10 +49,13 @@ class GenerateRequest:
     batch: int | None = None
     executor: str = LOCAL
     jobs: int | None = None  # worker processes; None with the local executor: this process alone
+    kv: str = FAST
     as_json: bool = False
 
     def __post_init__(self) -> None:
         check_executor(self.executor)
+        if self.kv not in KV:
+            raise BadUsage(unknown("place of keys and values", self.kv, KV))
 
     @property
     def is_spread(self) -> bool:
@@ -85,6 +90,8 @@ def generate_command(name: str | None, request: GenerateRequest, waiting: Waitin
     opened = open_quietly(name, device=request.settings.device, dense=request.settings.dense)
     if request.is_spread:
         check_device(opened)
+    if request.kv == SLOW and opened.model.device.type == "cpu":
+        raise BadUsage("--kv slow is for a model on a GPU: here keys and values lie in RAM already")
     run = run_digest(opened, prompts, request)
     settings, why = with_choice(opened, request.settings, existing(store))
     with appended(request.out, run) as answers:
@@ -111,8 +118,9 @@ def _answer(job: _Job, waiting: Waiting) -> None:
     request = job.request
     with Session.over(job.opened, request.settings, store=job.store, base=request.base, name=job.name) as session:
         waiting.end()
-        size = batch_size(session, request.batch)
-        with _going_on(job) as told, open_batch(session, rows=size.rows, room=size.room) as batch:
+        in_ram = request.kv == SLOW
+        size = batch_size(session, request.batch, in_ram=in_ram)
+        with _going_on(job) as told, open_batch(session, rows=size.rows, room=size.room, in_ram=in_ram) as batch:
             answering = Answering(session, batch, request.sampling, job.answers.put)
             answering.run(job.rows(), told)
         _show(job, answering.done, receipt=session.receipt(), batch=batch.rows)

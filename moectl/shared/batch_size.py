@@ -22,13 +22,14 @@ class BatchSize:
     room: int
 
 
-def batch_size(session: Session, rows: int | None, *, together: int = 1) -> BatchSize:
-    """The size for a session that has just been opened, one of `together` in this memory; `rows` as asked, None: as
-    many as there is memory for."""
+def batch_size(session: Session, rows: int | None, *, together: int = 1, in_ram: bool = False) -> BatchSize:
+    """The size for a session that has just been opened, one of `together` in this memory, whose keys and values lie
+    beside the model or `in_ram`; `rows` as asked, None: as many as there is memory for."""
     left = _left_nbytes(session.opened.model.device) // together
     vocabulary = session.opened.model.get_input_embeddings().num_embeddings
     fitting = max(1, left // _LOGITS_SHARE // (vocabulary * _LOGIT_NBYTES))
-    return BatchSize(rows or min(MOST_ROWS, fitting), left - left // _LOGITS_SHARE)
+    room = _left_nbytes(torch.device("cpu")) // together if in_ram else left - left // _LOGITS_SHARE
+    return BatchSize(rows or min(MOST_ROWS, fitting), room)
 
 
 def _left_nbytes(device: torch.device) -> int:

@@ -3,3 +3,4 @@
 from pathlib import Path
 
 DEFAULT_STORE = Path("moe.duckdb")
+KV = FAST, SLOW = ("fast", "slow")  # where the keys and values of a batch lie: beside the model, or in RAM

@@ -93,7 +93,7 @@ def _attend(
         tokens = slice(begin, begin + piece.num_rows * piece.num_tokens)
         q, k, v = (_by_row(each[:, :, tokens], piece) for each in (query, key, value))
         piece.block.write(module.layer_idx, piece.first, k, v)
-        held = (of[module.layer_idx][: piece.num_rows, :, : piece.end] for of in (piece.block.keys, piece.block.values))
+        held = piece.block.read(module.layer_idx, piece.num_rows, piece.end, query.device)
         mask = piece.mask(sliding_window or None, query, is_causal=is_causal)
         output, _ = own(module, q, *held, mask, sliding_window=sliding_window, **others)
         outputs.append(output.reshape(1, tokens.stop - begin, *output.shape[2:]))

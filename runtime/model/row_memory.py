@@ -27,10 +27,11 @@ class RowLine:
 @dataclass(slots=True, eq=False)
 class Block:
     """Rows with room for C tokens each: row i is that of `lines[i]`, without gaps. Layers are made at their first
-    write, [R, A, C, D]."""
+    write, [R, A, C, D], in RAM if `in_ram`, page-locked beside a GPU, and else where they are computed."""
 
     room: int
     num_rows: int
+    in_ram: bool = False
     lines: list[RowLine] = field(default_factory=list)
     keys: dict[int, torch.Tensor] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -38,21 +39,37 @@ class Block:
     def write(self, layer: int, first: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put S tokens [n, A, S, D] into the first n rows, from position `first` [n] of each on."""
         for held, new in ((self.keys, keys), (self.values, values)):
-            if layer not in held:  # zeros: what is masked is multiplied by 0, which leaves a NaN a NaN
-                held[layer] = new.new_zeros((self.num_rows, new.shape[1], self.room, new.shape[3]))
+            if layer not in held:
+                held[layer] = self._zeros(new)
+            to = held[layer]
             if len(new) == 1:
                 begin = int(first[0])
-                held[layer][0, :, begin : begin + new.shape[2]] = new[0]
+                to[0, :, begin : begin + new.shape[2]] = new[0]
             else:
-                rows = torch.arange(len(new), device=new.device)
-                held[layer][rows, :, first.to(new.device)] = new[:, :, 0]
+                rows = torch.arange(len(new), device=to.device)
+                to[rows, :, first.to(to.device)] = new[:, :, 0].to(to.device)
+
+    def read(self, layer: int, num_rows: int, end: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [n, A, end, D] of the first rows on a device. Those in RAM are brought there whole, in one
+        copy each, since parts of rows would be many small ones."""
+        return tuple(
+            held[layer][:num_rows].to(device, non_blocking=True)[:, :, :end] for held in (self.keys, self.values)
+        )
+
+    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+        """Room for the keys or values of a layer, of which `like` [n, A, S, D] are some. Zeros, because what is masked
+        is multiplied by 0, which leaves a NaN a NaN."""
+        shape = (self.num_rows, like.shape[1], self.room, like.shape[3])
+        if not self.in_ram:
+            return like.new_zeros(shape)
+        return torch.zeros(shape, dtype=like.dtype, pin_memory=like.is_cuda or like.is_pinned())
 
     def grow(self, num_rows: int) -> None:
         """Make room for more rows."""
         self.num_rows = num_rows
         for held in (self.keys, self.values):
             for layer, old in held.items():
-                held[layer] = old.new_zeros((num_rows, *old.shape[1:]))
+                held[layer] = self._zeros(old)
                 held[layer][: len(old)] = old
 
     def copy(self, source: RowLine, place: int) -> None:
@@ -64,7 +81,7 @@ class Block:
         for held, theirs in ((self.keys, source.block.keys), (self.values, source.block.values)):
             for layer, old in theirs.items():
                 if layer not in held:
-                    held[layer] = old.new_zeros((self.num_rows, old.shape[1], self.room, old.shape[3]))
+                    held[layer] = self._zeros(old)
                 held[layer][place, :, :length] = old[source.place, :, :length]
 
     @property
@@ -78,16 +95,18 @@ class RowMemory:
     """The keys and values of running requests. A prompt that is being read lies by itself (`begin`); it then joins a
     block of rows with as much room (`join`), so that one product attends for all of them.
 
-    `token_nbytes`: bytes of one token in all layers, 0 until a pass has been run.
+    `token_nbytes`: bytes of one token in all layers, 0 until a pass has been run. With `in_ram` they lie in RAM and are
+    brought to the device of the model layer by layer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_ram: bool = False) -> None:
         self.blocks: list[Block] = []
+        self._in_ram = in_ram
         self.token_nbytes = 0
 
     def begin(self, num_tokens: int, beginning: RowLine | None = None, length: int = 0) -> RowLine:
         """Room for a prompt of so many tokens, whose first `length` ones are those of `beginning`."""
-        line = RowLine(Block(room_for(num_tokens), 1), 0)
+        line = RowLine(Block(room_for(num_tokens), 1, self._in_ram), 0)
         line.block.lines.append(line)
         if beginning is not None:
             line.block.copy_beginning(beginning, 0, length)
@@ -126,7 +145,7 @@ class RowMemory:
             if block.room == room and len(block.lines) < MOST_ROWS:
                 break
         else:
-            block = Block(room, 0)
+            block = Block(room, 0, self._in_ram)
             self.blocks.append(block)
         if len(block.lines) == block.num_rows:
             block.grow(min(block.num_rows + _GROWTH, MOST_ROWS))

@@ -80,13 +80,16 @@ class RequestBatch:
     """Answers many requests together. Owns the session until `close`: no other pass may run. One thread calls it.
 
     `add` requests at any time; each `step` is one pass, of at most `rows` requests and `tile` tokens of prompts.
-    `room` bounds the bytes of keys and values: a request is begun once there is room for its whole answer, or if no
-    other one runs. The same requests, added at the same steps, get the same answers.
+    `room` bounds the bytes of keys and values, which lie beside the model, or `in_ram`: a request is begun once there
+    is room for its whole answer, or if no other one runs. The same requests, added at the same steps, get the same
+    answers.
     """
 
-    def __init__(self, session: Session, *, rows: int = ROWS, tile: int = TILE, room: int = ROOM) -> None:
+    def __init__(
+        self, session: Session, *, rows: int = ROWS, tile: int = TILE, room: int = ROOM, in_ram: bool = False
+    ) -> None:
         self.session, self.rows, self.tile, self.room = session, rows, tile, room
-        self.memory = RowMemory()
+        self.memory = RowMemory(in_ram=in_ram)
         self.reading = Reading(self.memory, kept_nbytes=room // _KEPT_SHARE)
         self._waiting: deque[int] = deque()
         self._running: dict[int, _Row] = {}  # those that are being read among them

@@ -115,12 +115,14 @@ class Turns:
         return RowResult(asked.request, asked.owner, token, asked.generation.is_over, charge)
 
 
-def open_batch(session: Session, *, rows: int, tile: int = TILE, room: int = ROOM) -> RequestBatch | Turns:
+def open_batch(
+    session: Session, *, rows: int, tile: int = TILE, room: int = ROOM, in_ram: bool = False
+) -> RequestBatch | Turns:
     """A `RequestBatch` of so many rows; requests one after the other for one row, or where they cannot share a pass,
     which the receipt then says."""
     reason = why_one_by_one(session)
     if rows > 1 and reason is None:
-        return RequestBatch(session, rows=rows, tile=tile, room=room)
+        return RequestBatch(session, rows=rows, tile=tile, room=room, in_ram=in_ram)
     line = f"batch: requests are answered one at a time: {reason}"
     if rows > 1 and line not in session.fallbacks:
         session.fallbacks.append(line)

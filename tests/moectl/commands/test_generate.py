@@ -86,6 +86,14 @@ def test_prompts_are_not_overwritten(model: Path, data: Path, capfd: pytest.Capt
     assert data.read_bytes() == whole
 
 
+@pytest.mark.parametrize(("kv", "says"), [("slow", "is for a model on a GPU"), ("slwo", "did you mean slow?")])
+def test_a_place_of_keys_and_values_that_makes_no_sense_is_refused(
+    kv: str, says: str, model: Path, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(model), "--data", str(data), "--out", str(tmp_path / "out.jsonl"), "--kv", kv]) == 2
+    assert says in capfd.readouterr().err and not (tmp_path / "out.jsonl").exists()
+
+
 def test_a_kill_and_a_full_disk_lose_and_double_nothing(model: Path, tmp_path: Path) -> None:
     result = soak(tmp_path, model=str(model), num_prompts=40, stops=[KILL, FULL_DISK, KILL], tokens=6, batch=4, seed=1)
     assert result.num_kills == 2 and result.num_full == 1

@@ -183,6 +183,15 @@ def test_keys_and_values_stay_within_the_room(session: Session) -> None:
         assert most == 2
 
 
+def test_keys_and_values_in_ram_change_no_answer(session: Session) -> None:
+    """On a CPU they lie there anyhow; what is another on a GPU is where blocks are made."""
+    with RequestBatch(session, rows=3, tile=4) as usual:
+        expected = answers(usual)
+    with RequestBatch(session, rows=3, tile=4, in_ram=True) as batch:
+        assert answers(batch) == expected
+        assert batch.memory.begin(8).block.in_ram
+
+
 def test_the_model_is_given_back_as_it_was(session: Session) -> None:
     expected = alone(session)
     with RequestBatch(session) as batch:
