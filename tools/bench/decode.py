@@ -6,10 +6,10 @@
 
 Sections: `resident`, every expert resident, beside transformers' implementations and llama.cpp; `controller`,
 microseconds of a decision; `link`, a token over an emulated link, live and simulated; `prefill`, a prompt at a quarter
-of the experts; `disk`, beside Accelerate. Contenders alternate in rounds and ratios are taken within a round, so that
-other load of the machine affects all alike. Two models are measured, the bundled one and a random one of OLMoE's shape
-that is written to a temporary folder first (0.8 GB); `resident` measures two layers of OLMoE's size besides (1.7 GB).
-`--model` names others.
+of the experts; `disk`, beside Accelerate; `threads`, every expert resident on several. Contenders alternate in rounds
+and ratios are taken within a round, so that other load of the machine affects all alike. Two models are measured, the
+bundled one and a random one of OLMoE's shape that is written to a temporary folder first (0.8 GB); `resident` and
+`threads` measure two layers of OLMoE's size (1.7 GB). `--model` names others.
 """
 
 import argparse
@@ -45,6 +45,9 @@ from tools.bench import (
 )
 from tools.bench import (
     resident as bench_resident,
+)
+from tools.bench import (
+    threads as bench_threads,
 )
 from tools.bench.performance import Ratio, Section, Table
 
@@ -95,6 +98,14 @@ def _resident(models: dict[str, Path], options: argparse.Namespace) -> Section:
     with bench_resident.random_model(*bench_resident.OLMOE_SIZED) as folder:
         models = models | {SIZED: folder}
         return bench_resident.measure(models, rounds=options.rounds, tokens=options.tokens)
+
+
+def _threads(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    known = {"rounds": max(2, options.rounds // 2), "tokens": options.tokens}
+    if options.model:
+        return bench_threads.measure(options.model[0].name, options.model[0], **known)
+    with bench_resident.random_model(*bench_resident.OLMOE_SIZED) as folder:
+        return bench_threads.measure(SIZED, folder, **known)
 
 
 def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section:
@@ -157,6 +168,7 @@ SECTIONS: dict[str, Callable[[dict[str, Path], argparse.Namespace], Section]] = 
     "link": _link,
     "prefill": _prefill,
     "disk": _disk,
+    "threads": _threads,
 }
 OF_MODELS = {"resident", "link", "prefill"}  # the other sections name their own models
 

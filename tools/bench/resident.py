@@ -80,7 +80,7 @@ def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Tab
     rows, ratios = [], {}
     for type_, dense in SAME_FILES.items():
         with ExitStack() as stack:
-            path = _exported(stack, open_model(str(folder), dtype=torch.bfloat16), folder, type_)
+            path = exported(stack, open_model(str(folder), dtype=torch.bfloat16), folder, type_)
             if path is None:
                 return []
             settings = Settings("full", experts=FUSED, dense=dense)
@@ -100,14 +100,14 @@ def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Tab
 def _llama_cpp(stack: ExitStack, opened: MoeModel, folder: Path, *, num_tokens: int) -> list[Contender]:
     """llama.cpp on the same weights, where it is installed and can read them."""
     type_ = LLAMA_CPP[opened.dtype]
-    path = _exported(stack, opened, folder, type_)
+    path = exported(stack, opened, folder, type_)
     if path is None:
         return []
     llama = LlamaCpp(path, threads=1, num_tokens=num_tokens, vocab_size=opened.model.config.vocab_size)
     return [Contender(f"llama.cpp {type_}", partial(decode_by_llama_cpp, llama))]
 
 
-def _exported(stack: ExitStack, opened: MoeModel, folder: Path, type_: str) -> Path | None:
+def exported(stack: ExitStack, opened: MoeModel, folder: Path, type_: str) -> Path | None:
     """The model as a GGUF file that goes with `stack`; None where llama.cpp is not installed or would not read it."""
     path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.gguf"
     try:

@@ -24,6 +24,9 @@ from tools.bench import (
 from tools.bench import (
     resident as bench_resident,
 )
+from tools.bench import (
+    threads as bench_threads,
+)
 from tools.bench.performance import Ratio, Section, Table
 
 PAGE = "# Speed\n\n<!-- resident: -->\nold\n<!-- :resident -->\nwords\n"
@@ -36,6 +39,15 @@ def test_a_table_has_every_implementation(checkpoint: Checkpoint) -> None:
     assert [row[3] for row in table.rows].count("1.000 to 1.000") == 1, "the fastest of transformers'"
     assert list(table.ratios) == [f"tiny, float32, {own}" for own in bench_resident.OURS]
     assert all(ratio.lower <= ratio.median <= ratio.upper for ratio in table.ratios.values())
+
+
+def test_threads_are_measured_as_far_as_there_are_cores(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_threads.os, "cpu_count", lambda: 2)
+    table = bench_threads.table("tiny", checkpoint("olmoe"), rounds=1, tokens=2)
+    assert [row[0] for row in table.rows] == [1, 2] and table.rows[0][2] == "1.00"
+    assert all(float(row[1]) > 0 for row in table.rows)
 
 
 def test_a_link_is_measured_and_simulated(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
