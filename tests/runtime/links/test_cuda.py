@@ -218,7 +218,7 @@ def test_a_failed_read_ahead_is_read_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "staged"])
 def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
-    """After a pass that needed as many as any."""
+    """How many are in use at a time varies with the thread that hands pieces over; one lost a step would be 29 more."""
     gpu = fake_cuda(monkeypatch, 0)
     run, made = Run(gpu, HostSource(gpu, pinned=pinned)), []
     for step in range(60):
@@ -231,7 +231,7 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch, pinned: bool) ->
         made.append(gpu.num_events)
     run.link.close()
     assert run.mistakes() == 0
-    assert made[30] == made[-1], f"of 60 steps: {made}"
+    assert made[-1] < made[30] + 10, f"of 60 steps: {made}"
 
 
 def test_seconds_in_which_two_streams_copy_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
