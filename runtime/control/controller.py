@@ -193,19 +193,20 @@ class Controller:
         places = [place for expert in experts if (place := held[first + expert])]
         if len(places) < len(experts):
             return []
-        self.count_fixed(layer)
+        self.count_fixed(layer, low=[experts] if self.holds_low else ())
         if self.counters.is_spread:
             self.counters.spread_requests(experts, (), experts if self.holds_low else ())
-        if self.holds_low:
-            self.counters.add_bits(layer, places)
         return places
 
-    def count_fixed(self, first: int, num_layers: int = 1) -> None:
-        """Count one token's requests of layers: all are hits, or all are computed on resident replicas."""
+    def count_fixed(self, first: int, num_layers: int = 1, *, low: Sequence[Sequence[int]] = ()) -> None:
+        """Count one token's requests of layers: all are hits, or all are computed on the resident replicas of the
+        experts `low` [n, K]."""
         self.now.step += num_layers
         self.now.layer = first + num_layers - 1
         for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
             self.counters.table[counter, first : first + num_layers] += self.shape.top_k
+        for layer, experts in enumerate(low, first):
+            self.counters.add_bits(layer, [self._low[layer * self.shape.num_experts + expert] for expert in experts])
 
     def clear(self) -> None:
         """Empty the cache, as after a step that failed; counters and history stay."""

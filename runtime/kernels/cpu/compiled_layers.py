@@ -23,11 +23,18 @@ _NUM_TRIED = 3  # tokens on which it is tried what a mixer does with its experts
 
 class WholeExperts(NamedTuple):
     """Where the experts of all layers begin, `starts` [L, E] (0: absent), the kinds and places of their `matrices` [L,
-    3, 2], and how many neurons they have."""
+    3, 2], how many neurons they have, and the replicas that stand for those that are absent, as `whole_layer` has
+    them."""
 
     starts: np.ndarray
     matrices: np.ndarray
     num_neurons: int
+    replicas: tuple
+
+    def layer(self, index: int) -> tuple:
+        """The replicas of one layer."""
+        functions, addresses, sizes, rotations = self.replicas
+        return functions, addresses[index], sizes[index], rotations
 
 
 class ExpertsInPlace(Protocol):

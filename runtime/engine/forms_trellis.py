@@ -1,0 +1,60 @@
+"""Replicas in trellis codes in RAM, as kernels for one token take them."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from artifacts.quantisation import trellis
+from artifacts.quantisation.widths import Width
+from runtime.control.plan import Place
+from runtime.engine.form import CpuForm, LayerForm
+from runtime.engine.token_operands import TokenOperands
+from runtime.kernels.load import kernels
+from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.tiers.replica_layouts import TrellisLayout
+from runtime.tiers.shadow_replicas import Shadows
+
+
+class CpuTrellis(CpuForm):
+    """Replicas in trellis codes, of any width in `layouts`: all of a token in one call, which rotates it once."""
+
+    def __init__(self, layouts: Mapping[Width, TrellisLayout], dtype: torch.dtype) -> None:
+        self._functions = kernels("cpu.trellis_vectors").functions()
+        self._offsets = {bits: _coded_offsets(layout) for bits, layout in layouts.items()}
+        self._sizes = {}
+        for bits, layout in layouts.items():
+            matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
+            inner, down = (matrices[name] for name in (GATE_UP, DOWN))
+            self._sizes[bits] = np.array([kernels("cpu.trellis").sizes_of(matrix) for matrix in (inner, down)])
+        rotation, digits = kernels("cpu.rotation").rotation, kernels("cpu.trellis").num_digits(dtype)
+        outer, back = (rotation(down.num_outputs, is_back=is_back) for is_back in (False, True))
+        acts = rotation(down.num_inputs, is_back=False)
+        self._rotations = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits
+        self._nbytes = max(layout.nbytes for layout in layouts.values())
+
+    def whole(self) -> LayerForm:
+        nowhere = kernels("cpu.linear").PLAIN, 0
+        return LayerForm(len(self._rotations[0]), len(self._rotations[1]), (nowhere,) * 3, self._nbytes)
+
+    def of_layers(self, shadows: Shadows, num_layers: int) -> tuple:
+        """Every expert's replica, as `runtime.kernels.cpu.whole_layer` takes those of L layers."""
+        starts = [shadows.address(key) for key in range(len(shadows.starts))]
+        tables = (table.reshape(num_layers, -1, *table.shape[1:]) for table in self._tables(shadows.widths, starts))
+        return self._functions, *tables, self._rotations
+
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
+        widths = [place.bits for place in places] or [*self._sizes][:1] * len(starts)
+        tables = self._tables(widths, starts)
+        kernels("cpu.gated_trellis").add(self._functions, *tables, self._rotations, *operands)
+
+    def _tables(self, widths: Sequence[Width], starts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Addresses [n, 2, 4] and sizes [n, 2, 5] of replicas."""
+        offsets, sizes = (np.array([table[bits] for bits in widths]) for table in (self._offsets, self._sizes))
+        return np.where(offsets < 0, 0, np.array(starts)[:, None, None] + offsets), sizes
+
+
+def _coded_offsets(layout: TrellisLayout) -> np.ndarray:
+    """Where the parts of both matrices lie in a replica, [2, 4]; -1 for one that is not there."""
+    places = {part.name: part.offset for part in layout.parts}
+    return np.array([[places.get(f"{name}.{part}", -1) for part in trellis.PARTS] for name in (GATE_UP, DOWN)])
