@@ -145,7 +145,7 @@ class StepExecutor:
         if out is None:
             del self._whole_output.whole[layer]  # to be noted anew once they are there
         else:
-            self._count_fixed(layer, [ids])
+            self._count_fixed(layer, ids)
         return out
 
     def _is_noted(self, layer: int) -> bool:
@@ -168,15 +168,15 @@ class StepExecutor:
             self._is_noted(layer)
         return self._whole_output.all_whole
 
-    def count(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
-        """Count one token's use of layers from number `first` on, by what routers chose in each, [1, K]."""
-        if chosen:
-            self.last_token.update(enumerate(chosen, first))
+    def count(self, first: int, chosen: torch.Tensor) -> None:
+        """Count one token's use of n layers from number `first` on, by what routers chose in each, [n, K]."""
+        if len(chosen):
+            self.last_token.update(enumerate(chosen[:, None].unbind(), first))
             self._count_fixed(first, chosen)
 
-    def _count_fixed(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
-        """Count a token's use of the experts `chosen` [1, K] of each layer. Ids on a device are not read."""
-        low = torch.cat(list(chosen)).tolist() if self.controller.holds_low else ()
+    def _count_fixed(self, first: int, chosen: torch.Tensor) -> None:
+        """Ids on a device are not read."""
+        low = chosen.numpy() if self.controller.holds_low else None
         self.controller.count_fixed(first, len(chosen), low=low)
 
     def _begin_output(

@@ -43,8 +43,8 @@ class ExpertsInPlace(Protocol):
     def whole(self) -> WholeExperts | None:
         """Of layers about which nothing is to be decided; None where that is not so."""
 
-    def count(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
-        """One token was computed by layers from number `first` on, each with the experts that were `chosen` [1, K]."""
+    def count(self, first: int, chosen: torch.Tensor) -> None:
+        """One token was computed by n layers from number `first` on, with the experts that were `chosen` [n, K]."""
 
 
 class CompiledLayers:
@@ -97,7 +97,7 @@ class CompiledLayers:
         ids, normalised, done = self._computed(first, x, caches, self._attention.turn(angles), whole)
         for layer in caches[first : done + 1]:
             CacheRoom.of(layer).extend(layer)
-        self.experts.count(first, ids[first:done, None].unbind())
+        self.experts.count(first, ids[first:done])
         if done == len(caches):
             return done - first
         self._blocks[done].mix(x, normalised)
