@@ -72,16 +72,15 @@ class TokenKernels:
         """How kernels take whole layers of unreduced experts, or of the replicas that stay where there is nothing else;
         None: they do not."""
         if self._shadows and not self._starts:
-            forms = {self._forms[bits] for bits in self._shadows.layouts}
-            return forms.pop().whole() if len(forms) == 1 else None
+            forms = [self._forms[bits] for bits in self._shadows.layouts]
+            return forms[0].of_absent() if all(isinstance(form, CpuTrellis) for form in forms) else None
         return self._forms[FULL_BITS].whole() if FULL_BITS in self._forms else None
 
     def whole_replicas(self, num_layers: int) -> tuple:
         """The replicas that stay, by layer, as kernels take them where there is nothing else."""
         if not self._shadows or self._starts:
             return kernels("cpu.whole_layer").no_replicas(num_layers)
-        [form] = {self._forms[bits] for bits in self._shadows.layouts}
-        return form.of_layers(self._shadows, num_layers)
+        return self._forms[self._shadows.widths[0]].of_layers(self._shadows, num_layers)
 
     def computes_layers(self, top_k: int) -> bool:
         """Whether there is a `whole_layer` for a token's `top_k` experts, which threads would not share."""

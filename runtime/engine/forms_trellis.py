@@ -21,19 +21,22 @@ class CpuTrellis(CpuForm):
 
     def __init__(self, layouts: Mapping[Width, TrellisLayout], dtype: torch.dtype) -> None:
         self._functions = kernels("cpu.trellis_vectors").functions()
-        self._offsets = {bits: _coded_offsets(layout) for bits, layout in layouts.items()}
-        self._sizes = {}
-        for bits, layout in layouts.items():
+        self._rows, sizes = {bits: row for row, bits in enumerate(layouts)}, []
+        offsets = np.array([_coded_offsets(layout) for layout in layouts.values()])
+        self._are_there, self._offsets = offsets >= 0, np.maximum(offsets, 0)  # [W, 2, 4]
+        for layout in layouts.values():
             matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
             inner, down = (matrices[name] for name in (GATE_UP, DOWN))
-            self._sizes[bits] = np.array([kernels("cpu.trellis").sizes_of(matrix) for matrix in (inner, down)])
+            sizes.append([kernels("cpu.trellis").sizes_of(matrix) for matrix in (inner, down)])
+        self._sizes = np.array(sizes)  # [W, 2, 5]
         rotation, digits = kernels("cpu.rotation").rotation, kernels("cpu.trellis").num_digits(dtype)
         outer, back = (rotation(down.num_outputs, is_back=is_back) for is_back in (False, True))
         acts = rotation(down.num_inputs, is_back=False)
         self._rotations = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits
         self._nbytes = max(layout.nbytes for layout in layouts.values())
 
-    def whole(self) -> LayerForm:
+    def of_absent(self) -> LayerForm:
+        """How the kernel of a whole layer takes experts of which there are only replicas."""
         nowhere = kernels("cpu.linear").PLAIN, 0
         return LayerForm(len(self._rotations[0]), len(self._rotations[1]), (nowhere,) * 3, self._nbytes)
 
@@ -44,14 +47,14 @@ class CpuTrellis(CpuForm):
         return self._functions, *tables, self._rotations
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        widths = [place.bits for place in places] or [*self._sizes][:1] * len(starts)
+        widths = [place.bits for place in places] or [*self._rows][:1] * len(starts)
         tables = self._tables(widths, starts)
         kernels("cpu.gated_trellis").add(self._functions, *tables, self._rotations, *operands)
 
     def _tables(self, widths: Sequence[Width], starts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Addresses [n, 2, 4] and sizes [n, 2, 5] of replicas."""
-        offsets, sizes = (np.array([table[bits] for bits in widths]) for table in (self._offsets, self._sizes))
-        return np.where(offsets < 0, 0, np.array(starts)[:, None, None] + offsets), sizes
+        rows = [self._rows[bits] for bits in widths]
+        return self._are_there[rows] * np.array(starts)[:, None, None] + self._offsets[rows], self._sizes[rows]
 
 
 def _coded_offsets(layout: TrellisLayout) -> np.ndarray:
