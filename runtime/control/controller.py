@@ -72,6 +72,8 @@ class Controller:
         self.holds_all = cache.num_slots == self.shape.num_keys and not decides
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
         self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
+        self._low_cells = self.counters.cells_of([place.bits for place in self._low])
+        self._fixed = np.array([Counter.REQUESTS, *((Counter.MISSES, _LOW) if self.holds_low else (Counter.HITS,))])
 
     def begin_pass(self, num_tokens: int) -> None:
         """Begin a pass over `num_tokens` tokens."""
@@ -193,19 +195,19 @@ class Controller:
         places = [place for expert in experts if (place := held[first + expert])]
         if len(places) < len(experts):
             return []
-        self.count_fixed(layer)
+        self.count_fixed(layer, low=np.array([experts]) if self.holds_low else None)
         if self.counters.is_spread:
             self.counters.spread_requests(experts, (), experts if self.holds_low else ())
-        if self.holds_low:
-            self.counters.add_bits(layer, places)
         return places
 
-    def count_fixed(self, first: int, num_layers: int = 1) -> None:
-        """Count one token's requests of layers: all are hits, or all are computed on resident replicas."""
+    def count_fixed(self, first: int, num_layers: int = 1, *, low: np.ndarray | None = None) -> None:
+        """Count one token's requests of layers: all are hits, or all are computed on the resident replicas of the
+        experts `low` [n, K]."""
         self.now.step += num_layers
         self.now.layer = first + num_layers - 1
-        for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
-            self.counters.table[counter, first : first + num_layers] += self.shape.top_k
+        self.counters.table[self._fixed, first : first + num_layers] += self.shape.top_k
+        if low is not None:
+            self.counters.add_to(self._low_cells[np.arange(first, first + num_layers)[:, None], low])
 
     def clear(self) -> None:
         """Empty the cache, as after a step that failed; counters and history stay."""

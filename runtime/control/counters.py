@@ -6,7 +6,7 @@ from enum import IntEnum, auto
 
 import numpy as np
 
-from artifacts.quantisation.widths import WIDTHS, label
+from artifacts.quantisation.widths import WIDTHS, Width, label
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.control.pools import Partitions
@@ -150,6 +150,15 @@ class Counters:
         for place in places:
             if place.bits != FULL_BITS:
                 self.add(_OF_BITS[place.bits], layer, 1)
+
+    def cells_of(self, bits: Sequence[Width]) -> np.ndarray:
+        """Where `add_to` counts keys that are computed at these `bits` [L * E]: int [L, E]."""
+        rows = np.array([int(_OF_BITS[width]) for width in bits], np.int64).reshape(self._num_layers, -1)
+        return rows * self._num_layers + np.arange(self._num_layers)[:, None]
+
+    def add_to(self, cells: np.ndarray) -> None:
+        """Count one more in each of these cells, as often as they are given."""
+        np.add.at(self.table.reshape(-1), cells, 1)
 
     def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
         """Return one dictionary a layer, summed over the passes from `first_pass` on."""

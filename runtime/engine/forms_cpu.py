@@ -1,19 +1,20 @@
-"""The forms in which experts lie in RAM (whole, cut, packed, as published), with compiled code for a few tokens."""
+"""The forms in which experts lie in RAM, beside those as published and in trellis codes, with compiled code for a few
+tokens."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import nn
 
-from artifacts.quantisation import trellis
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.quantisation.widths import Width
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.form import CpuForm, LayerForm
 from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published_form
+from runtime.engine.forms_trellis import CpuTrellis
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.batched import is_plain
 from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
@@ -47,26 +48,39 @@ class TokenKernels:
         self._token = torch.empty(opened.layers[0].hidden_size)
         self._x = self._token.numpy()
 
-    def is_packed(self, bits: int) -> bool:
-        """Whether experts of so many bits are packed."""
-        return isinstance(self._forms[bits], CpuPacked)
+    def is_packed(self, bits: Width) -> bool:
+        """Whether experts of so many bits are replicas, packed or in trellis codes."""
+        return isinstance(self._forms[bits], CpuPacked | CpuTrellis)
 
     def starts_of(self, slots: Sequence[int]) -> list[int]:
         """Addresses of the experts in these slots, 0 for `NO_SLOT`."""
         return [0 if slot == NO_SLOT else self._starts[slot] for slot in slots]
 
-    def whole_layer(self, starts: np.ndarray, top_k: int) -> Callable[[int, int, int, bool, int], bool]:
-        """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent: of the addresses of x,
-        ids and weights, whether those are float32, and the address of the output. It returns whether all are there."""
+    def whole_layer(
+        self, starts: np.ndarray, replicas: tuple, top_k: int
+    ) -> Callable[[int, int, int, bool, int], bool]:
+        """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent or its replica: of the
+        addresses of x, ids and weights, whether those are float32, and the address of the output. It returns whether
+        all are there."""
         form, like = self.whole_form, self._like
         sizes = form.hidden_size, form.num_neurons, top_k
-        run = partial(kernels("cpu.whole_layer").compute_layer, starts, form.matrices, sizes)
+        run = partial(kernels("cpu.whole_layer").compute_layer, starts, form.matrices, sizes, replicas)
         return lambda x, ids, weights, are_wide, out: run(x, ids, weights, are_wide, out, like)
 
     @property
     def whole_form(self) -> LayerForm | None:
-        """How kernels take whole layers of unreduced experts; None: they do not."""
+        """How kernels take whole layers of unreduced experts, or of the replicas that stay where there is nothing else;
+        None: they do not."""
+        if self._shadows and not self._starts:
+            forms = [self._forms[bits] for bits in self._shadows.layouts]
+            return forms[0].of_absent() if all(isinstance(form, CpuTrellis) for form in forms) else None
         return self._forms[FULL_BITS].whole() if FULL_BITS in self._forms else None
+
+    def whole_replicas(self, num_layers: int) -> tuple:
+        """The replicas that stay, by layer, as kernels take them where there is nothing else."""
+        if not self._shadows or self._starts:
+            return kernels("cpu.whole_layer").no_replicas(num_layers)
+        return self._forms[self._shadows.widths[0]].of_layers(self._shadows, num_layers)
 
     def computes_layers(self, top_k: int) -> bool:
         """Whether there is a `whole_layer` for a token's `top_k` experts, which threads would not share."""
@@ -251,37 +265,6 @@ class CpuPacked(CpuForm):
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         self._add(np.array(starts)[:, None, None] + self._offsets, self._sizes, *operands)
-
-
-class CpuTrellis(CpuForm):
-    """Replicas in trellis codes, of any width in `layouts`: all of a token in one call, which rotates it once."""
-
-    def __init__(self, layouts: Mapping[Width, TrellisLayout], dtype: torch.dtype) -> None:
-        self._digits = kernels("cpu.trellis").num_digits(dtype)
-        self._functions = kernels("cpu.trellis_vectors").functions()
-        self._offsets = {bits: _coded_offsets(layout) for bits, layout in layouts.items()}
-        self._sizes = {}
-        for bits, layout in layouts.items():
-            matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
-            inner, down = (matrices[name] for name in (GATE_UP, DOWN))
-            self._sizes[bits] = np.array([kernels("cpu.trellis").sizes_of(matrix) for matrix in (inner, down)])
-        rotation = kernels("cpu.rotation").rotation
-        outer, back = (rotation(down.num_outputs, is_back=is_back) for is_back in (False, True))
-        acts = rotation(down.num_inputs, is_back=False)
-        self._rotations = outer.signs, acts.signs, outer.odd, back.odd, acts.odd
-
-    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        widths = [place.bits for place in places] or [*self._sizes][:1] * len(starts)
-        offsets, sizes = (np.array([table[bits] for bits in widths]) for table in (self._offsets, self._sizes))
-        addresses = np.where(offsets < 0, 0, np.array(starts)[:, None, None] + offsets)
-        rotations = self._rotations
-        kernels("cpu.gated_trellis").add(self._functions, addresses, sizes, *rotations, self._digits, *operands)
-
-
-def _coded_offsets(layout: TrellisLayout) -> np.ndarray:
-    """Where the parts of both matrices lie in a replica, [2, 4]; -1 for one that is not there."""
-    places = {part.name: part.offset for part in layout.parts}
-    return np.array([[places.get(f"{name}.{part}", -1) for part in trellis.PARTS] for name in (GATE_UP, DOWN)])
 
 
 def _offsets(offsets: dict[str, int], name: str) -> list[int]:

@@ -27,7 +27,7 @@ from runtime.tiers.near import NearTier
 class CpuOutput:
     """The output of a layer for one token, in compiled code on `threads`. It computes near experts as well.
 
-    `whole` has, by layer, the kernel of layers whose experts never leave.
+    `whole` has, by layer, the kernel of layers whose experts, or the replicas in their place, never leave.
     """
 
     name: ClassVar[str] = "fused"
@@ -111,14 +111,15 @@ class CpuOutput:
         """The experts of a layer lie, whole, in `slots` [E], `NO_SLOT` for one that is absent."""
         starts = self.all_whole.starts[layer]
         starts[:] = self._kernels.starts_of(slots)
-        self.whole[layer] = self._kernels.whole_layer(starts, self._top_k)
+        self.whole[layer] = self._kernels.whole_layer(starts, self.all_whole.layer(layer), self._top_k)
 
     @cached_property
     def all_whole(self) -> WholeExperts:
         """Where the experts of layers begin that are noted."""
         form, shape = self._kernels.whole_form, self._shape
         starts, matrices = np.zeros((shape.num_layers, shape.num_experts), np.int64), np.array(form.matrices)
-        return WholeExperts(starts, np.tile(matrices, (shape.num_layers, 1, 1)), form.num_neurons)
+        replicas = self._kernels.whole_replicas(shape.num_layers)
+        return WholeExperts(starts, np.tile(matrices, (shape.num_layers, 1, 1)), form.num_neurons, replicas)
 
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor

@@ -139,13 +139,13 @@ class StepExecutor:
     ) -> torch.Tensor | None:
         """The output of one token where experts never leave, without asking the controller where they are; None where
         one may be absent."""
-        if self.pending or not self.controller.holds_all or not self._is_noted(layer):
+        if self.pending or not self._can_skip_planning or not self._is_noted(layer):
             return None
         out = self._whole_output.forward_whole(layer, hidden, ids, weights)
         if out is None:
             del self._whole_output.whole[layer]  # to be noted anew once they are there
         else:
-            self.controller.count_fixed(layer)
+            self._count_fixed(layer, ids)
         return out
 
     def _is_noted(self, layer: int) -> bool:
@@ -161,18 +161,23 @@ class StepExecutor:
 
     def whole(self) -> WholeExperts | None:
         """Where the experts of all layers are, if one token can be computed without asking the controller."""
-        is_settled = self.watcher.on_step is None and not self.pending and self.controller.holds_all
+        is_settled = self.watcher.on_step is None and not self.pending and self._can_skip_planning
         if not is_settled or not isinstance(self._whole_output, CpuOutput):
             return None
         for layer in range(self.controller.shape.num_layers):
             self._is_noted(layer)
         return self._whole_output.all_whole
 
-    def count(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
-        """Count one token's use of layers from number `first` on, by what routers chose in each, [1, K]."""
-        if chosen:
-            self.last_token.update(enumerate(chosen, first))
-            self.controller.count_fixed(first, len(chosen))
+    def count(self, first: int, chosen: torch.Tensor) -> None:
+        """Count one token's use of n layers from number `first` on, by what routers chose in each, [n, K]."""
+        if len(chosen):
+            self.last_token.update(enumerate(chosen[:, None].unbind(), first))
+            self._count_fixed(first, chosen)
+
+    def _count_fixed(self, first: int, chosen: torch.Tensor) -> None:
+        """Ids on a device are not read."""
+        low = chosen.numpy() if self.controller.holds_low else None
+        self.controller.count_fixed(first, len(chosen), low=low)
 
     def _begin_output(
         self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor

@@ -13,13 +13,14 @@ from runtime.tiers.replicas import ReplicaStore
 class Shadows:
     """Reads the replica of `bits[key]` of every expert into one buffer on `device`, one after another.
 
-    `layouts` has the layout of each number of bits in use; `starts` the offset of each key in `buffer`, uint8. Raises
-    BadInput for a damaged file, OutOfResources when there is no room.
+    `widths` has the bits of each key, `layouts` the layout of each number of bits in use; `starts` the offset of each
+    key in `buffer`, uint8. Raises BadInput for a damaged file, OutOfResources when there is no room.
     """
 
     def __init__(self, stores: Mapping[int, ReplicaStore], bits: np.ndarray, device: torch.device) -> None:
         layouts = [stores[width].layout for width in bits.tolist()]
         self.layouts = {layout.bits: layout for layout in layouts}
+        self.widths = bits.tolist()
         ends = np.cumsum([layout.nbytes for layout in layouts]).tolist()
         self.starts = [0, *ends[:-1]]
         buffer = aligned(ends[-1])

@@ -23,11 +23,18 @@ _NUM_TRIED = 3  # tokens on which it is tried what a mixer does with its experts
 
 class WholeExperts(NamedTuple):
     """Where the experts of all layers begin, `starts` [L, E] (0: absent), the kinds and places of their `matrices` [L,
-    3, 2], and how many neurons they have."""
+    3, 2], how many neurons they have, and the replicas that stand for those that are absent, as `whole_layer` has
+    them."""
 
     starts: np.ndarray
     matrices: np.ndarray
     num_neurons: int
+    replicas: tuple
+
+    def layer(self, index: int) -> tuple:
+        """The replicas of one layer."""
+        functions, addresses, sizes, rotations = self.replicas
+        return functions, addresses[index], sizes[index], rotations
 
 
 class ExpertsInPlace(Protocol):
@@ -36,8 +43,8 @@ class ExpertsInPlace(Protocol):
     def whole(self) -> WholeExperts | None:
         """Of layers about which nothing is to be decided; None where that is not so."""
 
-    def count(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
-        """One token was computed by layers from number `first` on, each with the experts that were `chosen` [1, K]."""
+    def count(self, first: int, chosen: torch.Tensor) -> None:
+        """One token was computed by n layers from number `first` on, with the experts that were `chosen` [n, K]."""
 
 
 class CompiledLayers:
@@ -90,7 +97,7 @@ class CompiledLayers:
         ids, normalised, done = self._computed(first, x, caches, self._attention.turn(angles), whole)
         for layer in caches[first : done + 1]:
             CacheRoom.of(layer).extend(layer)
-        self.experts.count(first, ids[first:done, None].unbind())
+        self.experts.count(first, ids[first:done])
         if done == len(caches):
             return done - first
         self._blocks[done].mix(x, normalised)

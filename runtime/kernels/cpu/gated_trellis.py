@@ -6,36 +6,47 @@ Importing this module imports numba. Shapes: H hidden, I neurons of an expert, n
 
 import numpy as np
 
-from artifacts.common.numba_loops import kernel
+from artifacts.common.numba_loops import kernel, part
 from runtime.kernels.cpu.gated import LIKE, TOKEN, swiglu
 from runtime.kernels.cpu.rotation import transform
-from runtime.kernels.cpu.trellis import product
+from runtime.kernels.cpu.trellis import add_numbers, as_numbers
 
-_ROTATIONS = "float32[::1], float32[::1], float32[:, ::1], float32[:, ::1], float32[:, ::1]"
+MATRICES = "int64[:, :, ::1], int64[:, :, ::1]"  # addresses [n, 2, 4] and sizes [n, 2, 5]
+FUNCTIONS = "int64[::1]"
+ROTATIONS = "Tuple((float32[::1], float32[::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], int64))"
+"""Signs [H] and [I], the transform of the odd factor of H, the same back, that of I, and numbers of 16 bits for each of
+a token's."""
 
 
-@kernel(
-    [f"void(int64[::1], int64[:, :, ::1], int64[:, :, ::1], {_ROTATIONS}, int64, {TOKEN}, {like})" for like in LIKE],
-    nogil=True,
-)
-def add(functions, addresses, sizes, signs, inner_signs, odd, odd_back, inner_odd, digits, x, rows, y, like):
-    """Add expert i on x [H] to y[rows[i]], y [K, H].
+@part
+def rotated_numbers(x, signs, odd, digits):
+    """A token in its rotation, as `as_numbers` has it: int16 [digits, .] and what they are worth [1]."""
+    turned, numbers = np.empty(len(x), np.float32), np.empty((digits, len(x)), np.int16)
+    transform(x * signs, odd, turned)
+    return numbers, np.full(1, as_numbers(turned, digits, numbers), np.float32)
 
-    addresses[i, 0] and sizes[i, 0] are those of gate and up, addresses[i, 1] and sizes[i, 1] of down, as
-    `runtime.kernels.cpu.trellis` has them. `signs` [H], `odd` and `odd_back` are the rotation of the token and back,
-    `inner_signs` [I] and `inner_odd` that of what down takes.
-    """
-    num_neurons, token = len(inner_signs), np.empty((1, len(x)), np.float32)
-    transform(x * signs, odd, token[0])
-    inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)
-    turned, out, back = np.empty((1, num_neurons), np.float32), np.empty((1, len(x)), np.float32), np.empty_like(x)
+
+@part
+def add_replica(functions, addresses, sizes, rotations, token, out, like):
+    """Add an expert on a token in numbers to `out` [H]. addresses[0] and sizes[0] are those of gate and up,
+    addresses[1] and sizes[1] of down, as `runtime.kernels.cpu.trellis` has them."""
+    signs, inner_signs, _, odd_back, inner_odd, digits = rotations
+    num_neurons = len(inner_signs)
+    inner, acts = np.zeros((1, 2 * num_neurons), np.float32), np.empty(num_neurons, np.float32)
+    add_numbers(functions, addresses[0], sizes[0], token[0], token[1], inner)
+    for n in range(num_neurons):
+        acts[n] = swiglu(inner[0, n], inner[0, num_neurons + n], like)
+    numbers, worth = rotated_numbers(acts, inner_signs, inner_odd, digits)
+    turned, back = np.zeros((1, len(out)), np.float32), np.empty_like(out)
+    add_numbers(functions, addresses[1], sizes[1], numbers, worth, turned)
+    transform(turned[0], odd_back, back)
+    for h in range(len(out)):
+        out[h] += back[h] * signs[h]
+
+
+@kernel([f"void({FUNCTIONS}, {MATRICES}, {ROTATIONS}, {TOKEN}, {like})" for like in LIKE], nogil=True)
+def add(functions, addresses, sizes, rotations, x, rows, y, like):
+    """Add expert i, as `add_replica` does, on x [H] to y[rows[i]], y [K, H]."""
+    token = rotated_numbers(x, rotations[0], rotations[2], rotations[5])
     for i in range(len(rows)):
-        inner[:], out[:] = 0, 0
-        product(functions, addresses[i, 0], sizes[i, 0], token, digits, inner)
-        for n in range(num_neurons):
-            acts[0, n] = swiglu(inner[0, n], inner[0, num_neurons + n], like) * inner_signs[n]
-        transform(acts[0], inner_odd, turned[0])
-        product(functions, addresses[i, 1], sizes[i, 1], turned, digits, out)
-        transform(out[0], odd_back, back)
-        for h in range(len(x)):
-            y[rows[i], h] += back[h] * signs[h]
+        add_replica(functions, addresses[i], sizes[i], rotations, token, y[rows[i]], like)

@@ -79,6 +79,23 @@ def added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
     return called(builder, "llvm.vector.reduce.fadd.v16f32", F32, [ir.Constant(F32, 0.0), sums])
 
 
+def each_added_up(builder: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
+    """A vector of the sums of 1, 2, 4, 8 or 16 vectors, each with the bits of `added_up`."""
+    half, lanes = LANES // 2, range(LANES)
+    while len(vectors) > 1:  # halves of two vectors become one vector, whose lanes are added next
+        near = [LANES + lane - half if lane & half else lane for lane in lanes]
+        far = [lane + half for lane in near]
+        pairs = zip(vectors[: len(vectors) // 2], vectors[len(vectors) // 2 :], strict=True)
+        vectors = [builder.fadd(chosen(builder, *pair, near), chosen(builder, *pair, far)) for pair in pairs]
+        half //= 2
+    [total] = vectors
+    while half:
+        near = [lane for lane in range(total.type.count) if not lane & half]
+        both = (chosen(builder, total, total, each) for each in (near, [lane + half for lane in near]))
+        total, half = builder.fadd(*both), half // 2
+    return total
+
+
 def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
     return builder.fadd(sums, builder.fmul(numbers, x, flags=_FAST), flags=_FAST)
 

@@ -10,12 +10,15 @@ from runtime.kernels.cpu.block import attend_block
 from runtime.kernels.cpu.gated import LIKE, part, rounded
 from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, write
 from runtime.kernels.cpu.routing import route
-from runtime.kernels.cpu.whole_layer import compute_layer
+from runtime.kernels.cpu.whole_layer import REPLICAS, compute_layer
 
 _OPERANDS = "Tuple((int64[:, :, ::1], int64[:, :, ::1], float64[:, ::1], int64[:, ::1]))"
 _SHAPES = f"Tuple((int64, {SIZES}, {ORDER}))"
 _HOW = "Tuple((UniTuple(boolean, 3), int64, float64))"  # as `routing` has it
-_EXPERTS = "Tuple((int64[:, ::1], int64[:, :, ::1], int64))"  # starts [L, E], matrices [L, 3, 2], neurons
+_CODED = "int64[:, :, :, ::1], int64[:, :, :, ::1]"  # addresses [L, E, 2, 4], sizes [L, E, 2, 5]
+_EXPERTS = f"Tuple((int64[:, ::1], int64[:, :, ::1], int64, {REPLICAS.format(_CODED)}))"
+"""Starts [L, E], matrices [L, 3, 2], neurons, and replicas as `whole_layer` has them."""
+
 _BEGIN = "Tuple((int64, boolean))"
 _PLACES = "UniTuple(int64, 6)"  # addresses of x, its norm, what experts give, logits, weights and ids
 _LAYERS = f"{_OPERANDS}, {_SHAPES}, {_HOW}, {_EXPERTS}, {_BEGIN}, {_PLACES}, {TURN}, int64[:, ::1]"
@@ -70,10 +73,11 @@ def _choose(layer, operands, how, router, normalised, logits, chosen, like):
 
 @part
 def _compute(layer, experts, sizes, normalised, chosen, are_wide, given, like):
-    starts, matrices, _ = experts
+    starts, matrices, _, (functions, addresses, coded_sizes, rotations) = experts
     weights, ids = chosen
     own = _matrices(matrices[layer])
-    return compute_layer(starts[layer], own, sizes, normalised, ids, weights, are_wide, given, like)
+    replicas = functions, addresses[layer], coded_sizes[layer], rotations
+    return compute_layer(starts[layer], own, sizes, replicas, normalised, ids, weights, are_wide, given, like)
 
 
 @part

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numba import carray
 
-from artifacts.common.numba_loops import kernel
+from artifacts.common.numba_loops import kernel, part
 from artifacts.quantisation.trellis import MULTIPLIER, Trellis, num_words, row_factors, steps, tables
-from runtime.kernels.cpu.gated import part, pointer
+from runtime.kernels.cpu.gated import pointer
 from runtime.kernels.cpu.rotation import rotate, rotate_back, rotation
 from runtime.kernels.cpu.trellis_plain import add_plainly, write_plainly
 from runtime.kernels.cpu.trellis_vectors import (
@@ -196,23 +196,29 @@ def _add_vectors(functions, addresses, sizes, numbers, sums):
 @part
 def product(functions, addresses, sizes, x, digits, y):
     """Add R x of each rotated token x [T, I] to y [T, O]."""
-    num_outputs, scale = sizes[NUM_OUTPUTS], carray(pointer(addresses[SCALE], _FLOAT), (1,))[0]
     first = 0
     while first < len(x):
         count = min(MOST_VECTORS // digits, len(x) - first)
         count -= count == 3
         numbers = np.empty((count * digits, x.shape[1]), np.int16)
         worth = np.empty(count, np.float32)
-        sums = np.zeros((count * digits, padded(num_outputs, 2 * ROWS)), np.float32)
         for t in range(count):
             worth[t] = as_numbers(x[first + t], digits, numbers[t * digits : (t + 1) * digits])
-        _add_vectors(functions, addresses, sizes, numbers, sums)
-        for t in range(count):
-            own = sums[t * digits]
-            if digits == 2:
-                own += sums[t * digits + 1] / _SECOND
-            _add_scaled(addresses[ROW_SCALES], own, worth[t] * scale, y[first + t])
+        add_numbers(functions, addresses, sizes, numbers, worth, y[first : first + count])
         first += count
+
+
+@part
+def add_numbers(functions, addresses, sizes, numbers, worth, y):
+    """Add R x to y [T, O] for tokens as `as_numbers` wrote them, `numbers` int16 [T digits, I] worth `worth` [T]."""
+    digits, scale = len(numbers) // len(y), carray(pointer(addresses[SCALE], _FLOAT), (1,))[0]
+    sums = np.zeros((len(numbers), padded(sizes[NUM_OUTPUTS], 2 * ROWS)), np.float32)
+    _add_vectors(functions, addresses, sizes, numbers, sums)
+    for t in range(len(y)):
+        own = sums[t * digits]
+        if digits == 2:
+            own += sums[t * digits + 1] / _SECOND
+        _add_scaled(addresses[ROW_SCALES], own, worth[t] * scale, y[t])
 
 
 @part

@@ -30,7 +30,7 @@ from artifacts.common.llvm_vectors import (
 )
 from artifacts.common.numba_loops import kernel
 from artifacts.quantisation.trellis import HALF_BITS
-from runtime.kernels.cpu.lanes import NUMBERS, PAIRS, SUMS, added_up, chosen, prefetch
+from runtime.kernels.cpu.lanes import NUMBERS, PAIRS, SUMS, chosen, each_added_up, prefetch
 
 ROWS = 16
 """Rows of a block: it begins with a word, or in the middle of one where half bits are odd."""
@@ -239,10 +239,9 @@ def _sums_of(num_tokens: int) -> Callable:
                         builder.store(_plus_products(builder, builder.load(place), levels, token), place)
 
             block.over_columns(take)
-            for row, of_row in zip(rows, sums, strict=True):
-                for token, place in enumerate(of_row):
-                    total = added_up(builder, builder.sitofp(builder.load(place), SUMS))
-                    store(builder, total, builder.add(block.place, I64(4 * (ROWS * token + row))))
+            for token, of_token in enumerate(zip(*sums, strict=True)):
+                totals = each_added_up(builder, [builder.sitofp(builder.load(own), SUMS) for own in of_token])
+                store(builder, totals, builder.add(block.place, I64(4 * (ROWS * token + first))))
 
     return _of_every_kind(f"trellis_sums_{num_tokens}", write)
 

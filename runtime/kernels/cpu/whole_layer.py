@@ -5,12 +5,23 @@ from numba import carray
 
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import LIKE, add_expert, as_factors, new_factors, part, pointer, rounded, swiglu
+from runtime.kernels.cpu.gated_trellis import FUNCTIONS, MATRICES, ROTATIONS, add_replica, rotated_numbers
 from runtime.kernels.cpu.linear import PLAIN, add_blocks
 from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, write
 
 f32 = np.float32
+REPLICAS = f"Tuple(({FUNCTIONS}, {{}}, {ROTATIONS}))"
+"""Of the experts that have no address, as `gated_trellis` has them; nothing where there are none."""
+
 _SIZES = "UniTuple(int64, 3)"  # hidden, neurons, top-k
 _MATRICES = "UniTuple(UniTuple(int64, 2), 3)"  # kinds of gate, up and down, and where they begin in an expert
+
+
+def no_replicas(num_layers: int) -> tuple:
+    """What kernels take of L layers that have no replicas."""
+    floats, matrix, numbers = np.empty(0, np.float32), np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    tables = (np.empty((num_layers, 0, 2, count), np.int64) for count in (4, 5))
+    return numbers, *tables, (floats, floats, matrix, matrix, matrix, 1)
 
 
 @part
@@ -38,28 +49,45 @@ def _add_in_blocks(start, matrices, x, inner, acts, out, like):
     add_blocks(down[0], start + down[1], acts, out, like)
 
 
+@part
+def _numbers(x, rotations, are_needed):
+    """A token for `add_replica`, if there are replicas among its experts."""
+    if not are_needed:
+        return np.empty((rotations[5], 0), np.int16), np.empty(1, np.float32)
+    return rotated_numbers(x, rotations[0], rotations[2], rotations[5])
+
+
 _TOKEN = "int64, int64, int64, boolean, int64"  # addresses of x, ids and weights, has_wide_weights, address of out
 
 
-@kernel([f"boolean(int64[::1], {_MATRICES}, {_SIZES}, {_TOKEN}, {like})" for like in LIKE], nogil=True)
-def compute_layer(starts, matrices, sizes, x, ids, weights, has_wide_weights, out, like):
+_LAYER = f"int64[::1], {_MATRICES}, {_SIZES}, {REPLICAS.format(MATRICES)}"
+
+
+@kernel([f"boolean({_LAYER}, {_TOKEN}, {like})" for like in LIKE], nogil=True)
+def compute_layer(starts, matrices, sizes, replicas, x, ids, weights, has_wide_weights, out, like):
     """Write to `out` [H] the sum of a token's experts ids [K] on x [H] by their weights [K], float32 if they are wide.
-    Expert e begins at starts[e], its matrices all plain, with up behind gate, or none. Returns False if that is 0 for
-    one of them, or one is none of the E."""
+    Expert e begins at starts[e], its matrices all plain, with up behind gate, or none; where that is 0 it is its
+    replica. Returns False if one of them has no replica either, or is none of the E."""
     hidden, num_neurons, top_k = sizes
-    selected = carray(pointer(ids, INTEGERS), top_k)
+    functions, addresses, coded_sizes, rotations = replicas
+    selected, has_replicas, are_needed = carray(pointer(ids, INTEGERS), top_k), len(addresses) > 0, False
     for expert in selected:
-        if not 0 <= expert < len(starts) or not starts[expert]:
+        if not 0 <= expert < len(starts) or not (starts[expert] or has_replicas):
             return False
+        are_needed |= starts[expert] == 0
     factors = read(weights, top_k, FLOATS) if has_wide_weights else read(weights, top_k, like)
     values, gate, down = read(x, hidden, like), matrices[0], matrices[2]
     token, acts, order = as_factors(values, like), new_factors(num_neurons, like), _by_expert(selected)
     inner, exact_acts = np.empty(2 * num_neurons, np.float32), np.empty(num_neurons, np.float32)
+    numbers = _numbers(values, rotations, are_needed)
     total, own = np.zeros(hidden, np.float32), np.empty(hidden, np.float32)
     for rank in order:
         own[:] = 0
-        start = starts[selected[rank]]
-        if gate[0] == PLAIN:
+        expert = selected[rank]
+        start = starts[expert]
+        if start == 0:
+            add_replica(functions, addresses[expert], coded_sizes[expert], rotations, numbers, own, like)
+        elif gate[0] == PLAIN:
             add_expert(start + gate[1], start + down[1], token, acts, own, like)
         else:
             _add_in_blocks(start, matrices, values, inner, exact_acts, own, like)

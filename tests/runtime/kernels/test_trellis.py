@@ -89,9 +89,9 @@ def test_experts_of_several_rates_are_one_call(dtype: torch.dtype, like: type) -
     addresses, sizes = (np.array([[of(part) for part in pair] for pair in experts]) for of in (addresses_of, sizes_of))
     outer, back, inner = rotation(64, is_back=False), rotation(64, is_back=True), rotation(48, is_back=False)
     x, y = tokens(1, 64, dtype)[0], np.zeros((3, 64), np.float32)
-    rotations = outer.signs, inner.signs, outer.odd, back.odd, inner.odd
+    rotations = outer.signs, inner.signs, outer.odd, back.odd, inner.odd, num_digits(dtype)
     operands = x.float().numpy(), np.array([2, 0, 1]), y, np.empty(0, like)
-    add(functions(), addresses, sizes, *rotations, num_digits(dtype), *operands)
+    add(functions(), addresses, sizes, rotations, *operands)
     for row, pair in zip((2, 0, 1), experts, strict=True):
         assert relative(torch.from_numpy(y[row]), gated(*pair, x)) < ALLOWED[dtype]
 

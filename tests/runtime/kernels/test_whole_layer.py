@@ -11,8 +11,10 @@ from artifacts.formats.ggml import GGML, GgmlBlocks
 from artifacts.formats.ggml_encoding import encode
 from runtime.kernels.cpu.linear import PLAIN
 from runtime.kernels.load import AS_NUMPY, kernels
+from tools.gpu.checks.trellis import random_trellis
 
 _HIDDEN, _NEURONS, _NUM_EXPERTS = 70, 33, 5
+_CODED = (64, 48)
 _IN_BLOCKS = (160, 64)  # the same, of experts in blocks of 32
 
 
@@ -32,7 +34,7 @@ def test_a_call_for_all_agrees_with_calls_for_each(dtype: torch.dtype, are_wide:
     def compute() -> bool:
         places = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), are_wide, out.data_ptr()
         return kernels("cpu.whole_layer").compute_layer(
-            starts, tuple((PLAIN, at) for at in (0, 0, down)), (_HIDDEN, _NEURONS, 4), *places, like
+            starts, tuple((PLAIN, at) for at in (0, 0, down)), (_HIDDEN, _NEURONS, 4), _none(), *places, like
         )
 
     order, selected = ids[0].argsort(stable=True).numpy(), ids.numpy()[0]
@@ -72,7 +74,7 @@ def test_experts_in_blocks_of_32_agree_with_products_of_their_matrices(dtype: to
     weights, out = torch.tensor([[0.5, 0.25, 0.125]]), torch.empty_like(x)
     starts, sizes = np.array([expert.data_ptr() for expert in whole]), (hidden, neurons, 3)
     given = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
-    assert kernels("cpu.whole_layer").compute_layer(starts, matrices, sizes, *given, like)
+    assert kernels("cpu.whole_layer").compute_layer(starts, matrices, sizes, _none(), *given, like)
 
     expected = torch.zeros(1, hidden)
     for expert, weight in zip(ids[0], weights[0], strict=True):
@@ -86,6 +88,50 @@ def _in_blocks(matrix: torch.Tensor, form: GgmlBlocks) -> tuple[torch.Tensor, to
     """A matrix in blocks, and its numbers there."""
     blocks = encode(matrix, form)
     return blocks, form.dequantise({"blocks": blocks})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> None:
+    """Beside one that has an address; to the bit where numbers are rounded to 16 bits."""
+    (hidden, neurons), like, random = _CODED, _like(dtype), torch.Generator().manual_seed(0)
+    rotations = kernels("cpu.rotation").rotation
+    outer, back, acts = (
+        rotations(hidden, is_back=False),
+        rotations(hidden, is_back=True),
+        rotations(neurons, is_back=False),
+    )
+    digits = kernels("cpu.trellis").num_digits(dtype)
+    turns = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits
+    pairs = [
+        (random_trellis(2 * neurons, hidden, h, 16, is_rotated=False, seed=h), random_trellis(hidden, neurons, h, 16))
+        for h in range(1, 1 + _NUM_EXPERTS)
+    ]
+    of = kernels("cpu.trellis")
+    tables = [np.array([[take(own) for own in pair] for pair in pairs]) for take in (of.addresses_of, of.sizes_of)]
+    functions = kernels("cpu.trellis_vectors").functions()
+    whole = torch.randn(3 * neurons * hidden, generator=random).to(dtype) / 8
+    x, ids, weights = torch.randn(1, hidden, generator=random).to(dtype), torch.tensor([[4, 0, 2]]), torch.rand(1, 3)
+    starts, down, out = np.zeros(_NUM_EXPERTS, np.int64), 2 * neurons * hidden * dtype.itemsize, torch.empty_like(x)
+    starts[2] = whole.data_ptr()
+    matrices = tuple((PLAIN, at) for at in (0, 0, down))
+    given = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
+    replicas = functions, *tables, turns
+    assert kernels("cpu.whole_layer").compute_layer(starts, matrices, (hidden, neurons, 3), replicas, *given, like)
+
+    y, token, expected = np.zeros((3, hidden), np.float32), x.float().numpy()[0], torch.empty_like(x)
+    own = [np.ascontiguousarray(table[[0, 4]]) for table in tables]
+    kernels("cpu.gated_trellis").add(functions, *own, turns, token, np.array([0, 2]), y, like)
+    addresses = np.array([[starts[2], starts[2] + down]])
+    kernels("cpu.gated").add_whole(addresses, neurons, token, np.array([1]), y, like)
+    kernels("cpu.gated").combine(y, weights.numpy()[0, [1, 2, 0]], 3, expected.view(AS_NUMPY[dtype]).numpy()[0])
+    bound = 1e-6 * expected.abs().max() if dtype is torch.float32 else 0
+    assert (out - expected).abs().max() <= bound and expected.abs().max() > 0
+
+
+def _none() -> tuple:
+    """The replicas of a layer that has none."""
+    functions, addresses, sizes, rotations = kernels("cpu.whole_layer").no_replicas(1)
+    return functions, addresses[0], sizes[0], rotations
 
 
 def _like(dtype: torch.dtype) -> np.ndarray:

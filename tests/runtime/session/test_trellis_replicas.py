@@ -99,12 +99,16 @@ def test_a_base_of_trellis_codes(known: Known) -> None:
     _, plain, opened, artefacts = known
     based, on_base = model_on_base(opened, artefacts, 2)
     assert on_base.replicas.widths == [0.8, 1.25] and based.expert_format.startswith("trellis, ")
-    for experts in ("exact", FUSED):
-        with Session(based, Settings(budget="50%", experts=experts), artefacts=on_base) as session:
+    ways = (Settings(budget="50%"), Settings(budget="50%", experts=FUSED), Settings("full", experts=FUSED))
+    for settings in ways:
+        with Session(based, settings, artefacts=on_base) as session:
             with torch.inference_mode():
-                logits = session.forward(PROMPT).logits
+                ours = session.forward(PROMPT)
+                ahead = session.forward(NEXT, past=ours.past_key_values).logits
                 put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, 2))
-                _assert_same(logits, plain(PROMPT).logits)
+                theirs = plain(PROMPT, use_cache=True)
+                _assert_same(ours.logits, theirs.logits)
+                _assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
             assert session.receipt()["base_bits"] == 2 != FULL_BITS
 
 
