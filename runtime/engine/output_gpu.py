@@ -17,6 +17,7 @@ from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision, full_f
 from runtime.engine.forms_published_gpu import GpuPublished
 from runtime.engine.host_copy import near_forward
 from runtime.kernels.gpu.addressing import RankNumbers
+from runtime.kernels.gpu.gates import gate_of
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
@@ -50,8 +51,7 @@ class GpuOutput:
 
     @staticmethod
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
-        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows; and gpt-oss's as
-        published, where no replicas are computed beside them."""
+        """Whether kernels exist for such experts, and for the replicas that are computed beside them."""
         layout = opened.store.layout
         has_kernels = has_form(opened.layers[0].experts, layout, has_replicas=has_replicas) and layout.dtype in _DTYPES
         return has_kernels and _runs_on(opened.model.device)
@@ -60,9 +60,11 @@ class GpuOutput:
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
         """A function to be timed: it computes expert number i of `contents`, uint8 on the GPU, on one token."""
         layout, device = opened.store.layout, contents[0].device
-        x = torch.zeros(1, opened.config.hidden_size, dtype=layout.dtype, device=device)
+        first = opened.layers[0]
+        x = torch.zeros(1, first.hidden_size, dtype=layout.dtype, device=device)
         zero, y = torch.zeros(1, 1, dtype=torch.int32, device=device), torch.empty(1, x.shape[1], device=device)
-        forms = [full_form(opened.layers[0].experts, layout, content, [0]) for content in contents]
+        gate, is_transposed = gate_of(first.experts), first.experts.is_transposed
+        forms = [full_form(gate, layout, content, [0], is_transposed=is_transposed) for content in contents]
         return lambda turn: forms[turn % len(forms)].multiply(x, zero, y)
 
     def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:

@@ -1,6 +1,6 @@
-"""Triton kernels for gated experts on few tokens: each kernel finds an expert in the arena of slots by its number.
+"""Triton kernels for experts on few tokens: each kernel finds an expert in the arena of slots by its number.
 
-The three kernels compute `inner = silu(gate) * up` for every token and rank, then the down projection of `inner`, then
+The three kernels compute the activation of gate and up for every token and rank, then the down projection of it, then
 the weighted sum over experts in ascending order. Products are summed in float32, and results are rounded where the
 module rounds them. No time has been measured on a GPU yet; tools.gpu.bench measures it. Importing this module imports
 triton, which is optional.
@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.addressing import Numbers, Strides, arguments
-from runtime.kernels.gpu.blocks import expert_start, load_block, number_of, swiglu
+from runtime.kernels.gpu.blocks import activated, expert_start, load_block, number_of, with_bias
+from runtime.kernels.gpu.gates import SILU, Gate
 
 _ROWS = 8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
 _COLUMNS = 256  # weights of a row at a time
@@ -30,22 +31,24 @@ def multiply(
     *,
     strides: Strides,
     y: torch.Tensor,
+    gate: Gate = SILU,
 ) -> None:
     """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H], numbers [T, K], arena of x's dtype. The
     outputs of segments are added to it."""
     hidden, (top_k, num_pairs, own, are_packed) = x.shape[1], arguments(numbers, starts)
     inner = torch.empty(num_pairs, strides.neurons, dtype=x.dtype, device=x.device)
-    _inner[(triton.cdiv(strides.neurons, _ROWS), num_pairs)](
-        x, *own, starts, arena, inner,
-        hidden, strides.neurons, top_k, strides.gate, strides.up, strides.row,
-        are_packed=are_packed, block_rows=_ROWS, block_columns=_COLUMNS,
+    rows, columns = _block(is_along_rows=strides.row == 1)
+    rows //= 1 + strides.are_paired
+    _inner[(triton.cdiv(strides.neurons, rows), num_pairs)](
+        x, *own, starts, arena, inner, hidden, strides.neurons, top_k, *strides.inner,
+        gate=gate, are_paired=strides.are_paired, has_bias=strides.biases is not None,
+        are_packed=are_packed, block_rows=rows, block_columns=columns,
     )  # fmt: skip
-    # The long side of a block runs along the weights that are adjacent in memory.
-    rows, columns = (_COLUMNS // 4, 4 * _ROWS) if strides.is_cut else (_ROWS, _COLUMNS)
+    rows, columns = _block(is_along_rows=strides.output == 1)
     _down[(triton.cdiv(hidden, rows), num_pairs)](
-        inner, *own, starts, arena, y,
-        hidden, strides.neurons, strides.down, strides.output, strides.neuron,
-        are_packed=are_packed, adds=strides.is_cut, block_rows=rows, block_columns=columns,
+        inner, *own, starts, arena, y, hidden, strides.neurons, *strides.outer,
+        has_bias=strides.has_down_bias, are_packed=are_packed, adds=strides.is_cut,
+        block_rows=rows, block_columns=columns,
     )  # fmt: skip
 
 
@@ -58,6 +61,11 @@ def combine(y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, out: tor
         y, keys, weights, out, num_tokens, hidden, top_k,
         width=triton.next_power_of_2(top_k), block_tokens=tokens, block=_OUTPUTS,
     )  # fmt: skip
+
+
+def _block(*, is_along_rows: bool) -> tuple[int, int]:
+    """Rows and columns of a matrix at a time: the long side runs along the weights that are adjacent in memory."""
+    return (_COLUMNS // 4, 4 * _ROWS) if is_along_rows else (_ROWS, _COLUMNS)
 
 
 @triton.jit
@@ -80,37 +88,53 @@ def _product(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr,
-    hidden, neurons, top_k, gate_offset, up_offset, row,
+    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr, hidden, neurons, top_k,
+    gate_offset, up_offset, row, column, gate_bias, up_bias, bias_step,
+    gate: tl.constexpr, are_paired: tl.constexpr, has_bias: tl.constexpr,
     are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """Compute silu(gate) * up for some neurons of one pair."""
+    """Compute the activation of some neurons of one pair."""
     pair = tl.program_id(1)
     number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         token_ptr = x_ptr + (pair // top_k) * hidden
-        rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        gate = _product(token_ptr, expert_ptr + gate_offset, rows, neurons, hidden, row, 1, block_rows, block_columns)
-        up = _product(token_ptr, expert_ptr + up_offset, rows, neurons, hidden, row, 1, block_rows, block_columns)
-        acts = swiglu(gate, up, inner_ptr.dtype.element_ty)
-        tl.store(inner_ptr + pair * neurons + rows, acts, mask=rows < neurons)
+        dtype: tl.constexpr = inner_ptr.dtype.element_ty
+        rows, gate_ptr = tl.program_id(0) * block_rows + tl.arange(0, block_rows), expert_ptr + gate_offset
+        if are_paired:
+            both = tl.program_id(0) * (2 * block_rows) + tl.arange(0, 2 * block_rows)
+            y = _product(token_ptr, gate_ptr, both, 2 * neurons, hidden, row, column, 2 * block_rows, block_columns)
+            gates, ups = tl.split(tl.reshape(y, (block_rows, 2)))
+        else:
+            gates = _product(token_ptr, gate_ptr, rows, neurons, hidden, row, column, block_rows, block_columns)
+            ups = gates
+            if gate.has_up:
+                up_ptr = expert_ptr + up_offset
+                ups = _product(token_ptr, up_ptr, rows, neurons, hidden, row, column, block_rows, block_columns)
+        if has_bias:
+            gates = with_bias(gates, expert_ptr + gate_bias, rows * bias_step, rows < neurons, dtype)
+            ups = with_bias(ups, expert_ptr + up_bias, rows * bias_step, rows < neurons, dtype)
+        tl.store(inner_ptr + pair * neurons + rows, activated(gates, ups, gate, dtype), mask=rows < neurons)
 
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
     inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
-    hidden, neurons, down_offset, output, neuron,
-    are_packed: tl.constexpr, adds: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    hidden, neurons, down_offset, output, neuron, bias,
+    has_bias: tl.constexpr, are_packed: tl.constexpr, adds: tl.constexpr,
+    block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
     number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
-        down_ptr = arena_ptr + expert_start(starts_ptr, number) + down_offset
+        expert_ptr = arena_ptr + expert_start(starts_ptr, number)
+        down_ptr = expert_ptr + down_offset
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
         acts_ptr, out_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
         y = _product(acts_ptr, down_ptr, rows, hidden, neurons, output, neuron, block_rows, block_columns)
+        if has_bias:
+            y = with_bias(y, expert_ptr + bias, rows, rows < hidden, inner_ptr.dtype.element_ty)
         if adds:
             y += tl.load(out_ptr, mask=rows < hidden, other=0.0)
         tl.store(out_ptr, y, mask=rows < hidden)

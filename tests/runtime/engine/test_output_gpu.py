@@ -9,8 +9,9 @@ import pytest
 from runtime.kernels.gpu.tiles import SortedPairs
 from tests.helpers.families import FAMILIES
 from tests.helpers.triton_process import interpret, needs_triton
+from tools.make.families import tiny
 
-OTHERS = {"gpt_oss"}  # without such kernels: biased, transposed, with a gate of its own
+OTHERS = ("aria_text", "gemma4_text", "nemotron_h")  # matrices [in, out]; gated by GELU; without up, squared ReLU
 # Tokens, ranks, experts, hidden, neurons, and neurons of the top segment.
 SIZES = [(1, 1, 1, 7, 5, 5), (2, 2, 8, 38, 20, 7)]
 MANY = {  # full and partial blocks; experts with no token, with few, with more than a tile holds
@@ -215,9 +216,14 @@ def test_tiles_have_every_pair_once() -> None:
 
 @needs_triton
 def test_sessions_say_what_torch_says_and_count_alike(checkpoint, tmp_path: Path) -> None:
-    """Covers prompts, tokens and batches: every family with all experts resident, and one family in every run."""
-    families = [name for name in FAMILIES if name not in ("mixtral", *OTHERS)]
-    cases = [(str(checkpoint(family)), EVERYWHERE, RUNS[EVERYWHERE], "", True) for family in families]
+    """Covers prompts, tokens and batches: every family with all experts resident, one family in every run, gpt-oss cut
+    in two and near, and experts of other gates."""
+    families = [name for name in FAMILIES if name != "mixtral"]
+    folders = [checkpoint(family) for family in families] + [tmp_path / family for family in OTHERS]
+    for folder in folders[len(families) :]:
+        tiny(folder.name).save_pretrained(folder)
+    cases = [(str(folder), EVERYWHERE, RUNS[EVERYWHERE], "", True) for folder in folders]
+    cases += [(str(checkpoint("gpt_oss")), name, RUNS[name], "", True) for name in ("cut in two", "near")]
     for name, chosen in RUNS.items():
         scratch = tmp_path / name
         scratch.mkdir()
