@@ -140,7 +140,7 @@ class GpuTrellis:
     def number(self, place: Place) -> int:
         return place.key if self._is_by_key else place.slot
 
-    def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
+    def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
         matrices = {"gate_up": self._gate_up, "down": self._down}
         kernels("gpu.gated_trellis").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
 

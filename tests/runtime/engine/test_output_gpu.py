@@ -112,7 +112,7 @@ def logits(session, is_brief):
     return torch.cat(outputs)
 for folder, name, chosen, scratch, is_brief in json.loads(sys.argv[1]):
     opened = open_model(folder)
-    runs, artefacts = {}, Artefacts(replicas=made(opened, Path(scratch))) if scratch else None
+    runs, artefacts = {}, Artefacts(replicas=made(opened, Path(scratch), is_coded="coded" in name)) if scratch else None
     for experts in (EXACT, FUSED):
         with Session(opened, Settings(**chosen, experts=experts), artefacts=artefacts) as session:
             runs[experts] = (logits(session, is_brief), session.controller.counters.totals(), session.receipt())
@@ -182,6 +182,11 @@ RUNS = {
         "policies": {"residency": "shadow:bits=3,slots=no"},
         "budget": "60%",
     },
+    "coded replicas that stay": {
+        "preset": "uniform-bits",
+        "policies": {"residency": "shadow:bits=1.25,slots=no"},
+        "budget": "60%",
+    },
     "replicas over the link": {"policies": {"miss": "fetch_lowest"}, "budget": "50%"},
 }
 EVERYWHERE = "all resident"
@@ -227,7 +232,8 @@ def test_sessions_say_what_torch_says_and_count_alike(checkpoint, tmp_path: Path
     for name, chosen in RUNS.items():
         scratch = tmp_path / name
         scratch.mkdir()
-        cases.append((str(checkpoint("mixtral")), name, chosen, str(scratch) if "replicas" in name else "", False))
+        own = str(scratch) if "replicas" in name else ""
+        cases.append((str(checkpoint("mixtral")), name, chosen, own, "coded" in name))
     results = [json.loads(line) for line in interpret(SESSIONS, json.dumps(cases))]
     assert len(results) == len(cases)
     for family, name, error, counts_alike, computed, num_on_device in results:
