@@ -15,7 +15,8 @@ from torch import nn
 from runtime.control.plan import Place
 from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision, full_form, has_form
 from runtime.engine.forms_published_gpu import GpuPublished
-from runtime.engine.host_copy import near_forward
+from runtime.engine.near_experts import NearExperts
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.gpu.gates import gate_of
 from runtime.kernels.gpu.tiles import SortedPairs
@@ -34,8 +35,8 @@ class GpuOutput:
     """The output of a layer in Triton kernels.
 
     Many tokens are sorted by expert, and a tile of them reads an expert's weights once; a single token reads them by
-    itself, and of experts as published each of a few does. Torch computes near experts, and on many tokens replicas of
-    few bits and experts as published, which a kernel dequantises.
+    itself, and of experts as published each of a few does. Torch computes on many tokens replicas of
+    few bits and experts as published, which a kernel dequantises. What is near the host computes meanwhile.
 
     `whole` has, by layer, where each expert begins [E], for layers whose experts are all resident.
     """
@@ -44,9 +45,10 @@ class GpuOutput:
     computes_layers: ClassVar[bool] = True
     needs_all: ClassVar[bool] = True  # to note a layer: the host does not learn which experts a token uses
 
-    def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
+    def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._resident, self._num_experts = resident, opened.shape.num_experts
         self._forms, self._device = GpuForms(resident, opened.layers[0].experts), resident.slots.device
+        self._near = NearExperts(opened, resident, threads)
         self.whole: dict[int, torch.Tensor] = {}
 
     @staticmethod
@@ -106,13 +108,14 @@ class GpuOutput:
                 self._add_by_torch(form, alike)
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute what is `ready` for `add`, then `places` in the near tier."""
+        """Compute what is `ready` for `add`, and meanwhile `places` on the host."""
+        self._near.begin(self._hidden)
         self.add(ready)
-        host = self._hidden.cpu()
-        for place in places:
-            expert = place.key % self._num_experts
-            y = near_forward(near, self._module, place, host, self._assigned_to(expert), self._device)
-            self.add_output(expert, y)
+        pairs, outputs = self._near.outputs(self._module, places, near, self._experts)
+        if self._forms.are_cut:
+            self._y.index_add_(0, pairs, outputs.to(self._y.dtype))
+        else:
+            self._y.index_copy_(0, pairs, outputs.to(self._y.dtype))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """Take an expert's output on its tokens [t, H], or that of a segment, computed elsewhere."""
