@@ -120,6 +120,9 @@ def _kernels(scratch: Path, device: str, options: argparse.Namespace) -> Attempt
         yield f"kernels: experts of {name}", partial(kernels.experts, device, sizes)
         yield f"kernels: prompts of {name}", partial(kernels.prompts, device, sizes)
         yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
+    own = {"kind": kernels.GPT_OSS}
+    yield "kernels: experts of gpt-oss-20b", partial(kernels.experts, device, kernels.GPT_OSS_SIZES, **own)
+    yield "kernels: prompts of gpt-oss-20b", partial(kernels.prompts, device, kernels.GPT_OSS_SIZES, **own)
     yield "kernels: experts in trellis codes of olmoe-1b-7b", partial(_coded, device, kernels.SIZES["olmoe-1b-7b"])
 
 
