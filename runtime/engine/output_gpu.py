@@ -48,6 +48,7 @@ class GpuOutput:
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._resident, self._num_experts = resident, opened.shape.num_experts
         self._forms, self._device = GpuForms(resident, opened.layers[0].experts), resident.slots.device
+        self._is_wide = opened.sum_dtype is torch.float32  # how the model adds experts up
         self._near = NearExperts(opened, resident, threads)
         self.whole: dict[int, torch.Tensor] = {}
 
@@ -126,7 +127,7 @@ class GpuOutput:
 
     def finish(self) -> torch.Tensor:
         """The layer's output [T, H]. Drops the tensors of the step: a prompt's would stay while tokens follow it."""
-        output = _combined(self._y, self._keys, self._weights, self._hidden)
+        output = self._combined(self._y, self._keys, self._weights, self._hidden)
         del self._y, self._keys, self._weights, self._hidden
         self._assigned, self._groups = {}, None
         return output
@@ -155,7 +156,7 @@ class GpuOutput:
         them on the device: the host neither reads them nor waits."""
         y, ids = torch.empty(ids.numel(), hidden.shape[1], device=self._device), ids.contiguous()
         self._forms.full.multiply(hidden.contiguous(), ids, y, starts=self.whole[layer])
-        return _combined(y, ids, weights, hidden)
+        return self._combined(y, ids, weights, hidden)
 
     def clear(self) -> None:
         """Forget where the experts of whole layers begin."""
@@ -199,16 +200,15 @@ class GpuOutput:
                 y = self._resident.forward(self._module, place, x)
             self.add_output(expert, y)
 
+    def _combined(self, y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of every token's outputs, [T, H] of `like`'s type."""
+        out = torch.empty_like(like)
+        kernels("gpu.gated").combine(y, keys, weights.contiguous(), out, is_wide=self._is_wide)
+        return out
+
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         """The driver takes so small an array at once: the host does not wait for queued work."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-
-def _combined(y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of every token's outputs, [T, H] of `like`'s type."""
-    out = torch.empty_like(like)
-    kernels("gpu.gated").combine(y, keys, weights.contiguous(), out)
-    return out
 
 
 def _runs_on(device: torch.device) -> bool:

@@ -52,14 +52,16 @@ def multiply(
     )  # fmt: skip
 
 
-def combine(y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+def combine(
+    y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, *, is_wide: bool = False
+) -> None:
     """Write out [T, H]: y [T * K, H] times `weights` [T, K], summed by ascending `keys` [T, K]; a negative key is no
-    expert."""
+    expert. Every share and sum is rounded to out's type, or, if `is_wide`, only the whole sum."""
     num_tokens, top_k = keys.shape
     hidden, tokens = out.shape[1], min(triton.next_power_of_2(num_tokens), _TOKENS)
     _combine[(triton.cdiv(hidden, _OUTPUTS), triton.cdiv(num_tokens, tokens))](
         y, keys, weights, out, num_tokens, hidden, top_k,
-        width=triton.next_power_of_2(top_k), block_tokens=tokens, block=_OUTPUTS,
+        is_wide=is_wide, width=triton.next_power_of_2(top_k), block_tokens=tokens, block=_OUTPUTS,
     )  # fmt: skip
 
 
@@ -152,7 +154,7 @@ def _places(keys, ranks):
 @triton.jit
 def _combine(
     y_ptr, keys_ptr, weights_ptr, out_ptr, num_tokens, hidden, top_k,
-    width: tl.constexpr, block_tokens: tl.constexpr, block: tl.constexpr,
+    is_wide: tl.constexpr, width: tl.constexpr, block_tokens: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Sum some outputs of some tokens, one expert after another, as the module does."""
     tokens = tl.program_id(1) * block_tokens + tl.arange(0, block_tokens)
@@ -163,7 +165,8 @@ def _combine(
     places = _places(keys, ranks)
     columns = tl.program_id(0) * block + tl.arange(0, block)
     is_column = columns < hidden
-    dtype = out_ptr.dtype.element_ty
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    sums: tl.constexpr = tl.float32 if is_wide else dtype
     total = tl.zeros((block_tokens, block), tl.float32)
     for place in range(top_k):
         number = tl.sum(tl.where(places == place, pairs + 1, 0), axis=1)  # 0: no expert is left
@@ -171,7 +174,7 @@ def _combine(
         y_rows = y_ptr + pair.to(tl.int64) * hidden  # a long prompt has more outputs than 32 bits count
         y = load_block(y_rows[:, None] + columns[None, :], has_expert, is_column)
         weight = tl.load(weights_ptr + pair, mask=has_expert, other=0.0).to(tl.float32)
-        share = (y.to(dtype).to(tl.float32) * weight[:, None]).to(dtype).to(tl.float32)
-        total = (total + share).to(dtype).to(tl.float32)
+        share = (y.to(dtype).to(tl.float32) * weight[:, None]).to(sums).to(tl.float32)
+        total = (total + share).to(sums).to(tl.float32)
     out_rows = out_ptr + tokens.to(tl.int64) * hidden
     tl.store(out_rows[:, None] + columns[None, :], total.to(dtype), mask=is_token[:, None] & is_column[None, :])

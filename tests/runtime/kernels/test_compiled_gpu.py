@@ -103,7 +103,7 @@ def test_the_other_kernels_compile(tmp_path: Path) -> None:
     from runtime.kernels.gpu import gated, gated_published, published
 
     with compiler(tmp_path):
-        assert compiled(gated._combine, 90, TENSORS, width=8, block_tokens=8, block=256)["cubin"]
+        assert compiled(gated._combine, 90, TENSORS, is_wide=True, width=8, block_tokens=8, block=256)["cubin"]
         for rule in ("gelu", "gelu_tanh", "relu2"):
             own = PLAIN | {"gate": Gate(rule, has_up=rule != "relu2")}
             assert compiled(gated._inner, 90, IN_BF16, are_packed=True, block_rows=8, block_columns=256, **own)["cubin"]

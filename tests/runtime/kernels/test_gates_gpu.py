@@ -81,6 +81,21 @@ for own, is_transposed, has_bias in cases:
             print(json.dumps([gate.rule, str(dtype).removeprefix("torch."), error.item()]))
 """
 
+SUMS = """
+import torch
+from runtime.kernels.gpu import gated
+random = torch.Generator().manual_seed(0)
+y, weights = torch.randn(3, 4, 40, generator=random).half(), torch.rand(3, 4, generator=random)
+keys = torch.stack([torch.randperm(9, generator=random)[:4] for _ in range(3)])
+for dtype in (torch.float16, torch.float32):
+    expected, ours = torch.zeros(3, 40, dtype=dtype), torch.empty(3, 40, dtype=torch.float16)
+    for token in range(3):
+        for rank in keys[token].argsort().tolist():
+            expected[token] += (y[token, rank] * weights[token, rank, None]).to(dtype)
+    gated.combine(y.float().flatten(0, 1), keys, weights, ours, is_wide=dtype is torch.float32)
+    print(int(torch.equal(ours, expected.half())))
+"""
+
 
 @needs_triton
 def test_kernels_of_every_gate_give_what_torch_gives() -> None:
@@ -88,6 +103,12 @@ def test_kernels_of_every_gate_give_what_torch_gives() -> None:
     assert len(lines) == 2 * len(CASES) * len(ALLOWED)
     for rule, dtype, error in lines:
         assert error <= ALLOWED[dtype], (rule, dtype, error)
+
+
+@needs_triton
+def test_sums_are_rounded_where_the_family_rounds() -> None:
+    """Every share and every sum, or only the whole."""
+    assert interpret(SUMS) == ["1", "1"]
 
 
 @pytest.mark.parametrize("family", FOUND)
