@@ -12,8 +12,8 @@ from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.forms_published_gpu import GpuPublished
 from runtime.kernels.batched import is_plain
-from runtime.kernels.clamped_gate import clamped_gate
-from runtime.kernels.gpu.addressing import WORD, Matrix, Numbers, Strides
+from runtime.kernels.gpu.addressing import WORD, Biases, Matrix, Numbers, Strides
+from runtime.kernels.gpu.gates import Gate, gate_of
 from runtime.kernels.gpu.stored_matrix import is_readable
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -44,9 +44,10 @@ class GpuForms:
         self._num_experts = resident.num_experts
         self.full = self._packed = None
         if isinstance(slow, SegmentTier):
-            self._by_row = _segment_forms(slow, self._num_experts, slots.arena, slots.starts)
+            self._by_row = _segment_forms(slow, self._num_experts, gate_of(module), slots.arena, slots.starts)
             return
-        self.full = full_form(module, slow.stores[FULL_BITS].layout, slots.arena, slots.starts)
+        layout, is_transposed = slow.stores[FULL_BITS].layout, module.is_transposed
+        self.full = full_form(gate_of(module), layout, slots.arena, slots.starts, is_transposed=is_transposed)
         low = {bits: store.layout for bits, store in slow.stores.items() if bits != FULL_BITS}
         self._packed = {
             (bits, False): replica_form(replica, slots.arena, slots.starts, is_by_key=False)
@@ -69,14 +70,16 @@ class GpuForms:
 class GpuFullPrecision:
     """Experts or segments in slots, at `starts`, counted in weights from the beginning of the `arena`."""
 
-    def __init__(self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides) -> None:
-        self._arena, self._starts, self._strides = arena, starts, strides
+    def __init__(self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate) -> None:
+        self._arena, self._starts, self._own = arena, starts, {"strides": strides, "gate": gate}
 
     @classmethod
-    def of(cls, arena: torch.Tensor, starts: Sequence[int], dtype: torch.dtype, strides: Strides) -> "GpuFullPrecision":
+    def of(
+        cls, arena: torch.Tensor, starts: Sequence[int], dtype: torch.dtype, strides: Strides, gate: Gate
+    ) -> "GpuFullPrecision":
         """The same with `arena` uint8 and `starts` in bytes."""
-        in_weights = [start // dtype.itemsize for start in starts]
-        return cls(arena.view(dtype), torch.tensor(in_weights, dtype=torch.int64, device=arena.device), strides)
+        in_weights = torch.tensor([start // dtype.itemsize for start in starts], dtype=torch.int64)
+        return cls(arena.view(dtype), in_weights.to(arena.device), strides, gate)
 
     def number(self, place: Place) -> int:
         return place.slot
@@ -90,7 +93,7 @@ class GpuFullPrecision:
     ) -> None:
         """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise."""
         starts = self._starts if starts is None else starts
-        kernels("gpu.gated").multiply(x, numbers, starts, self._arena, strides=self._strides, y=y)
+        kernels("gpu.gated").multiply(x, numbers, starts, self._arena, y=y, **self._own)
 
     def multiply_tiles(
         self,
@@ -103,17 +106,8 @@ class GpuFullPrecision:
         block_tokens: int,
     ) -> None:
         """Multiply many tokens, sorted by expert: see `runtime.kernels.gpu.gated_tiles`."""
-        kernels("gpu.gated_tiles").multiply(
-            x,
-            order,
-            tiles,
-            self._starts,
-            self._arena,
-            top_k=top_k,
-            block_tokens=block_tokens,
-            strides=self._strides,
-            y=y,
-        )
+        sizes = {"top_k": top_k, "block_tokens": block_tokens}
+        kernels("gpu.gated_tiles").multiply(x, order, tiles, self._starts, self._arena, y=y, **sizes, **self._own)
 
 
 class GpuPacked:
@@ -146,7 +140,7 @@ class GpuTrellis:
     def number(self, place: Place) -> int:
         return place.key if self._is_by_key else place.slot
 
-    def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
+    def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
         matrices = {"gate_up": self._gate_up, "down": self._down}
         kernels("gpu.gated_trellis").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
 
@@ -168,28 +162,49 @@ def replica_form(
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
     """Whether there are kernels for whole experts of this module and layout, and for their replicas if they have any:
     those know SiLU's gate and no bias."""
-    is_published = isinstance(layout, QuantisedLayout) and is_readable(layout)
-    if is_plain(module):
-        return isinstance(layout, ExpertLayout) or is_published
-    return clamped_gate(module) is not None and not has_replicas and is_published
+    gate = gate_of(module)
+    if gate is None or has_replicas and not is_plain(module):
+        return False
+    if isinstance(layout, QuantisedLayout):
+        return gate.has_up and module.is_transposed == gate.take_turns and is_readable(layout)
+    return isinstance(layout, ExpertLayout)
 
 
 def full_form(
-    module: nn.Module, layout: ExpertLayout | QuantisedLayout, arena: torch.Tensor, starts: Sequence[int]
+    gate: Gate,
+    layout: ExpertLayout | QuantisedLayout,
+    arena: torch.Tensor,
+    starts: Sequence[int],
+    *,
+    is_transposed: bool = False,
 ) -> GpuFullPrecision | GpuPublished:
-    """The form of whole experts of this module in `arena`, uint8, at `starts`, in bytes."""
+    """The form of whole experts of this gate in `arena`, uint8, at `starts`, in bytes; `is_transposed`: at full
+    precision each matrix lies [in, out]."""
     if isinstance(layout, QuantisedLayout):
-        in_bytes = torch.tensor(starts, dtype=torch.int64, device=arena.device)
-        return GpuPublished(layout, arena, in_bytes, clamped_gate(module))
-    return GpuFullPrecision.of(arena, starts, layout.dtype, Strides.whole(layout))
+        return GpuPublished(layout, arena, torch.tensor(starts, dtype=torch.int64, device=arena.device), gate)
+    strides = Strides.whole(layout, is_transposed=is_transposed, are_paired=gate.take_turns)
+    return GpuFullPrecision.of(arena, starts, layout.dtype, strides, gate)
 
 
 def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> Strides:
-    """Strides of a segment of so many bytes: each neuron has its row of gate, its row of up, its column of down."""
-    segment, hidden = layout.segment(nbytes, is_bottom=is_bottom), layout.hidden
+    """Strides of a segment of so many bytes: each neuron has its row of gate, its row of up if there is one, its column
+    of down, its biases."""
+    segment, hidden, row = layout.segment(nbytes, is_bottom=is_bottom), layout.hidden, layout.width
     gate = layout.head if segment.has_head else 0
-    num_neurons, row = segment.last - segment.first, 3 * hidden
-    return Strides(num_neurons, gate, gate + hidden, gate + 2 * hidden, row, 1, row, is_cut=True)
+    up = gate + (layout.num_inner - 1) * hidden
+    down, bias = up + hidden, up + 2 * hidden
+    biases = Biases(bias, bias + layout.num_inner - 1, row, 0 if segment.has_head else None)
+    return Strides(
+        segment.last - segment.first,
+        gate,
+        up,
+        down,
+        row,
+        1,
+        row,
+        is_cut=True,
+        biases=biases if layout.has_bias else None,
+    )
 
 
 def packed_matrix(layout: ReplicaLayout, name: str) -> Matrix:
@@ -211,7 +226,7 @@ def packed_matrix(layout: ReplicaLayout, name: str) -> Matrix:
 
 
 def _segment_forms(
-    slow: SegmentTier, num_experts: int, arena: torch.Tensor, starts: Sequence[int]
+    slow: SegmentTier, num_experts: int, gate: Gate, arena: torch.Tensor, starts: Sequence[int]
 ) -> dict[int, GpuFullPrecision]:
     """Forms by row of the slow tier: the segments of a row are equally large."""
     sizes, forms, dtype = slow.segments.nbytes, {}, slow.layout.dtype
@@ -219,5 +234,5 @@ def _segment_forms(
         is_bottom = slow.segments.is_bottom(first)
         if sizes[first]:
             strides = segment_strides(slow.layout, sizes[first], is_bottom=is_bottom)
-            forms[first // num_experts] = GpuFullPrecision.of(arena, starts, dtype, strides)
+            forms[first // num_experts] = GpuFullPrecision.of(arena, starts, dtype, strides, gate)
     return forms

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from runtime.control.plan import Place
-from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.gpu.addressing import Numbers
+from runtime.kernels.gpu.gates import Gate
 from runtime.kernels.gpu.stored_matrix import StoredMatrix, gated_matrices
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -16,9 +16,7 @@ from runtime.model.quantised_layout import QuantisedLayout
 class GpuPublished:
     """Experts in slots, at `starts`, counted in bytes from the beginning of the `arena`, uint8."""
 
-    def __init__(
-        self, layout: QuantisedLayout, arena: torch.Tensor, starts: torch.Tensor, gate: ClampedGate | None
-    ) -> None:
+    def __init__(self, layout: QuantisedLayout, arena: torch.Tensor, starts: torch.Tensor, gate: Gate) -> None:
         self._layout, self._arena, self._starts = layout, arena, starts
         self._places, self._matrices = starts.tolist(), gated_matrices(layout, gate)
 

@@ -5,13 +5,9 @@ from importlib.util import find_spec
 
 import numpy as np
 import torch
-from torch import nn
 
 from artifacts.errors import OutOfResources
-from runtime.control.plan import Place
 from runtime.kernels.load import kernels
-from runtime.model.arithmetic import Assigned, gather
-from runtime.tiers.near import NearTier
 
 _MOST = (1 << 30) - 1  # letters before their numbers begin anew
 _POLLS = 4096  # between looks at the stream, which say whether the GPU still works
@@ -86,6 +82,53 @@ class Mailbox:
         return torch.cuda.current_stream(self._device).query()
 
 
+class HostTokens:
+    """A step's tokens on the host, and what the host makes of them on the device: each goes in one copy, through
+    page-locked memory that is kept, while the device computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._has_streams = device, has_streams(device)
+        self._there = self._back = torch.empty(0, dtype=torch.uint8)
+        self._fetched, self._sent = (torch.cuda.Event(), torch.cuda.Event()) if self._has_streams else (None, None)
+
+    def fetch(self, hidden: torch.Tensor) -> None:
+        """Begin to copy `hidden` [T, H] to the host."""
+        self._tokens = hidden
+        if self._has_streams:
+            self._there = _with_room(self._there, hidden.nbytes)
+            self._tokens = self._there[: hidden.nbytes].view(hidden.dtype).view(hidden.shape)
+            self._tokens.copy_(hidden, non_blocking=True)
+            self._fetched.record(torch.cuda.current_stream(self._device))
+
+    def there(self) -> torch.Tensor:
+        """What `fetch` copied, once it is on the host; the next `fetch` overwrites it."""
+        if self._has_streams:
+            self._fetched.synchronize()
+        return self._tokens
+
+    def bring(self, numbers: np.ndarray, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`numbers` int64 [n] and `values` [n, H] on the device."""
+        if not self._has_streams:
+            return torch.from_numpy(numbers), values
+        first, nbytes = numbers.nbytes, numbers.nbytes + values.nbytes
+        self._sent.synchronize()  # a copy of the step before may still read the memory
+        self._back = _with_room(self._back, nbytes)
+        self._back[:first].view(torch.int64).copy_(torch.from_numpy(numbers))
+        self._back[first:nbytes].view(values.dtype).view(values.shape).copy_(values)
+        on_device = self._back[:nbytes].to(self._device, non_blocking=True)
+        self._sent.record(torch.cuda.current_stream(self._device))
+        return on_device[:first].view(torch.int64), on_device[first:].view(values.dtype).view(values.shape)
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether the device computes and copies while the host goes on."""
+    return device.type == "cuda"
+
+
+def _with_room(memory: torch.Tensor, nbytes: int) -> torch.Tensor:
+    return memory if memory.numel() >= nbytes else page_locked(nbytes, torch.uint8)
+
+
 def page_locked(count: int, dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised page-locked tensor [count] that may be written in and out of inference mode."""
     with torch.inference_mode(False):
@@ -110,11 +153,3 @@ def real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray 
         return None
     real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
     return None if real.all() else np.flatnonzero(real)
-
-
-def near_forward(
-    near: NearTier, module: nn.Module, place: Place, host: torch.Tensor, assigned: Assigned, device: torch.device
-) -> torch.Tensor:
-    """Compute one expert in the near tier on its tokens of `host` [T, H]: [t, H] on `device`."""
-    on_host = assigned if assigned.tokens is None else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())
-    return near.forward(module, place, gather(host, on_host)).to(device, non_blocking=True)

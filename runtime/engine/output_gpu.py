@@ -15,8 +15,10 @@ from torch import nn
 from runtime.control.plan import Place
 from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision, full_form, has_form
 from runtime.engine.forms_published_gpu import GpuPublished
-from runtime.engine.host_copy import near_forward
+from runtime.engine.near_experts import NearExperts
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.gpu.addressing import RankNumbers
+from runtime.kernels.gpu.gates import gate_of
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
@@ -33,8 +35,8 @@ class GpuOutput:
     """The output of a layer in Triton kernels.
 
     Many tokens are sorted by expert, and a tile of them reads an expert's weights once; a single token reads them by
-    itself, and of experts as published each of a few does. Torch computes near experts, and on many tokens replicas of
-    few bits and experts as published, which a kernel dequantises.
+    itself, and of experts as published each of a few does. Torch computes on many tokens replicas of
+    few bits and experts as published, which a kernel dequantises. What is near the host computes meanwhile.
 
     `whole` has, by layer, where each expert begins [E], for layers whose experts are all resident.
     """
@@ -43,15 +45,16 @@ class GpuOutput:
     computes_layers: ClassVar[bool] = True
     needs_all: ClassVar[bool] = True  # to note a layer: the host does not learn which experts a token uses
 
-    def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
+    def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._resident, self._num_experts = resident, opened.shape.num_experts
         self._forms, self._device = GpuForms(resident, opened.layers[0].experts), resident.slots.device
+        self._is_wide = opened.sum_dtype is torch.float32  # how the model adds experts up
+        self._near = NearExperts(opened, resident, threads)
         self.whole: dict[int, torch.Tensor] = {}
 
     @staticmethod
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
-        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows; and gpt-oss's as
-        published, where no replicas are computed beside them."""
+        """Whether kernels exist for such experts, and for the replicas that are computed beside them."""
         layout = opened.store.layout
         has_kernels = has_form(opened.layers[0].experts, layout, has_replicas=has_replicas) and layout.dtype in _DTYPES
         return has_kernels and _runs_on(opened.model.device)
@@ -60,9 +63,11 @@ class GpuOutput:
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
         """A function to be timed: it computes expert number i of `contents`, uint8 on the GPU, on one token."""
         layout, device = opened.store.layout, contents[0].device
-        x = torch.zeros(1, opened.config.hidden_size, dtype=layout.dtype, device=device)
+        first = opened.layers[0]
+        x = torch.zeros(1, first.hidden_size, dtype=layout.dtype, device=device)
         zero, y = torch.zeros(1, 1, dtype=torch.int32, device=device), torch.empty(1, x.shape[1], device=device)
-        forms = [full_form(opened.layers[0].experts, layout, content, [0]) for content in contents]
+        gate, is_transposed = gate_of(first.experts), first.experts.is_transposed
+        forms = [full_form(gate, layout, content, [0], is_transposed=is_transposed) for content in contents]
         return lambda turn: forms[turn % len(forms)].multiply(x, zero, y)
 
     def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
@@ -104,13 +109,14 @@ class GpuOutput:
                 self._add_by_torch(form, alike)
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute what is `ready` for `add`, then `places` in the near tier."""
+        """Compute what is `ready` for `add`, and meanwhile `places` on the host."""
+        self._near.begin(self._hidden)
         self.add(ready)
-        host = self._hidden.cpu()
-        for place in places:
-            expert = place.key % self._num_experts
-            y = near_forward(near, self._module, place, host, self._assigned_to(expert), self._device)
-            self.add_output(expert, y)
+        pairs, outputs = self._near.outputs(self._module, places, near, self._experts)
+        if self._forms.are_cut:
+            self._y.index_add_(0, pairs, outputs.to(self._y.dtype))
+        else:
+            self._y.index_copy_(0, pairs, outputs.to(self._y.dtype))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """Take an expert's output on its tokens [t, H], or that of a segment, computed elsewhere."""
@@ -121,7 +127,7 @@ class GpuOutput:
 
     def finish(self) -> torch.Tensor:
         """The layer's output [T, H]. Drops the tensors of the step: a prompt's would stay while tokens follow it."""
-        output = _combined(self._y, self._keys, self._weights, self._hidden)
+        output = self._combined(self._y, self._keys, self._weights, self._hidden)
         del self._y, self._keys, self._weights, self._hidden
         self._assigned, self._groups = {}, None
         return output
@@ -150,7 +156,7 @@ class GpuOutput:
         them on the device: the host neither reads them nor waits."""
         y, ids = torch.empty(ids.numel(), hidden.shape[1], device=self._device), ids.contiguous()
         self._forms.full.multiply(hidden.contiguous(), ids, y, starts=self.whole[layer])
-        return _combined(y, ids, weights, hidden)
+        return self._combined(y, ids, weights, hidden)
 
     def clear(self) -> None:
         """Forget where the experts of whole layers begin."""
@@ -194,16 +200,15 @@ class GpuOutput:
                 y = self._resident.forward(self._module, place, x)
             self.add_output(expert, y)
 
+    def _combined(self, y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of every token's outputs, [T, H] of `like`'s type."""
+        out = torch.empty_like(like)
+        kernels("gpu.gated").combine(y, keys, weights.contiguous(), out, is_wide=self._is_wide)
+        return out
+
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         """The driver takes so small an array at once: the host does not wait for queued work."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-
-def _combined(y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of every token's outputs, [T, H] of `like`'s type."""
-    out = torch.empty_like(like)
-    kernels("gpu.gated").combine(y, keys, weights.contiguous(), out)
-    return out
 
 
 def _runs_on(device: torch.device) -> bool:

@@ -11,7 +11,6 @@ from torch import nn
 from runtime.control.plan import Place
 from runtime.engine.across_devices import AcrossDevices
 from runtime.engine.forms_cpu import TokenKernels
-from runtime.engine.host_copy import near_forward
 from runtime.kernels.batched import BatchedExperts, SequentialExperts, Views
 from runtime.model.arithmetic import Assigned, accumulate, assign, gather, weigh
 from runtime.tiers.fast import ResidentExperts, is_full
@@ -70,13 +69,14 @@ class TorchOutput:
         if self._can_batch(places) and self._can_batch(ready) and (views := near.views_in_ram(places)):
             self._add_batch([*places, *ready], [*views, *map(self._resident.weights, ready)])
             return
-        self.add(ready)
-        host = self._hidden.cpu()
-        for place in places:
+        keys = [place.key % self._num_experts for place in places]
+        host, assigned = self._hidden.cpu(), [_on_host(self._assigned[key]) for key in keys]
+        self.add(ready)  # after the copies to the host: a GPU computes while the host does
+        for place, key, own in zip(places, keys, assigned, strict=True):
             if self._is_packed(place):
                 self._add_packed([place], [near.content(place).data_ptr()])
-                continue
-            self.add_output(place.key % self._num_experts, self._forward_near(place, near, host))
+            else:
+                self.add_output(key, self._forward_near(place, near, gather(host, own)))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """Take an expert's output on its tokens [t, H], or that of one of its segments, which add up to it."""
@@ -127,14 +127,11 @@ class TorchOutput:
             return self._few.forward(place, start, x)
         return self._resident.forward(self._module, place, x)
 
-    def _forward_near(self, place: Place, near: NearTier, host: torch.Tensor) -> torch.Tensor:
-        """The same of an expert in the near tier, for tokens that `host` has as well."""
-        assigned, device = self._assigned[place.key % self._num_experts], self._hidden.device
-        if self._few:
-            x = gather(self._hidden, assigned)
-            if self._few.takes(place, len(x)):
-                return self._few.forward(place, near.content(place).data_ptr(), x)
-        return near_forward(near, self._module, place, host, assigned, device)
+    def _forward_near(self, place: Place, near: NearTier, x: torch.Tensor) -> torch.Tensor:
+        """The same of an expert in the near tier on its tokens, x [t, H] on the host."""
+        if self._few and self._few.takes(place, len(x)):
+            return self._few.forward(place, near.content(place).data_ptr(), x)
+        return near.forward(self._module, place, x).to(self._hidden.device, non_blocking=True)
 
     def _forward_all(self, module: nn.Module, hidden: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
         """The output of each expert, all of them packed or none, for a token [1, H]: [n, 1, H]."""
@@ -165,3 +162,7 @@ class TorchOutput:
         """Take [n, 1, H] of one token."""
         for place, y in zip(places, outputs.unbind(), strict=True):
             self.add_output(place.key % self._num_experts, y)
+
+
+def _on_host(assigned: Assigned) -> Assigned:
+    return assigned if assigned.tokens is None else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())

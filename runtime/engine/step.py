@@ -77,10 +77,7 @@ class StepExecutor:
         self._batch_output: BatchOutput = self.gpu_output or self.torch_output
 
     def _fused(self) -> CpuOutput | GpuOutput:
-        kind = choose_output(self._opened)
-        if kind is CpuOutput:
-            return CpuOutput(self._opened, self.resident, self._threads)
-        return kind(self._opened, self.resident)
+        return choose_output(self._opened)(self._opened, self.resident, self._threads)
 
     def release_slots(self) -> None:
         """Drop every reference to the slots. Raises OutOfResources where a copy into one does not end."""

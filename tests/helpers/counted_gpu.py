@@ -69,6 +69,7 @@ def install() -> None:
     torch.cuda.current_stream = lambda device=None: _STREAM
     CpuOutput.suits = staticmethod(lambda opened, **_: False)
     output_gpu._runs_on = lambda device: True
+    host_copy.has_streams = lambda device: True
     host_copy.page_locked = lambda count, dtype: torch.zeros(count, dtype=dtype)
     tiers._open_link = lambda opened, choice, slow, device: CudaLink(
         slow, opened.shape, device=device, slot_nbytes=opened.store.layout.nbytes, is_pinned=True

@@ -120,6 +120,10 @@ def _kernels(scratch: Path, device: str, options: argparse.Namespace) -> Attempt
         yield f"kernels: experts of {name}", partial(kernels.experts, device, sizes)
         yield f"kernels: prompts of {name}", partial(kernels.prompts, device, sizes)
         yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
+    own = {"kind": kernels.GPT_OSS}
+    yield "kernels: experts of gpt-oss-20b", partial(kernels.experts, device, kernels.GPT_OSS_SIZES, **own)
+    yield "kernels: prompts of gpt-oss-20b", partial(kernels.prompts, device, kernels.GPT_OSS_SIZES, **own)
+    yield "kernels: experts in trellis codes of olmoe-1b-7b", partial(_coded, device, kernels.SIZES["olmoe-1b-7b"])
 
 
 def _formats(scratch: Path, device: str, options: argparse.Namespace) -> Attempts:
@@ -131,6 +135,12 @@ def _packed(device: str, sizes: tuple[int, int, int, int]) -> Finding:
     from tools.gpu.checks import packed as gpu_packed  # which imports moectl
 
     return gpu_packed.packed(device, sizes)
+
+
+def _coded(device: str, sizes: tuple[int, int, int, int]) -> Finding:
+    from tools.gpu.checks import packed as gpu_packed  # which imports moectl
+
+    return gpu_packed.coded(device, sizes)
 
 
 def _published(device: str, name: str) -> Finding:

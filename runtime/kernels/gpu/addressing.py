@@ -9,18 +9,33 @@ import torch
 from runtime.model.layout import ExpertLayout
 
 WORD = 4  # bytes
+_BIAS = "_bias"  # the end of a bias's name
 MOST_RANKS = 16
 _NO_NUMBER = (1 << 15) - 1
 _NONE = (1 << 62,) * (MOST_RANKS // 4)
+
+
+class Biases(NamedTuple):
+    """Where biases begin, in weights: those of gate and up with the distance between neurons, and that of down, None in
+    a segment without it."""
+
+    gate: int
+    up: int
+    neuron: int
+    down: int | None
+
+
+_NO_BIASES = Biases(0, 0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Strides:
     """Where one expert or segment of full precision lies, all in weights.
 
-    `gate`, `up` and `down` are where each matrix begins; `row` is the distance between rows of gate and up; `output`
-    and `neuron` are the distances in down between outputs and between neurons. `is_cut`: a segment, whose expert may
-    have neurons elsewhere.
+    `gate`, `up` and `down` are where each matrix begins; `row` and `column` are the distances in gate and in up between
+    neurons and between inputs; `output` and `neuron` are those in down between outputs and between neurons. `is_cut`: a
+    segment, whose expert may have neurons elsewhere. `are_paired`: up of a neuron follows its gate, a row behind it,
+    and `row` is half the distance between neurons.
     """
 
     neurons: int
@@ -31,15 +46,54 @@ class Strides:
     output: int
     neuron: int
     is_cut: bool
+    column: int = 1
+    are_paired: bool = False
+    biases: Biases | None = None
 
     @classmethod
-    def whole(cls, layout: ExpertLayout) -> "Strides":
-        """Return the strides of a whole expert: gate above up, [2 I, H], and down [H, I]."""
-        gate_up, down = layout.parts
-        (rows, hidden), neurons = gate_up.shape, down.shape[1]
-        assert rows == 2 * neurons, (gate_up.shape, down.shape)
-        gate, down_start = (part.offset // layout.dtype.itemsize for part in (gate_up, down))
-        return cls(neurons, gate, gate + neurons * hidden, down_start, hidden, neurons, 1, is_cut=False)
+    def whole(cls, layout: ExpertLayout, *, is_transposed: bool = False, are_paired: bool = False) -> "Strides":
+        """Return the strides of a whole expert: gate above up, [2 I, H], or in turn, or up alone, [I, H]; and down
+        [H, I]; `is_transposed`: each matrix [in, out]."""
+        starts = {part.name: part.offset // layout.dtype.itemsize for part in layout.parts}
+        inner_start, down_start = (start for name, start in starts.items() if not name.endswith(_BIAS))
+        inner, down = (part.shape for part in layout.parts if not part.name.endswith(_BIAS))
+        (rows, hidden), neurons = (inner[::-1], down[0]) if is_transposed else (inner, down[1])
+        assert rows in (neurons, 2 * neurons), (inner, down)
+        (row, column), (neuron, output) = ((1, rows), (hidden, 1)) if is_transposed else ((hidden, 1), (1, neurons))
+        apart = row if are_paired else neurons * row
+        biases = [start for name, start in starts.items() if name.endswith(_BIAS)]
+        return cls(
+            neurons,
+            inner_start,
+            inner_start + apart,
+            down_start,
+            row,
+            output,
+            neuron,
+            is_cut=False,
+            column=column,
+            are_paired=are_paired,
+            biases=_whole_biases(*biases, neurons, are_paired=are_paired) if biases else None,
+        )
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """What the kernels take of gate and up."""
+        gate, up, neuron, _ = self.biases or _NO_BIASES
+        return self.gate, self.up, self.row, self.column, gate, up, neuron
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """What the kernels take of down."""
+        return self.down, self.output, self.neuron, (self.biases or _NO_BIASES).down or 0
+
+    @property
+    def has_down_bias(self) -> bool:
+        return self.biases is not None and self.biases.down is not None
+
+
+def _whole_biases(inner: int, down: int, neurons: int, *, are_paired: bool) -> Biases:
+    return Biases(inner, inner + 1, 2, down) if are_paired else Biases(inner, inner + neurons, 1, down)
 
 
 class Matrix(NamedTuple):

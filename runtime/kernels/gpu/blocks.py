@@ -31,17 +31,37 @@ def load_block(places, is_row, is_column):
 
 
 @triton.jit
-def swiglu(gate, up, dtype: tl.constexpr):
-    """silu(gate) * up of float32 inputs, rounded to `dtype` where the module rounds."""
-    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    return (activated * up).to(dtype)
+def with_bias(y, bias_ptr, places, is_there, dtype: tl.constexpr):
+    """A product y [.., N], float32, rounded where the module rounds it, plus its bias at `places` [N]."""
+    bias = tl.load(bias_ptr + places, mask=is_there, other=0.0).to(tl.float32)
+    return y.to(dtype).to(tl.float32) + bias
 
 
 @triton.jit
-def clamped_swiglu(gate, up, alpha: tl.constexpr, limit: tl.constexpr, dtype: tl.constexpr):
-    """gpt-oss's activation of float32 inputs, rounded to `dtype` where the module rounds."""
-    gate = tl.minimum(gate.to(dtype).to(tl.float32), limit)
-    up = tl.minimum(tl.maximum(up.to(dtype).to(tl.float32), -limit), limit)
-    sigmoid = (1.0 / (1.0 + tl.exp(-(gate * alpha).to(dtype).to(tl.float32)))).to(dtype).to(tl.float32)
-    return ((up + 1.0).to(dtype).to(tl.float32) * (gate * sigmoid).to(dtype).to(tl.float32)).to(dtype)
+def activated(gate, up, own: tl.constexpr, dtype: tl.constexpr):
+    """The activation of float32 products by `own`, a `runtime.kernels.gpu.gates.Gate`, rounded to `dtype` where the
+    module rounds."""
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    if own.limit is not None:
+        gate = tl.minimum(gate, own.limit).to(dtype).to(tl.float32)
+        up = tl.minimum(tl.maximum(up, -own.limit), own.limit).to(dtype).to(tl.float32)
+    if own.rule == "scaled":
+        sigmoid = _sigmoid((gate * own.alpha).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        acts, up = gate * sigmoid, (up + 1.0).to(dtype).to(tl.float32)
+    elif own.rule == "silu":
+        acts = gate / (1.0 + tl.exp(-gate))
+    elif own.rule == "gelu":
+        acts = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    elif own.rule == "gelu_tanh":  # 1 + tanh(z) is twice the sigmoid of 2 z
+        acts = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        tl.static_assert(own.rule == "relu2")
+        acts = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
+    if own.has_up:
+        acts = acts.to(dtype).to(tl.float32) * up
+    return acts.to(dtype)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))

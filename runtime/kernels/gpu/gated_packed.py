@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.addressing import Matrix, Numbers, arguments
-from runtime.kernels.gpu.blocks import expert_start, number_of, swiglu
+from runtime.kernels.gpu.blocks import activated, expert_start, number_of
+from runtime.kernels.gpu.gates import SILU
 from runtime.kernels.gpu.low_bit import product
 
 _OUTPUTS = 32  # of one program: few, so that one token's experts are work for every multiprocessor
@@ -35,7 +36,7 @@ def multiply(
     inner = torch.empty(num_pairs, down.num_inputs, dtype=x.dtype, device=x.device)
     blocks = {"bits": bits, "are_packed": are_packed, "block_outputs": _OUTPUTS, "block_inputs": _INPUTS}
     _inner[(triton.cdiv(down.num_inputs, _OUTPUTS), num_pairs)](
-        x, *own, starts, words, scales, inner, top_k, *gate_up, **blocks
+        x, *own, starts, words, scales, inner, top_k, *gate_up, own=SILU, **blocks
     )
     _down[(triton.cdiv(down.num_outputs, _OUTPUTS), num_pairs)](inner, *own, starts, words, scales, y, *down, **blocks)
 
@@ -51,7 +52,8 @@ def _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales):
 def _inner(
     x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, words_ptr, scales_ptr, inner_ptr, top_k,
     words, zeros, scales, num_inputs, num_outputs, num_groups, group_size, last_word, zero_words,
-    bits: tl.constexpr, are_packed: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    own: tl.constexpr, bits: tl.constexpr, are_packed: tl.constexpr,
+    block_outputs: tl.constexpr, block_inputs: tl.constexpr,
 ):  # fmt: skip
     """Compute silu(gate) * up for some neurons of one pair."""
     pair, neurons = tl.program_id(1), num_outputs // 2
@@ -63,7 +65,7 @@ def _inner(
         rows = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
         gate = product(x, 1, rows, 0, num_groups, streams, sizes, bits, 1, block_outputs, block_inputs, "ieee")
         up = product(x, 1, rows + neurons, 0, num_groups, streams, sizes, bits, 1, block_outputs, block_inputs, "ieee")
-        acts = swiglu(gate, up, inner_ptr.dtype.element_ty)
+        acts = activated(gate, up, own, inner_ptr.dtype.element_ty)
         places = inner_ptr + pair * neurons + rows[None, :]
         tl.store(places, acts, mask=(rows < neurons)[None, :])
 

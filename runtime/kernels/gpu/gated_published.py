@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.addressing import Numbers, arguments
-from runtime.kernels.gpu.blocks import clamped_swiglu, expert_start, number_of, swiglu
+from runtime.kernels.gpu.blocks import activated, expert_start, number_of
 from runtime.kernels.gpu.published import block_sizes, product
 from runtime.kernels.gpu.stored_matrix import GatedMatrices
 
@@ -57,10 +57,7 @@ def _inner(
         gate, up = tl.program_id(0) * block_rows * step, tl.program_id(0) * block_rows * step + matrices.up_first
         gates = product(token_ptr, expert_ptr, gate, step, matrices.gate, dtype, block_rows, block_columns)
         ups = product(token_ptr, expert_ptr, up, step, matrices.up, dtype, block_rows, block_columns)
-        if matrices.activation is None:
-            acts = swiglu(gates, ups, dtype)
-        else:
-            acts = clamped_swiglu(gates, ups, matrices.activation.alpha, matrices.activation.limit, dtype)
+        acts = activated(gates, ups, matrices.activation, dtype)
         tl.store(inner_ptr + pair * neurons + places, acts, mask=places < neurons)
 
 

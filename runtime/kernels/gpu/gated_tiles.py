@@ -1,4 +1,4 @@
-"""Triton kernels for gated experts on many tokens: pairs are sorted by expert, and a tile of one expert's tokens shares
+"""Triton kernels for experts on many tokens: pairs are sorted by expert, and a tile of one expert's tokens shares
 one read of its weights. One kernel computes gate, up and activation, one the down projection; `gated.combine` sums.
 
 Products are summed in float32, and results are rounded where the module rounds them. Each output has one writer, and
@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.addressing import Strides
-from runtime.kernels.gpu.blocks import expert_start, load_block, swiglu
+from runtime.kernels.gpu.blocks import activated, expert_start, load_block, with_bias
+from runtime.kernels.gpu.gates import SILU, Gate
 
 TILES = (16, 32, 64)  # tokens of a tile: the rows of a tensor core's product, and a few times as many
 _OUTPUTS = 64  # of one program
@@ -38,6 +39,7 @@ def multiply(
     block_tokens: int,
     strides: Strides,
     y: torch.Tensor,
+    gate: Gate = SILU,
 ) -> None:
     """Write the rows of y [T * K, H] that `tiles` name; the outputs of segments are added to them.
 
@@ -55,12 +57,12 @@ def multiply(
         "num_stages": 2,  # more would not fit into the shared memory of older GPUs
     }
     _inner[(num_tiles, triton.cdiv(strides.neurons, _OUTPUTS))](
-        x, order, tiles, starts, arena, inner,
-        hidden, strides.neurons, top_k, strides.gate, strides.up, strides.row, **blocks,
+        x, order, tiles, starts, arena, inner, hidden, strides.neurons, top_k, *strides.inner,
+        gate=gate, are_paired=strides.are_paired, has_bias=strides.biases is not None, **blocks,
     )  # fmt: skip
     _down[(num_tiles, triton.cdiv(hidden, _OUTPUTS))](
-        inner, order, tiles, starts, arena, y,
-        hidden, strides.neurons, strides.down, strides.output, strides.neuron, adds=strides.is_cut, **blocks,
+        inner, order, tiles, starts, arena, y, hidden, strides.neurons, *strides.outer,
+        has_bias=strides.has_down_bias, adds=strides.is_cut, **blocks,
     )  # fmt: skip
 
 
@@ -92,29 +94,41 @@ def _inner_rows(inner_ptr, neurons, block_tokens: tl.constexpr):
 @triton.jit
 def _inner(
     x_ptr, order_ptr, tiles_ptr, starts_ptr, arena_ptr, inner_ptr,
-    hidden, neurons, top_k, gate_offset, up_offset, row,
+    hidden, neurons, top_k, gate_offset, up_offset, row, column, gate_bias, up_bias, bias_step,
+    gate: tl.constexpr, are_paired: tl.constexpr, has_bias: tl.constexpr,
     block_tokens: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
     operand: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Compute silu(gate) * up for some neurons of one tile, inner [tile, token, I]. Tiles are the first axis of the
+    """Compute the activation of some neurons of one tile, inner [tile, token, I]. Tiles are the first axis of the
     grid, so that those of one expert find its weights in the cache."""
     number, is_token, pairs = _tile(order_ptr, tiles_ptr, block_tokens)
     expert_ptr = arena_ptr + expert_start(starts_ptr, number)
     x_rows = x_ptr + (pairs // top_k).to(tl.int64) * hidden
-    outputs = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
-    is_output = outputs < neurons
-    gate = tl.zeros((block_tokens, block_outputs), tl.float32)
-    up = tl.zeros((block_tokens, block_outputs), tl.float32)
+    dtype: tl.constexpr = inner_ptr.dtype.element_ty
+    num_each: tl.constexpr = 2 if are_paired else 1  # rows of a neuron in the first product
+    width: tl.constexpr = num_each * block_outputs
+    rows = tl.program_id(1) * width + tl.arange(0, width)
+    is_row = rows < num_each * neurons
+    gates = tl.zeros((block_tokens, width), tl.float32)
+    ups = tl.zeros((block_tokens, width), tl.float32)
     for first in range(0, hidden, block_inputs):
         inputs = first + tl.arange(0, block_inputs)
         is_input = inputs < hidden
         x = load_block(x_rows[:, None] + inputs[None, :], is_token, is_input).to(operand)
-        places = inputs[:, None] + outputs[None, :] * row
-        gates = load_block(expert_ptr + gate_offset + places, is_input, is_output)
-        ups = load_block(expert_ptr + up_offset + places, is_input, is_output)
-        gate = tl.dot(x, gates.to(operand), gate, input_precision=precision)
-        up = tl.dot(x, ups.to(operand), up, input_precision=precision)
-    acts = swiglu(gate, up, inner_ptr.dtype.element_ty)
+        places = inputs[:, None] * column + rows[None, :] * row
+        weights = load_block(expert_ptr + gate_offset + places, is_input, is_row)
+        gates = tl.dot(x, weights.to(operand), gates, input_precision=precision)
+        if gate.has_up and not are_paired:
+            weights = load_block(expert_ptr + up_offset + places, is_input, is_row)
+            ups = tl.dot(x, weights.to(operand), ups, input_precision=precision)
+    if are_paired:
+        gates, ups = tl.split(tl.reshape(gates, (block_tokens, block_outputs, 2)))
+    outputs = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
+    is_output = outputs < neurons
+    if has_bias:
+        gates = with_bias(gates, expert_ptr + gate_bias, outputs * bias_step, is_output, dtype)
+        ups = with_bias(ups, expert_ptr + up_bias, outputs * bias_step, is_output, dtype)
+    acts = activated(gates, ups, gate, dtype)
     acts_ptr = _inner_rows(inner_ptr, neurons, block_tokens)[:, None] + outputs[None, :]
     tl.store(acts_ptr, acts, mask=is_token[:, None] & is_output[None, :])
 
@@ -122,13 +136,14 @@ def _inner(
 @triton.jit
 def _down(
     inner_ptr, order_ptr, tiles_ptr, starts_ptr, arena_ptr, y_ptr,
-    hidden, neurons, down_offset, output, neuron, adds: tl.constexpr,
+    hidden, neurons, down_offset, output, neuron, bias, has_bias: tl.constexpr, adds: tl.constexpr,
     block_tokens: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
     operand: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one tile, each pair's in its own row."""
     number, is_token, pairs = _tile(order_ptr, tiles_ptr, block_tokens)
-    down_ptr = arena_ptr + expert_start(starts_ptr, number) + down_offset
+    expert_ptr = arena_ptr + expert_start(starts_ptr, number)
+    down_ptr = expert_ptr + down_offset
     inner_rows = _inner_rows(inner_ptr, neurons, block_tokens)
     outputs = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
     is_output = outputs < hidden
@@ -141,6 +156,8 @@ def _down(
         weights = load_block(down_ptr + places, is_input, is_output)
         y = tl.dot(acts.to(operand), weights.to(operand), y, input_precision=precision)
     out_ptr = y_ptr + pairs.to(tl.int64)[:, None] * hidden + outputs[None, :]
+    if has_bias:
+        y = with_bias(y, expert_ptr + bias, outputs, is_output, inner_ptr.dtype.element_ty)
     if adds:
         y += load_block(out_ptr, is_token, is_output).to(tl.float32)
     tl.store(out_ptr, y.to(y_ptr.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])

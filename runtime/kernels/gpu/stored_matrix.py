@@ -17,7 +17,7 @@ from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.order import ORDER
 from artifacts.formats.packed_integers import PackedIntegers
-from runtime.kernels.clamped_gate import ClampedGate
+from runtime.kernels.gpu.gates import SILU, Gate
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import PLAIN, PlacedPieces, QuantisedLayout
 
@@ -87,15 +87,15 @@ class StoredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class GatedMatrices:
-    """The matrices of a gated expert, and its activation: SiLU where it is None. Where gate and up are one, both are
-    that matrix; up begins with row `up_first`, and `step` is the distance between rows of either."""
+    """The matrices of a gated expert, and its activation. Where gate and up are one, both are that matrix; up begins
+    with row `up_first`, and `step` is the distance between rows of either."""
 
     gate: StoredMatrix
     up: StoredMatrix
     up_first: int
     step: int
     down: StoredMatrix
-    activation: ClampedGate | None
+    activation: Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +123,13 @@ def is_readable(layout: QuantisedLayout) -> bool:
     return gate.codes.order != "awq" or gate.num_outputs // 2 % 8 == 0
 
 
-def gated_matrices(layout: QuantisedLayout, activation: ClampedGate | None = None) -> GatedMatrices:
+def gated_matrices(layout: QuantisedLayout, activation: Gate = SILU) -> GatedMatrices:
     """Describe the matrices of an expert that lies so."""
     (gate, *up), (down,) = (
         [replace(stored_matrix(placed), bias=_bias(layout, name)) for placed in layout.matrices[name]]
         for name in (GATE_UP, DOWN)
     )
-    up_first, step = (1, 2) if activation else (0 if up else gate.num_outputs // 2, 1)
+    up_first, step = (1, 2) if activation.take_turns else (0 if up else gate.num_outputs // 2, 1)
     return GatedMatrices(gate, up[0] if up else gate, up_first, step, down, activation)
 
 

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 
 from artifacts.quantisation.trellis import BLOCK_ROWS, MULTIPLIER, Trellis, num_words, row_factors, steps, tables
+from runtime.kernels.gpu.addressing import Numbers, arguments
+from runtime.kernels.gpu.blocks import number_of
 from runtime.kernels.gpu.rotation import rotate, rotate_back
 
 MANY_TOKENS = 8
@@ -48,10 +50,10 @@ def matrix_of(trellis: Trellis, offsets: dict[str, int] | None = None) -> CodedM
 
 def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     """Multiply x [t, in] by the matrix: [t, out] in x's dtype, summed in float32."""
-    numbers = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    numbers = torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
     row_scales = trellis.high if trellis.is_rotated else trellis.row_scales
     buffers = trellis.codes, trellis.scale, trellis.high, row_scales
-    y = product(rotate(x), numbers, numbers[:1], buffers, matrix_of(trellis), num_shared=1)
+    y = product(rotate(x), numbers, numbers[:1, 0], buffers, matrix_of(trellis), num_shared=1)
     return (rotate_back(y) if trellis.is_rotated else y).to(x.dtype)
 
 
@@ -78,30 +80,32 @@ def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 def product(
     x: torch.Tensor,
-    numbers: torch.Tensor,
+    numbers: Numbers,
     starts: torch.Tensor,
     buffers: tuple[torch.Tensor, ...],
     matrix: CodedMatrix,
     *,
     num_shared: int,
 ) -> torch.Tensor:
-    """R x of pairs [P, O], float32, where numbers [P] are not below zero: pair p takes token p // num_shared of x
-    [., I], rotated, and the matrix behind starts[numbers[p]], in bytes. `buffers` are those of codes, scales, bits of
+    """R x of pairs [P, O], float32, where numbers [T, K] are not below zero: pair p takes token p // num_shared of x
+    [., I], rotated, and the matrix behind starts[number], in bytes. `buffers` are those of codes, scales, bits of
     columns and row scales, as int16, float32, uint8 and uint8."""
     levels, worths, row_worths = _constants(x.device)
-    ordered = torch.empty(len(numbers), matrix.num_inputs, device=x.device)
-    y = torch.empty(len(numbers), matrix.num_outputs, device=x.device)
+    _, num_pairs, own, are_packed = arguments(numbers, starts)
+    ordered = torch.empty(num_pairs, matrix.num_inputs, device=x.device)
+    y = torch.empty(num_pairs, matrix.num_outputs, device=x.device)
     codes, scale, high, row_scales = buffers
-    if not len(numbers):
+    if not num_pairs:
         return y
-    _arrange[(len(numbers),)](
-        x.contiguous(), ordered, numbers, starts, high, scale, worths, num_shared, matrix.high, matrix.scale,
-        matrix.num_inputs, matrix.num_high, matrix.half_bits, block=triton.next_power_of_2(matrix.num_inputs),
+    _arrange[(num_pairs,)](
+        x.contiguous(), ordered, *own, starts, high, scale, worths, num_shared, matrix.high, matrix.scale,
+        matrix.num_inputs, matrix.num_high, matrix.half_bits,
+        are_packed=are_packed, block=triton.next_power_of_2(matrix.num_inputs),
     )  # fmt: skip
-    _multiply[(triton.cdiv(matrix.num_outputs, BLOCK_ROWS), len(numbers))](
-        ordered, y, numbers, starts, codes, row_scales, levels, row_worths, matrix.codes, matrix.row_scales,
+    _multiply[(triton.cdiv(matrix.num_outputs, BLOCK_ROWS), num_pairs)](
+        ordered, y, *own, starts, codes, row_scales, levels, row_worths, matrix.codes, matrix.row_scales,
         matrix.num_outputs, matrix.num_inputs, matrix.num_high, matrix.factor,
-        half_bits=matrix.half_bits, has_row_scales=matrix.has_row_scales,
+        half_bits=matrix.half_bits, has_row_scales=matrix.has_row_scales, are_packed=are_packed,
         block_rows=BLOCK_ROWS, block_columns=_COLUMNS,
     )  # fmt: skip
     return y
@@ -129,14 +133,14 @@ def _words_before(matrix: CodedMatrix, more: int) -> int:
     return num_words(matrix.half_bits, matrix.num_outputs) * (matrix.num_inputs - matrix.num_high) if more else 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _arrange(
-    x_ptr, out_ptr, numbers_ptr, starts_ptr, high_ptr, scale_ptr, worths_ptr, num_shared, high, scale,
-    num_inputs, num_high, half_bits, block: tl.constexpr,
+    x_ptr, out_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, high_ptr, scale_ptr, worths_ptr,
+    num_shared, high, scale, num_inputs, num_high, half_bits, are_packed: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Write a pair's token in the order of its matrix's columns, times what a level of the column is worth."""
     pair = tl.program_id(0)
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         start = tl.load(starts_ptr + number)
         columns = tl.arange(0, block)
@@ -182,15 +186,16 @@ def _sum_columns(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _multiply(
-    x_ptr, y_ptr, numbers_ptr, starts_ptr, codes_ptr, row_scales_ptr, levels_ptr, row_worths_ptr, codes, row_scales,
-    num_outputs, num_inputs, num_high, factor,
-    half_bits: tl.constexpr, has_row_scales: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    x_ptr, y_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, codes_ptr, row_scales_ptr, levels_ptr,
+    row_worths_ptr, codes, row_scales, num_outputs, num_inputs, num_high, factor,
+    half_bits: tl.constexpr, has_row_scales: tl.constexpr, are_packed: tl.constexpr,
+    block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Multiply a block of rows of one pair's matrix by its ordered token."""
     pair, num_low = tl.program_id(1), num_inputs - num_high
-    number = tl.load(numbers_ptr + pair)
+    number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         start = tl.load(starts_ptr + number)
         rows, num_blocks = tl.program_id(0) * block_rows + tl.arange(0, block_rows), tl.num_programs(0)

@@ -11,10 +11,10 @@ from tests.helpers.published import publish
 from tests.helpers.triton_process import interpret, needs_triton
 
 RUNS = {
-    "fp8": ("mixtral", {"preset": "full"}),
-    "mxfp4": ("gpt_oss", {"budget": "50%"}),
-    "compressed-tensors": ("mixtral", {"preset": "near", "budget": "25%"}),
-    "gptq": ("mixtral", {"preset": "specmd", "budget": "50%", "link": "100MB/s+20us", "window": "16KB"}),
+    "fp8": ("mixtral", {"hidden_act": "gelu"}, {"preset": "full"}),
+    "mxfp4": ("gpt_oss", {}, {"budget": "50%"}),
+    "compressed-tensors": ("mixtral", {}, {"preset": "near", "budget": "25%"}),
+    "gptq": ("mixtral", {}, {"preset": "specmd", "budget": "50%", "link": "100MB/s+20us", "window": "16KB"}),
 }
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 SESSIONS = """
@@ -64,9 +64,9 @@ for folder, chosen in json.loads(sys.argv[1]):
 @needs_triton
 def test_sessions_say_what_torch_says_and_count_alike(tmp_path: Path) -> None:
     cases = []
-    for method, (family, chosen) in RUNS.items():
+    for method, (family, fields, chosen) in RUNS.items():
         folder = tmp_path / method
-        plain = families.save(family, "hub", folder / "plain", torch.float32, fields=SIZES)
+        plain = families.save(family, "hub", folder / "plain", torch.float32, fields=SIZES | fields)
         cases.append((str(publish(plain, folder / "published", method)), chosen))
     lines = [json.loads(line) for line in interpret(SESSIONS, json.dumps(cases))]
     assert len(lines) == len(RUNS)

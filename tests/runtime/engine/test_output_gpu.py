@@ -9,8 +9,9 @@ import pytest
 from runtime.kernels.gpu.tiles import SortedPairs
 from tests.helpers.families import FAMILIES
 from tests.helpers.triton_process import interpret, needs_triton
+from tools.make.families import tiny
 
-OTHERS = {"gpt_oss"}  # without such kernels: biased, transposed, with a gate of its own
+OTHERS = ("aria_text", "gemma4_text", "nemotron_h")  # matrices [in, out]; gated by GELU; without up, squared ReLU
 # Tokens, ranks, experts, hidden, neurons, and neurons of the top segment.
 SIZES = [(1, 1, 1, 7, 5, 5), (2, 2, 8, 38, 20, 7)]
 MANY = {  # full and partial blocks; experts with no token, with few, with more than a tile holds
@@ -111,7 +112,7 @@ def logits(session, is_brief):
     return torch.cat(outputs)
 for folder, name, chosen, scratch, is_brief in json.loads(sys.argv[1]):
     opened = open_model(folder)
-    runs, artefacts = {}, Artefacts(replicas=made(opened, Path(scratch))) if scratch else None
+    runs, artefacts = {}, Artefacts(replicas=made(opened, Path(scratch), is_coded="coded" in name)) if scratch else None
     for experts in (EXACT, FUSED):
         with Session(opened, Settings(**chosen, experts=experts), artefacts=artefacts) as session:
             runs[experts] = (logits(session, is_brief), session.controller.counters.totals(), session.receipt())
@@ -181,6 +182,11 @@ RUNS = {
         "policies": {"residency": "shadow:bits=3,slots=no"},
         "budget": "60%",
     },
+    "coded replicas that stay": {
+        "preset": "uniform-bits",
+        "policies": {"residency": "shadow:bits=1.25,slots=no"},
+        "budget": "60%",
+    },
     "replicas over the link": {"policies": {"miss": "fetch_lowest"}, "budget": "50%"},
 }
 EVERYWHERE = "all resident"
@@ -215,13 +221,19 @@ def test_tiles_have_every_pair_once() -> None:
 
 @needs_triton
 def test_sessions_say_what_torch_says_and_count_alike(checkpoint, tmp_path: Path) -> None:
-    """Covers prompts, tokens and batches: every family with all experts resident, and one family in every run."""
-    families = [name for name in FAMILIES if name not in ("mixtral", *OTHERS)]
-    cases = [(str(checkpoint(family)), EVERYWHERE, RUNS[EVERYWHERE], "", True) for family in families]
+    """Covers prompts, tokens and batches: every family with all experts resident, one family in every run, gpt-oss cut
+    in two and near, and experts of other gates."""
+    families = [name for name in FAMILIES if name != "mixtral"]
+    folders = [checkpoint(family) for family in families] + [tmp_path / family for family in OTHERS]
+    for folder in folders[len(families) :]:
+        tiny(folder.name).save_pretrained(folder)
+    cases = [(str(folder), EVERYWHERE, RUNS[EVERYWHERE], "", True) for folder in folders]
+    cases += [(str(checkpoint("gpt_oss")), name, RUNS[name], "", True) for name in ("cut in two", "near")]
     for name, chosen in RUNS.items():
         scratch = tmp_path / name
         scratch.mkdir()
-        cases.append((str(checkpoint("mixtral")), name, chosen, str(scratch) if "replicas" in name else "", False))
+        own = str(scratch) if "replicas" in name else ""
+        cases.append((str(checkpoint("mixtral")), name, chosen, own, "coded" in name))
     results = [json.loads(line) for line in interpret(SESSIONS, json.dumps(cases))]
     assert len(results) == len(cases)
     for family, name, error, counts_alike, computed, num_on_device in results:

@@ -113,7 +113,7 @@ class Bench:
         self.link.is_concurrent, self.link.is_queued = options["is_concurrent"], options["is_queued"]
         fused: Output | None = options["fused"] and options["fused"](self.events, "fused")
         patch.setattr(module, "GpuOutput", OnDevice)
-        patch.setattr(module, "choose_output", lambda opened: lambda opened, resident: fused)
+        patch.setattr(module, "choose_output", lambda opened: lambda opened, resident, threads: fused)
         patch.setattr(module, "CpuOutput", SimpleNamespace(suits=lambda opened, **_: options["suits"]))
         patch.setattr(module, "is_worth_batching", lambda opened: options["is_worth"])
         patch.setattr(module, "TokenKernels", lambda opened, resident, threads: "kernels")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.kernels.clamped_gate import ClampedGate
+from runtime.kernels.gpu.gates import SILU, Gate
 from runtime.kernels.gpu.stored_matrix import gated_matrices
 from tests.helpers.triton_process import compiled, compiler, needs_triton
 from tests.runtime.kernels.test_published_gpu import layout_of
@@ -21,6 +21,9 @@ TENSORS = (
 )
 TENSORS |= dict.fromkeys(("first", "second", "third", "fourth"), "i64")
 IN_BF16, IN_BYTES = TENSORS | {"arena_ptr": "*bf16"}, TENSORS | {"arena_ptr": "*u8"}
+PLAIN = {"gate": SILU, "are_paired": False, "has_bias": False, "column": 1}
+GPT_OSS = Gate("scaled", take_turns=True, alpha=1.702, limit=7.0)
+PAIRED = {"gate": GPT_OSS, "are_paired": True, "has_bias": True, "row": 1, "bias_step": 2}
 ODD = ("top_k", "count", "num_tokens", "first", "second", "third", "fourth")
 WIDE = re.compile(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg\.shared\.global \[.*\], \[.*\], 0x10")
 OF_TWO_BYTES = re.compile(r"ld\.global[.\w:]*\.b16")
@@ -49,11 +52,15 @@ def test_experts_of_a_token_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
     from runtime.kernels.gpu import gated
 
     few = {"are_packed": True, "block_rows": gated._ROWS, "block_columns": gated._COLUMNS}
-    inner, down = ptx(gated._inner, IN_BF16, **few), ptx(gated._down, IN_BF16, adds=False, neuron=1, **few)
+    inner = ptx(gated._inner, IN_BF16, **PLAIN, **few)
+    down = ptx(gated._down, IN_BF16, adds=False, has_bias=False, neuron=1, **few)
     assert (wide(inner), wide(down)) == (4, 2)
     assert not OF_TWO_BYTES.search(inner + down)
-    cut = ptx(gated._down, IN_BF16, are_packed=False, adds=True, output=1, block_rows=64, block_columns=32)
-    assert wide(cut) == 4
+    along_rows = {"are_packed": False, "output": 1, "block_rows": 64, "block_columns": 32}
+    assert wide(ptx(gated._down, IN_BF16, adds=True, has_bias=False, **along_rows)) == 4
+    assert wide(ptx(gated._down, IN_BF16, adds=False, has_bias=True, **along_rows)) == 2
+    paired = ptx(gated._inner, IN_BF16, are_packed=True, block_rows=32, block_columns=32, **PAIRED)
+    assert wide(paired) == 2, "gate and up of 32 neurons in turn, 32 inputs"
 
 
 def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
@@ -62,17 +69,21 @@ def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
     from runtime.kernels.gpu import gated_tiles
 
     blocks = {"block_tokens": 64, "block_outputs": 64, "block_inputs": 64, "operand": tl.bfloat16, "precision": "tf32"}
-    inner = ptx(gated_tiles._inner, IN_BF16, stages=2, **blocks)
-    down = ptx(gated_tiles._down, IN_BF16 | {"y_ptr": "*bf16"}, stages=2, adds=False, neuron=1, **blocks)
+    of_down = {"adds": False, "stages": 2, **blocks}
+    inner = ptx(gated_tiles._inner, IN_BF16, stages=2, **PLAIN, **blocks)
+    down = ptx(gated_tiles._down, IN_BF16 | {"y_ptr": "*bf16"}, has_bias=False, neuron=1, **of_down)
     assert (inner.count("cp.async.cg"), down.count("cp.async.cg")) == (24, 16)  # two stages of x, gate, up or x, down
     assert not OF_TWO_BYTES.search(inner + down)
+    inner = ptx(gated_tiles._inner, IN_BF16, stages=2, **PAIRED, **blocks)
+    down = ptx(gated_tiles._down, IN_BF16 | {"y_ptr": "*bf16"}, has_bias=True, output=1, **of_down)
+    assert (inner.count("cp.async.cg"), down.count("cp.async.cg")) == (24, 16)
 
 
 def test_packed_words_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
     from runtime.kernels.gpu import gated_packed, low_bit
 
     blocks = {"are_packed": True, "block_outputs": 32, "block_inputs": 64}
-    assert wide(ptx(gated_packed._inner, TENSORS, bits=4, **blocks)) == 8
+    assert wide(ptx(gated_packed._inner, TENSORS, own=SILU, bits=4, **blocks)) == 8
     assert wide(ptx(gated_packed._down, TENSORS, bits=3, **blocks)) == 8
     blocks = {"bits": 3, "block_outputs": 64, "block_inputs": 64}
     assert wide(ptx(low_bit._multiply, TENSORS, stages=2, num_rows=16, precision="tf32", **blocks)) == 34
@@ -92,8 +103,11 @@ def test_the_other_kernels_compile(tmp_path: Path) -> None:
     from runtime.kernels.gpu import gated, gated_published, published
 
     with compiler(tmp_path):
-        assert compiled(gated._combine, 90, TENSORS, width=8, block_tokens=8, block=256)["cubin"]
-        clamped = gated_matrices(layout_of("mxfp4"), ClampedGate(1.702, 7.0))
+        assert compiled(gated._combine, 90, TENSORS, is_wide=True, width=8, block_tokens=8, block=256)["cubin"]
+        for rule in ("gelu", "gelu_tanh", "relu2"):
+            own = PLAIN | {"gate": Gate(rule, has_up=rule != "relu2")}
+            assert compiled(gated._inner, 90, IN_BF16, are_packed=True, block_rows=8, block_columns=256, **own)["cubin"]
+        clamped = gated_matrices(layout_of("mxfp4"), GPT_OSS)
         own = {"matrices": clamped, "are_packed": True, **published.block_sizes(clamped.gate)}
         assert compiled(gated_published._inner, 80, IN_BYTES, **own)["cubin"]
         for name, capability in (("packed, 4 bits, in any order", 80), ("nvfp4, inverse", 90)):

@@ -42,10 +42,13 @@ KERNELS = """
 import torch
 from tools.gpu.checks import formats, kernels, packed, published
 kernels.ALLOWED[torch.bfloat16] = 6e-2  # the interpreter cuts where a GPU rounds
-packed.BITS = (1, 3)
+packed.BITS, packed.CODED = (1, 3), (2,)
 found = [kernels.experts("cpu", (16, 8, 2, 4), calls=1)]
 found.append(kernels.prompts("cpu", (16, 8, 2, 4), num_tokens=(6,), calls=1))
+found.append(kernels.experts("cpu", (16, 8, 2, 4), kind=kernels.GPT_OSS, calls=1))
+found.append(kernels.prompts("cpu", (16, 8, 2, 4), kind=kernels.GPT_OSS, num_tokens=(6,), calls=1))
 found.append(packed.packed("cpu", (32, 16, 2, 4), turns=1, calls=1))
+found.append(packed.coded("cpu", (32, 16, 2, 4), turns=1, calls=1))
 formats.GROUP = 32
 found.append(published.published("cpu", "awq", sizes=(64, 32, 1), turns=1, calls=1))
 print(*[passed for passed, _, _ in found])
@@ -158,4 +161,4 @@ def test_it_runs_without_what_machines_for_gpus_lack() -> None:
 
 @needs_triton
 def test_the_checks_of_kernels_pass_where_kernels_are_right() -> None:
-    assert interpret(KERNELS) == ["True True True True"]
+    assert interpret(KERNELS) == ["True True True True True True True"]

@@ -11,21 +11,42 @@ from tools.gpu.checks.sessions import Finding
 from tools.gpu.timing import gbps, host_microseconds, microseconds
 
 SIZES = {"olmoe-1b-7b": (2048, 1024, 8, 64), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, neurons, ranks, experts
+GPT_OSS_SIZES = (2880, 2880, 4, 32)
 ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # relative to the largest output
 PROMPTS = (128, 512)
 _CALLS = 100
 
 
+class Kind(NamedTuple):
+    """How experts are gated, as `runtime.kernels.gpu.gates.Gate` has it, and how they lie: each matrix [in, out], with
+    biases."""
+
+    rule: str = "silu"
+    take_turns: bool = False
+    alpha: float = 1.0
+    limit: float | None = None
+    is_transposed: bool = False
+    has_bias: bool = False
+
+
+USUAL, GPT_OSS = Kind(), Kind("scaled", True, 1.702, 7.0, True, True)
+
+
 class Experts:
     """An arena of random experts, and their outputs by torch, one after another."""
 
-    def __init__(self, sizes: tuple[int, int, int, int], *, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, sizes: tuple[int, int, int, int], *, dtype: torch.dtype, device: str, kind: Kind = USUAL
+    ) -> None:
         from runtime.kernels.gpu.addressing import Strides
+        from runtime.kernels.gpu.gates import Gate
         from runtime.model.layout import ExpertLayout
 
         hidden, neurons, self.top_k, self.count = sizes
-        layout = ExpertLayout.of({"gate_up_proj": (2 * neurons, hidden), "down_proj": (hidden, neurons)}, dtype)
-        self.strides, size = Strides.whole(layout), layout.nbytes // dtype.itemsize
+        self.kind, self.gate = kind, Gate(kind.rule, take_turns=kind.take_turns, alpha=kind.alpha, limit=kind.limit)
+        layout = ExpertLayout.of(_shapes(hidden, neurons, kind), dtype)
+        self.strides = Strides.whole(layout, is_transposed=kind.is_transposed, are_paired=kind.take_turns)
+        size = layout.nbytes // dtype.itemsize
         self.hidden, self.dtype, self.device = hidden, dtype, device
         self.random = torch.Generator(device).manual_seed(0)
         self.arena = self._normal(self.count * size, dtype).mul_(hidden**-0.5)
@@ -43,7 +64,7 @@ class Experts:
         from runtime.kernels.gpu import gated
 
         y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
-        gated.multiply(step.x, step.ids, self.starts, self.arena, strides=self.strides, y=y)
+        gated.multiply(step.x, step.ids, self.starts, self.arena, strides=self.strides, y=y, gate=self.gate)
         gated.combine(y, step.ids, step.weights, out)
         return out
 
@@ -66,7 +87,7 @@ class Experts:
 
         shape = step.ids.numel(), self.hidden
         y, out = torch.empty(shape, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
-        own = {"top_k": self.top_k, "block_tokens": tiles.size, "strides": self.strides}
+        own = {"top_k": self.top_k, "block_tokens": tiles.size, "strides": self.strides, "gate": self.gate}
         gated_tiles.multiply(step.x, tiles.order, tiles.tiles, self.starts, self.arena, **own, y=y)
         gated.combine(y, step.ids, step.weights, out)
         return out
@@ -80,13 +101,28 @@ class Experts:
         out = torch.zeros_like(step.x)
         for expert in step.ids.unique().tolist():
             tokens, ranks = (step.ids == expert).nonzero(as_tuple=True)
-            gate, up = F.linear(step.x[tokens], self._views[expert]["gate_up_proj"]).chunk(2, dim=-1)
-            y = F.linear(F.silu(gate) * up, self._views[expert]["down_proj"]) * step.weights[tokens, ranks, None]
+            inner = self._project(expert, "gate_up_proj", step.x[tokens])
+            y = self._project(expert, "down_proj", self.gate(inner)) * step.weights[tokens, ranks, None]
             out.index_add_(0, tokens, y.to(out.dtype))
         return out
 
+    def _project(self, expert: int, name: str, x: torch.Tensor) -> torch.Tensor:
+        weights = self._views[expert]
+        y = F.linear(x, weights[name].mT if self.kind.is_transposed else weights[name])
+        return y + weights[f"{name}_bias"] if self.kind.has_bias else y
+
     def _normal(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(count, generator=self.random, device=self.device, dtype=dtype)
+
+
+def _shapes(hidden: int, neurons: int, kind: Kind) -> dict[str, tuple[int, ...]]:
+    """The parameters of an expert by name."""
+    shapes = {}
+    for name, shape in {"gate_up_proj": (2 * neurons, hidden), "down_proj": (hidden, neurons)}.items():
+        shapes[name] = shape[::-1] if kind.is_transposed else shape
+        if kind.has_bias:
+            shapes[f"{name}_bias"] = shape[:1]
+    return shapes
 
 
 class Tokens(NamedTuple):
@@ -105,29 +141,35 @@ class Tiles(NamedTuple):
     size: int
 
 
-def experts(device: str, sizes: tuple[int, int, int, int], *, calls: int = _CALLS) -> Finding:
+def experts(device: str, sizes: tuple[int, int, int, int], *, kind: Kind = USUAL, calls: int = _CALLS) -> Finding:
     """Passed if the kernels agree with torch on one token in every dtype; microseconds in bfloat16 with other experts
     each time."""
-    return _compared(device, sizes, Experts.few, (1,), calls)
+    return _compared(device, sizes, kind, Experts.few, (1,), calls)
 
 
 def prompts(
-    device: str, sizes: tuple[int, int, int, int], *, num_tokens: tuple[int, ...] = PROMPTS, calls: int = 10
+    device: str,
+    sizes: tuple[int, int, int, int],
+    *,
+    kind: Kind = USUAL,
+    num_tokens: tuple[int, ...] = PROMPTS,
+    calls: int = 10,
 ) -> Finding:
     """The same for prompts, and equal bits in a second call."""
-    return _compared(device, sizes, Experts.many, num_tokens, calls)
+    return _compared(device, sizes, kind, Experts.many, num_tokens, calls)
 
 
 def _compared(
     device: str,
     sizes: tuple[int, int, int, int],
+    kind: Kind,
     way: Callable[[Experts, Tokens], torch.Tensor],
     num_tokens: tuple[int, ...],
     calls: int,
 ) -> Finding:
     shares, figures, is_same = {}, {}, True
     for dtype, allowed in ALLOWED.items():
-        case = Experts(sizes, dtype=dtype, device=device)
+        case = Experts(sizes, dtype=dtype, device=device, kind=kind)
         for count in num_tokens:
             step = case.step(count)
             ours, theirs = way(case, step), case.one_by_one(step).float()

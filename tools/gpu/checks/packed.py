@@ -1,74 +1,91 @@
-"""Checks of the kernels for a token's packed experts: every width against the unpacked weights."""
+"""Checks of the kernels for a token's experts of few bits, packed or in trellis codes, against the unpacked weights."""
+
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
+from artifacts.quantisation import trellis
 from artifacts.quantisation.packing import PARTS, Packed
-from artifacts.quantisation.widths import SCALAR_WIDTHS
-from runtime.engine.forms_gpu import packed_matrix
-from runtime.kernels.gpu.addressing import WORD
+from artifacts.quantisation.trellis import Trellis
+from artifacts.quantisation.widths import SCALAR_WIDTHS, Width
+from runtime.engine.forms_gpu import replica_form
+from runtime.kernels.gpu.addressing import RankNumbers
+from runtime.kernels.low_bit import dequantise
+from runtime.kernels.replicas import project_replica
 from runtime.model.layout import Part
-from runtime.tiers.replica_layouts import ReplicaLayout
+from runtime.tiers.replica_layouts import Rate, ReplicaLayout, TrellisLayout
 from tools.gpu.checks.low_bit import random_packed
 from tools.gpu.checks.sessions import Finding
+from tools.gpu.checks.trellis import random_trellis
 from tools.gpu.timing import microseconds
 
 BITS, ALLOWED = SCALAR_WIDTHS, 5e-3  # relative to the outputs with the same weights in float32, by norm
+CODED: tuple[Width, ...] = (0.6, 1.25, 2, 4)
 _CALLS = 100
+_UNPACKED = 2  # experts in trellis codes that are unpacked for comparison, a second each
+_NAMES = "gate_up_proj", "down_proj"
+
+Expert = dict[str, Packed | Trellis]
 
 
 class Replicas:
     """Random experts of one width, consecutive in a buffer as in slots, which tokens select in turn."""
 
-    def __init__(self, sizes: tuple[int, int, int, int], bits: int, *, turns: int, device: str) -> None:
+    def __init__(
+        self, sizes: tuple[int, int, int, int], bits: Width, *, turns: int, device: str, is_coded: bool = False
+    ) -> None:
         self.hidden, neurons, self.top_k, _ = sizes
-        self._bits, self._device = bits, device
-        shapes = {"gate_up_proj": (2 * neurons, self.hidden), "down_proj": (self.hidden, neurons)}
-        found = [
-            {name: random_packed(*shape, bits, seed=seed, device=device) for name, shape in shapes.items()}
-            for seed in range(self.top_k * turns)
-        ]
-        layout = replica_layout(found[0], bits, {name: shape[1] for name, shape in shapes.items()})
-        self._views = [tuple(one.values()) for one in found]
-        self._buffer = torch.cat([laid_out(one, layout) for one in found])
-        self._starts = torch.arange(len(found), device=device) * (layout.nbytes // WORD)
-        self._matrices = [packed_matrix(layout, name) for name in shapes]
-        self._ids = torch.arange(self.top_k, device=device, dtype=torch.int32)[None]
+        self._device, self._num_unpacked = device, _UNPACKED if is_coded else self.top_k
+        shapes = dict(zip(_NAMES, ((2 * neurons, self.hidden), (self.hidden, neurons)), strict=True))
+        make = _coded if is_coded else _packed
+        self._experts = [make(shapes, bits, seed, device) for seed in range(self.top_k * turns)]
+        layout = replica_layout(self._experts[0], bits, {name: shape[1] for name, shape in shapes.items()})
+        buffer = torch.cat([laid_out(expert, layout, device) for expert in self._experts])
+        size = len(buffer) // len(self._experts)
+        self._views = [layout.views(expert) for expert in buffer.split(size)]
+        self._form = replica_form(layout, buffer, range(0, len(buffer), size), is_by_key=False)
 
     def together(self, x: torch.Tensor, turn: int) -> torch.Tensor:
         """Outputs [K, H] of one token [1, H] by the kernels for it."""
-        from runtime.kernels.gpu.gated_packed import multiply
-
-        y, (gate_up, down) = torch.empty(self.top_k, self.hidden, device=self._device), self._matrices
-        starts = self._starts[turn * self.top_k :]
-        multiply(x, self._ids, starts, self._buffer, bits=self._bits, gate_up=gate_up, down=down, y=y)
+        y = torch.empty(self.top_k, self.hidden, device=self._device)
+        self._form.multiply(x, RankNumbers.of(range(turn * self.top_k, (turn + 1) * self.top_k)), y)
         return y
 
     def each(self, x: torch.Tensor, turn: int) -> torch.Tensor:
         """The same with a kernel for each matrix."""
-        from runtime.kernels.low_bit import linear
-
+        (inner, down), multiply = _NAMES, partial(project_replica, SimpleNamespace(has_bias=False))
         views = self._views[turn * self.top_k : (turn + 1) * self.top_k]
-        return torch.cat([linear(_gated(linear(x, gate_up)), down) for gate_up, down in views])
+        return torch.cat([multiply(one, down, _gated(multiply(one, inner, x))) for one in views])
 
     def unpacked(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs by the unpacked weights, for the first token."""
-        from runtime.kernels.low_bit import dequantise
-
-        matrices = (tuple(map(dequantise, views)) for views in self._views[: self.top_k])
-        return torch.cat([_gated(x @ gate_up.mT) @ down.mT for gate_up, down in matrices])
+        """Outputs by the unpacked weights, of the token's experts or the first of them."""
+        matrices = (map(_unpacked, one.values()) for one in self._experts[: self._num_unpacked])
+        return torch.cat([_gated(x @ gate_up.to(x).mT) @ down.to(x).mT for gate_up, down in matrices])
 
 
 def packed(device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, calls: int = _CALLS) -> Finding:
     """Passed if outputs of every width agree with the unpacked weights; microseconds in bfloat16 beside a kernel for
     each matrix."""
+    return _compared({bits: Replicas(sizes, bits, turns=turns, device=device) for bits in BITS}, turns, calls, device)
+
+
+def coded(device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, calls: int = _CALLS) -> Finding:
+    """The same for trellis codes of some widths."""
+    cases = {bits: Replicas(sizes, bits, turns=turns, device=device, is_coded=True) for bits in CODED}
+    return _compared(cases, turns, calls, device)
+
+
+def _compared(cases: dict[Width, Replicas], turns: int, calls: int, device: str) -> Finding:
     relative, figures = {}, {}
-    x = torch.randn(1, sizes[0], generator=torch.Generator(device).manual_seed(0), device=device)
+    hidden = next(iter(cases.values())).hidden
+    x = torch.randn(1, hidden, generator=torch.Generator(device).manual_seed(0), device=device)
     narrow = x.to(torch.bfloat16)
-    for bits in BITS:
-        case = Replicas(sizes, bits, turns=turns, device=device)
-        ours, theirs = case.together(x, 0), case.unpacked(x)
+    for bits, case in cases.items():
+        theirs = case.unpacked(x)
+        ours = case.together(x, 0)[: len(theirs)]
         relative[f"{bits} bits"] = ((ours - theirs).norm() / theirs.norm()).item()
         ours_us, each_us = (
             microseconds(lambda turn, way=way: way(narrow, turn), turns, calls, device)
@@ -85,23 +102,53 @@ def _gated(inner: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-def replica_layout(expert: dict[str, Packed], bits: int, num_inputs: dict[str, int]) -> ReplicaLayout:
+def _packed(shapes: dict[str, tuple[int, int]], bits: int, seed: int, device: str) -> Expert:
+    return {name: random_packed(*shape, bits, seed=seed, device=device) for name, shape in shapes.items()}
+
+
+def _coded(shapes: dict[str, tuple[int, int]], bits: Width, seed: int, device: str) -> Expert:
+    """On the CPU, where they are unpacked. Outputs of down are rotated."""
+    expert = {}
+    for name, shape in shapes.items():
+        is_rotated = name == _NAMES[1]
+        rate = trellis.fitting(*shape, bits, is_rotated=is_rotated)
+        expert[name] = random_trellis(*shape, *rate, is_rotated=is_rotated, seed=seed)
+    return expert
+
+
+def _unpacked(matrix: Packed | Trellis) -> torch.Tensor:
+    return matrix.dequantised() if isinstance(matrix, Trellis) else dequantise(matrix)
+
+
+def replica_layout(expert: Expert, bits: Width, num_inputs: dict[str, int]) -> ReplicaLayout:
     """The layout of replica files, wide types first, for matrices by name."""
-    tensors = [(f"{name}.{part}", getattr(packed, part)) for name, packed in expert.items() for part in PARTS]
-    tensors = sorted(((name, one) for name, one in tensors if one is not None), key=lambda pair: -pair[1].itemsize)
+    tensors = [(f"{name}.{part}", one) for name, matrix in expert.items() for part, one in _parts(matrix).items()]
+    tensors = sorted(tensors, key=lambda pair: -pair[1].itemsize)
     ends = np.cumsum([one.nbytes for _, one in tensors]).tolist()
-    parts = [
+    parts = tuple(
         Part(name, tuple(one.shape), end - one.nbytes, one.nbytes)
         for (name, one), end in zip(tensors, ends, strict=True)
-    ]
-    return ReplicaLayout(bits, tuple(parts), tuple(one.dtype for _, one in tensors), num_inputs)
+    )
+    own = bits, parts, tuple(one.dtype for _, one in tensors), num_inputs
+    rates = {
+        name: Rate(one.half_bits, one.state_bits, one.num_outputs)
+        for name, one in expert.items()
+        if isinstance(one, Trellis)
+    }
+    return TrellisLayout(*own, rates) if rates else ReplicaLayout(*own)
 
 
-def laid_out(expert: dict[str, Packed], layout: ReplicaLayout) -> torch.Tensor:
-    """The matrices as they lie in a slot, uint8 on their device."""
-    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=next(iter(expert.values())).qweight.device)
+def laid_out(expert: Expert, layout: ReplicaLayout, device: str) -> torch.Tensor:
+    """The matrices as they lie in a slot, uint8."""
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
     for part in layout.parts:
         name, _, own = part.name.partition(".")
         content = getattr(expert[name], own).contiguous().view(torch.uint8).flatten()
-        buffer[part.offset : part.offset + part.nbytes] = content
+        buffer[part.offset : part.offset + part.nbytes] = content.to(device)
     return buffer
+
+
+def _parts(matrix: Packed | Trellis) -> dict[str, torch.Tensor]:
+    """The tensors of a matrix by name."""
+    names = trellis.PARTS if isinstance(matrix, Trellis) else PARTS
+    return {name: one for name in names if (one := getattr(matrix, name)) is not None}

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from artifacts.formats.order import role_in_slot
 from runtime.control.plan import Place
 from runtime.engine.forms_gpu import full_form
+from runtime.kernels.gpu.gates import SILU
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
 from runtime.model.quantised_layout import Piece, QuantisedLayout
@@ -53,7 +53,7 @@ class PublishedExperts:
         for slot in self._slots:
             slot.copy_(self._expert())
         starts = [number * self.layout.nbytes for number in range(count)]
-        self.form = full_form(nn.Module(), self.layout, self._buffer, starts)
+        self.form = full_form(SILU, self.layout, self._buffer, starts)
 
     def _expert(self) -> torch.Tensor:
         """The bytes of a random expert, as a load brings them."""
@@ -93,7 +93,7 @@ class PublishedExperts:
         shapes = {GATE_UP: (2 * self.neurons, self.hidden), DOWN: (self.hidden, self.neurons)}
         layout, count = ExpertLayout.of(shapes, self.dtype), len(self._slots)
         arena = torch.zeros(count * layout.nbytes, dtype=torch.uint8, device=self.device)
-        form = full_form(nn.Module(), layout, arena, [number * layout.nbytes for number in range(count)])
+        form = full_form(SILU, layout, arena, [number * layout.nbytes for number in range(count)])
         y = torch.empty(self.top_k, self.hidden, device=self.device)
         return lambda x, numbers: form.multiply(x, numbers, y)
 

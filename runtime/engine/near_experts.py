@@ -1,0 +1,88 @@
+"""Experts of the near tier, computed on the host while a GPU computes those of its slots."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import nn
+
+from runtime.control.plan import Place
+from runtime.engine.forms_cpu import TokenKernels, has_form
+from runtime.engine.host_copy import HostTokens
+from runtime.kernels.cpu.threads import KernelThreads
+from runtime.kernels.load import AS_NUMPY
+from runtime.model.arithmetic import Assigned, assign, gather
+from runtime.model.open import MoeModel
+from runtime.tiers.fast import ResidentExperts
+from runtime.tiers.near import NearTier
+
+_HOST = torch.device("cpu")
+
+
+class NearExperts:
+    """Computes near experts on a step's tokens: call `begin`, queue what the device computes meanwhile, then `outputs`.
+
+    The CPU's kernels compute experts that they know, on few tokens, with numba; torch computes the others.
+    """
+
+    def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
+        self._opened, self._resident, self._threads = opened, resident, threads
+        self._num_experts, self._tokens = resident.num_experts, HostTokens(resident.slots.device)
+
+    def begin(self, hidden: torch.Tensor) -> None:
+        """Send for tokens [T, H], before the device is given more to do."""
+        self._tokens.fetch(hidden)
+
+    def outputs(
+        self, module: nn.Module, places: Sequence[Place], near: NearTier, experts: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the experts at `places`, where tokens go to `experts` [T, K]: pairs [n], numbered T * K, and their
+        outputs [n, H], both on the device. Those of two segments of an expert are added up."""
+        tokens, assigned = self._tokens.there(), assign(experts, _HOST)
+        found: dict[int, torch.Tensor] = {}
+        for place, y in zip(places, self._computed(module, places, near, tokens, assigned), strict=True):
+            expert = place.key % self._num_experts
+            found[expert] = found[expert].float() + y.float() if expert in found else y
+        pairs = [_pairs(assigned[expert], experts.shape[1]) for expert in found]
+        outputs = [y.expand(len(own), -1) for own, y in zip(pairs, found.values(), strict=True)]
+        return self._tokens.bring(np.concatenate(pairs), torch.cat(outputs))
+
+    @cached_property
+    def _kernels(self) -> TokenKernels | None:
+        """Those of the CPU, if they know such experts; made when first needed, as some import numba."""
+        opened, resident = self._opened, self._resident
+        has_replicas = resident.shadows is not None or len(resident.slow.stores) > 1
+        if find_spec("numba") is None or opened.dtype not in AS_NUMPY:
+            return None
+        if not has_form(opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas):
+            return None
+        return TokenKernels(opened, resident, self._threads)
+
+    def _computed(
+        self,
+        module: nn.Module,
+        places: Sequence[Place],
+        near: NearTier,
+        tokens: torch.Tensor,
+        assigned: dict[int, Assigned],
+    ) -> list[torch.Tensor]:
+        """The output [t, H] of each of `places` on its tokens of `tokens` [T, H]."""
+        if self._kernels and len(tokens) == 1 and (contents := near.contents_in_ram(places)):
+            starts = [content.data_ptr() for content in contents]
+            return list(self._kernels.outputs(tokens, places, starts).unbind())
+        xs = [gather(tokens, assigned[place.key % self._num_experts]) for place in places]
+        return [self._one(module, place, near, x) for place, x in zip(places, xs, strict=True)]
+
+    def _one(self, module: nn.Module, place: Place, near: NearTier, x: torch.Tensor) -> torch.Tensor:
+        if self._kernels and self._kernels.takes(place, len(x)):
+            return self._kernels.forward(place, near.content(place).data_ptr(), x)
+        return near.forward(module, place, x)
+
+
+def _pairs(assigned: Assigned, top_k: int) -> np.ndarray:
+    """The numbers of an expert's pairs, int64 [t]."""
+    if assigned.tokens is None:
+        return np.array([assigned.ranks])
+    return assigned.tokens.numpy() * top_k + assigned.ranks.numpy()

@@ -1,0 +1,88 @@
+"""How experts are gated, as the GPU's kernels take it: kernels are compiled for a `Gate`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.integrations.moe import _default_apply_gate
+
+_LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # attributes of the families' modules
+_NUM_TRIED, _FARTHEST = 512, 12.0  # numbers on which a gate is tried, and the largest
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What lies between the two products of an expert: the activation `rule` of gate, times up where the expert
+    `has_up`.
+
+    Rules are `silu`, `gelu`, `gelu_tanh`, `relu2` (the square of ReLU), and `scaled`, gpt-oss's
+    `gate * sigmoid(alpha * gate) * (up + 1)`. With a `limit`, gate is at most that before, and up within it. Outputs of
+    gate and up are in two halves, or `take_turns`.
+    """
+
+    rule: str
+    has_up: bool = True
+    take_turns: bool = False
+    alpha: float = 1.0
+    limit: float | None = None
+
+    def __call__(self, inner: torch.Tensor) -> torch.Tensor:
+        """The activation of inner [t, 2 I], or [t, I] without up, as torch computes it: [t, I]."""
+        if not self.has_up:
+            return _RULES[self.rule](inner)
+        gate, up = (inner[..., ::2], inner[..., 1::2]) if self.take_turns else inner.chunk(2, dim=-1)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        if self.rule == "scaled":
+            return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+        return _RULES[self.rule](gate) * up
+
+
+SILU = Gate("silu")
+_RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
+}
+
+
+@torch.no_grad()
+def gate_of(module: nn.Module) -> Gate | None:
+    """The gate of a module of experts, found by trying; None for one that the kernels do not know."""
+    if getattr(module, "has_post_expert_norm", False) or _has_parameters(module):
+        return None
+    return next((gate for gate in _candidates(module) if _is_of(module, gate)), None)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    """Whether the activation learns something itself."""
+    activation = getattr(module, "act_fn", None)
+    return isinstance(activation, nn.Module) and next(activation.parameters(), None) is not None
+
+
+def _candidates(module: nn.Module) -> Iterator[Gate]:
+    if not module.has_gate or type(module)._apply_gate is _default_apply_gate:
+        yield from (Gate(rule, has_up=module.has_gate) for rule in _RULES)
+        return
+    limit, alpha = (_number(module, names) for names in (_LIMITS, _ALPHAS))
+    if limit is not None:
+        turns = not module.is_concatenated
+        yield from (Gate(rule, take_turns=turns, limit=limit) for rule in _RULES)
+        if alpha is not None:
+            yield Gate("scaled", take_turns=turns, alpha=alpha, limit=limit)
+
+
+def _number(module: nn.Module, names: tuple[str, ...]) -> float | None:
+    found = (getattr(module, name, None) for name in names)
+    return next((float(value) for value in found if isinstance(value, int | float)), None)
+
+
+def _is_of(module: nn.Module, gate: Gate) -> bool:
+    """Whether the module computes this gate, to the bit: in bfloat16 it shows where a module rounds."""
+    theirs = module._apply_gate if module.has_gate else module.act_fn
+    tried = torch.sin(torch.arange(_NUM_TRIED))[None] * max(_FARTHEST, 2 * (gate.limit or 0))
+    return all(torch.equal(theirs(x), gate(x)) for x in (tried, tried.bfloat16()))
