@@ -26,9 +26,9 @@ class SlotTables:
 class CacheOnDevice:
     """The controller's books of one-token steps that a device decides: on-demand loads, eviction `lru` in each layer.
 
-    After `hand_over` the device's clock is `clock()` during a token, and its stamps are its clock. Until `take_back` the
-    controller's cache is what it was. A step that the device has begun is noted by `stepped`, its loads and evictions
-    by `count`; the controller then counts as if it had decided itself.
+    After `hand_over` the device's clock is `clock()` during a token, and it stamps slots with that. Until `take_back`
+    the controller's cache stays what it was. A step that the device has begun is noted by `stepped`, its loads and
+    evictions by `count`; the controller then counts as if it had decided itself.
     """
 
     def __init__(self, controller: Controller, eviction: Lru) -> None:
