@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 from runtime.engine import output_gpu
 from runtime.engine.output_cpu import CpuOutput
-from runtime.kernels.gpu import gated, gated_tiles
+from runtime.kernels.gpu import gated, published
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
+published._BLOCKS = dict.fromkeys(published._BLOCKS, (128, 128))
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 SETTINGS = Settings(budget="60%", link="1GB/s", experts="fused", decide="device")
@@ -32,7 +33,7 @@ def said(forward):
     for first, last in ((0, 6), (0, 3), (4, 5)):  # prompts, each with tokens after it; the last has one token
         now = forward(ids[:, first:last], None)
         logits.append(now.logits[0])
-        for position in range(last, last + 5):
+        for position in range(last, last + 4):
             now = forward(ids[:, position : position + 1], now.past_key_values)
             logits.append(now.logits[0])
     return torch.cat(logits)
@@ -71,7 +72,7 @@ print(int(0 < totals["evictions"] <= totals["misses"] < totals["hits"]))
 def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Prompts, which the host decides, with tokens after them, which the device does. A published format, which
     transformers does not read here, is held against torch's own products of the dequantised experts."""
-    cases = [(str(checkpoint(family)), False) for family in ("olmoe", "qwen3_moe", "deepseek_v2")]
+    cases = [(str(checkpoint(family)), False) for family in ("olmoe", "qwen3_moe")]
     cases.append((str(published("mxfp4", tmp_path)), True))
     results = list(map(json.loads, interpret(INTERPRETED + SAID, json.dumps(cases))))
     assert len(results) == len(cases)
