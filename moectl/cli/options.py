@@ -115,6 +115,13 @@ Experts = Annotated[
         autocompletion=completion.words(("exact", "fused")),
     ),
 ]
+Decide = Annotated[
+    str,
+    typer.Option(
+        help="host, or device: the GPU itself evicts, by lru.",
+        autocompletion=completion.words(("host", "device")),
+    ),
+]
 Base = Annotated[
     int,
     typer.Option("--base", help="Bits of all experts: 16 as published; 8, 4, 3, 2."),

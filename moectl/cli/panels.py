@@ -17,7 +17,7 @@ PANELS = {
     "Sampling": "max_new_tokens greedy temperature top_k top_p repetition_penalty ignore_eos",
     "Server": "host port api_key rows queue",
     "Output": "verbose json picture",
-    "Expert": "near scaled_to window reconfigure_every learn verify executor jobs",
+    "Expert": "near scaled_to window decide reconfigure_every learn verify executor jobs",
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 _VALUES = {bool: "", int: "N", float: "N", str: "TEXT", Path: "PATH"}

@@ -13,6 +13,7 @@ from moectl.cli.options import (
     DEFAULT_THREADS,
     AvgBits,
     Base,
+    Decide,
     Dense,
     Device,
     Devices,
@@ -44,6 +45,7 @@ class RunOptions:
     base: Base = 16
     dense: Dense = None
     experts: Experts = "exact"
+    decide: Decide = "host"
     reconfigure_every: ReconfigureEvery = None
     device: Device = "auto"
     devices: Devices = 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from artifacts.errors import Problem
 from runtime.control import sizes
 from runtime.policies.presets import Preset
-from runtime.session.settings import Settings
+from runtime.session.settings import DEVICE, Settings
 
 if TYPE_CHECKING:  # which imports torch
     from runtime.model.open import MoeModel
@@ -21,10 +21,11 @@ class Known:
     """What is known of a run: whether the user names policies, every expert fits the budget, the link and near tier of
     another machine are emulated, the store has predictors for this model, and the memory of this machine holds the
     model's files, so that a load from disk is a copy. `tuned`: what `moectl tune` found for this model, machine and
-    budget that loses nothing."""
+    budget that loses nothing. `decides_on_device`: the GPU itself evicts, which it does as one preset."""
 
     names_policies: bool = False
     fits: bool = False
+    decides_on_device: bool = False
     tuned: Preset | None = None
     is_emulated: bool = False
     has_predictors: bool = False
@@ -45,6 +46,8 @@ def choose(known: Known) -> PresetChoice:
         return PresetChoice("on-demand", "the policies named replace its own")
     if known.fits:
         return PresetChoice("full", "every expert fits the budget")
+    if known.decides_on_device:
+        return PresetChoice("on-demand", "the GPU itself evicts, as its lru does")
     if known.tuned:
         return PresetChoice(known.tuned, "`moectl tune` found it")
     if known.is_emulated:
@@ -72,6 +75,7 @@ def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Know
     return Known(
         names_policies=bool(settings.policies),
         fits=budget_nbytes >= opened.shape.nbytes,
+        decides_on_device=settings.decide == DEVICE,
         tuned=tuned,
         is_emulated=settings.scaled_to is not None,
         has_predictors=has_predictors,

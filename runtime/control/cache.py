@@ -161,6 +161,14 @@ class Cache:
                 by_pool.setdefault(self.pool_of[key], []).append(key)
         return [place for keys in by_pool.values() for place in self.admit(keys, RESIDENT)]
 
+    def rearrange(self, keys: Sequence[int]) -> None:
+        """Hold these keys and no others, one for each slot, below 0 for none; all are resident, and none is pinned."""
+        self.clear()
+        for slot, key in enumerate(keys):
+            if key >= 0:
+                self.states[key], self.places[key] = RESIDENT, Place(key, slot, FULL_BITS, self._shares[key])
+        self._free_slots = [[slot for slot in free if keys[slot] < 0] for free in self._free_slots]
+
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:
             assert self.states[key] and not self.pins[key], f"key {key} cannot leave"

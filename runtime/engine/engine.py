@@ -13,7 +13,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.errors import BadUsage, OutOfResources
 from runtime.control.cache import RESIDENT
 from runtime.control.controller import Controller
+from runtime.control.on_device import CacheOnDevice
 from runtime.engine.across_devices import made_current
+from runtime.engine.device_road import DeviceRoad
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
 from runtime.kernels.cpu.threads import KernelThreads
@@ -39,6 +41,9 @@ ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_function)
 class Engine:
     """Runs a model's experts by a controller's plans. The fast tier is `slots` and, if given, the replicas `shadows`.
 
+    With `on_device` tokens that are alone in their pass take the `road` on which the device decides, unless plans are
+    asked for (`steps.on_plan`); there is then no split that would lay slots out anew.
+
     `stall_s` has the exposed stall of each pass in seconds.
     """
 
@@ -53,11 +58,14 @@ class Engine:
         shadows: Shadows | None,
         threads: KernelThreads,
         is_fused: bool,
+        on_device: CacheOnDevice | None = None,
     ) -> None:
         self.controller, self.watcher = controller, watcher
         self.steps = StepExecutor(
             opened, controller, watcher, tiers=tiers, slots=slots, shadows=shadows, threads=threads, is_fused=is_fused
         )
+        output = self.steps.gpu_output
+        self.road = DeviceRoad(opened, on_device, self.steps.resident, output) if on_device else None
         self.stall_s: list[float] = []
         self._opened, self._slow = opened, tiers.slow
         self._handles: list = []
@@ -93,6 +101,8 @@ class Engine:
         pass. An interrupt may end this call early; the next pass then begins with another one."""
         self._must_wait = True
         self.steps.clear()
+        if self.road:
+            self.road.clear()
         self.controller.clear()
         self.controller.counters.truncate(self._num_finished)
 
@@ -124,7 +134,10 @@ class Engine:
             raise
 
     def validate(self) -> None:
-        """Raise AssertionError where, between passes, books, slots and transfers contradict each other."""
+        """Raise AssertionError where, between passes, books, slots and transfers contradict each other. Takes the cache
+        back where a device has it."""
+        if self.road:
+            self.road.give_back()
         self.controller.validate()
         states, resident, pending = self.controller.cache.states, self.steps.resident, self.steps.pending
         held = {place.slot: place for place in self.controller.cache.places if place}
@@ -153,17 +166,20 @@ class Engine:
         self.watcher.take_embedded(kwargs)
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
+        if self.road:
+            self.road.end_pass()
         self.stall_s.append(self.steps.link.drain_stalls())
         self._num_finished = len(self.controller.counters.passes)
         self._is_in_pass = False
         self._slow.check_unchanged()  # before anything is made of this pass's logits
 
     def _layer_forward(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-        steps, device = self.steps, self._opened.model.device
+        device = self._opened.model.device
+        run = self._run_by_either if self.road else self.steps.run
 
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             try:
-                return steps.run(layer, hidden, ids, weights)
+                return run(layer, hidden, ids, weights)
             except BaseException:
                 self.clear()
                 raise
@@ -173,3 +189,14 @@ class Engine:
                 return forward(hidden, ids, weights)
 
         return forward if device.type == "cpu" else forward_there
+
+    def _run_by_either(
+        self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As `StepExecutor.run`, with a token decided on the device."""
+        if len(hidden) > 1 or self.steps.on_plan is not None:
+            self.road.give_back()
+            return self.steps.run(layer, hidden, ids, weights)
+        if self.watcher.on_step is not None:
+            self.watcher.step(layer.index, ids, weights)  # whoever observes the session sees the router's choice
+        return self.road.forward(layer.index, hidden, ids, weights)

@@ -59,7 +59,7 @@ class Mailbox:
         """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites it. Raises
         OutOfResources where the GPU ends its work without writing it."""
         ids, *others = tensors
-        values = others[0] if len(others) == 1 else torch.cat(others, dim=1)
+        values = torch.cat(others, dim=1) if len(others) > 1 else (*others, ids[:, :0])[0]
         count = 1 + ids.numel() + values.numel()
         if self._words.numel() < count:
             self._words, self._number = page_locked(count, torch.int32), 0
@@ -75,7 +75,7 @@ class Mailbox:
             time.sleep(0)  # the link's thread needs the interpreter meanwhile
             polls += 1
             if polls % _POLLS == 0 and self._is_idle() and letter[0] != self._number:
-                raise OutOfResources("the GPU ended its work and did not say which experts it needs: run it again")
+                raise OutOfResources("the GPU ended its work and did not send what the host waits for: run it again")
 
     def _is_idle(self) -> bool:
         """Whether the GPU has ended all that was queued. Raises its error if there was one."""

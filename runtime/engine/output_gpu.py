@@ -149,13 +149,30 @@ class GpuOutput:
 
     def note_layer(self, layer: int, slots: Sequence[int]) -> None:
         """Every expert of a layer lies, whole, in one of `slots` [E]."""
-        self.whole[layer] = self._forms.full.starts(slots)
+        self.whole[layer] = self.starts(slots)
 
     def forward_whole(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """A whole step of one token [1, H] in a layer that is noted as whole, ids and weights [1, K] as the router left
         them on the device: the host neither reads them nor waits."""
-        y, ids = torch.empty(ids.numel(), hidden.shape[1], device=self._device), ids.contiguous()
-        self._forms.full.multiply(hidden.contiguous(), ids, y, starts=self.whole[layer])
+        ids = ids.contiguous()
+        return self.forward_at(self.whole[layer], ids, hidden, ids, weights)
+
+    def starts(self, slots: Sequence[int]) -> torch.Tensor:
+        """Where these slots begin, for `forward_at`."""
+        return self._forms.full.starts(slots)
+
+    def forward_at(
+        self,
+        starts: torch.Tensor,
+        numbers: torch.Tensor,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """A whole step of one token [1, H] whose experts `ids` [1, K] begin at the `numbers` [1, K] of `starts`, with
+        `weights` [1, K]; all on the device."""
+        y = torch.empty(ids.numel(), hidden.shape[1], device=self._device)
+        self._forms.full.multiply(hidden.contiguous(), numbers, y, starts=starts)
         return self._combined(y, ids, weights, hidden)
 
     def clear(self) -> None:

@@ -28,6 +28,7 @@ from runtime.policies import POLICIES, Policies, build, describe
 from runtime.policies.base import Artefacts, FastTier
 from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.presets import Scope, preset
+from runtime.session.deciding import cache_on_device
 from runtime.session.devices import devices_for
 from runtime.session.link_choice import link_name, resolve_link
 from runtime.session.parts import Choices, Parts
@@ -45,9 +46,7 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
     _check_opened_so(opened, settings.dense)
     if settings.verify and artefacts.replicas:
         verify_files(artefacts.replicas)
-    if settings.learn:
-        maps = _empty_maps(opened) if artefacts.maps is None else artefacts.maps
-        artefacts = replace(artefacts, maps=maps, learns_maps=True)
+    artefacts = _with_maps_to_learn(opened, artefacts) if settings.learn else artefacts
     choices = _choose(opened, settings, artefacts, _open_threads(settings, undo))
     given_window = sizes.nbytes(settings.window) if settings.window else None
     slots = _open_slots(choices)
@@ -65,6 +64,7 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
         shadows=shadows,
         threads=choices.threads,
         is_fused=choices.is_fused,
+        on_device=cache_on_device(choices, controller),
     )
     parts = Parts(
         **{field.name: getattr(choices, field.name) for field in fields(choices)},
@@ -156,9 +156,11 @@ def _choose_fast_tier(
     )
 
 
-def _empty_maps(opened: MoeModel) -> ExpertMaps:
+def _with_maps_to_learn(opened: MoeModel, artefacts: Artefacts) -> Artefacts:
+    """The artefacts with expert maps that the run adds to: none yet if there are none."""
     shape, hidden = opened.shape, opened.model.get_input_embeddings().weight.shape[1]
-    return ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+    empty = ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+    return replace(artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True)
 
 
 def _open_slots(choices: Choices) -> Slots:

@@ -13,7 +13,7 @@ from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe
 from runtime.policies.presets import preset
 from runtime.session.parts import Parts
-from runtime.session.settings import FUSED
+from runtime.session.settings import DEVICE, FUSED, HOST
 
 
 def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks: list[str]) -> dict[str, object]:
@@ -31,6 +31,7 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "preset": preset(settings.preset).name,
         "tuned_for": preset(settings.preset).tuned_for,
         "policies": {axis: describe(getattr(policies, axis)) for axis in POLICIES},
+        "decide": DEVICE if parts.engine.road else HOST,
         "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
         "dense": _dense(opened),
         "compiled": parts.dense.receipt() if parts.dense else {},

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
-from runtime.policies import build
+from runtime.policies import POLICIES, Policies, build
 from runtime.policies.presets import Preset, Scope, preset
 
 EXACT, FUSED = "exact", "fused"  # how experts are computed: to the model's own bits, or by compiled kernels
+HOST, DEVICE = "host", "device"  # who decides what a decoded token's experts push out
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,37 @@ class Settings:
     verify: bool = False  # compare replica files with their hashes before any is used
     learn: bool = False  # add the run's iterations to the expert maps, starting with none if the store has none
     dense: int | None = None  # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
+    decide: str = HOST
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
             raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
         check_experts(self.experts)
         check_dense(self.dense)
+        if self.decide not in (HOST, DEVICE):
+            raise BadUsage(unknown("who decides", self.decide, (HOST, DEVICE)))
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
         policies = build(self.texts())  # refuses unknown names before a model is opened
+        if self.decide == DEVICE:
+            self._check_device_decides(policies)
         if self.learn and "maps" not in policies.requires:
             raise BadUsage("--learn adds to expert maps, and no policy chosen here uses any: give --preset fmoe")
+
+    def _check_device_decides(self, policies: Policies) -> None:
+        """Raise BadUsage where a device could not decide as the policies would."""
+        plain = build(preset("on-demand").texts())
+        if any(type(getattr(policies, axis)) is not type(getattr(plain, axis)) for axis in POLICIES):
+            raise BadUsage(
+                "--decide device decides as preset on-demand does, by lru and without prefetching: give --preset "
+                "on-demand and no other policies"
+            )
+        if Scope(self.scope or preset(self.preset).scope) is not Scope.LAYER:
+            raise BadUsage("--decide device keeps each layer's experts in slots of its own: give --scope layer")
+        if self.experts != FUSED:
+            raise BadUsage("--decide device leaves slot numbers to the kernels of a GPU: give --experts fused")
+        if self.devices > 1:
+            raise BadUsage("--decide device knows one GPU: leave out --devices")
 
     def texts(self) -> dict[str, str]:
         """The text of every axis: the preset's, unless `policies` overrides it."""

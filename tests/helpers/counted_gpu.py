@@ -81,7 +81,8 @@ def install() -> None:
 
 
 def with_mailbox(session: Session) -> Session:
-    session.engine.watcher._to_host._mailbox = host_copy.Mailbox(torch.device("cpu"))
+    for owner in filter(None, (session.engine.watcher, session.engine.road)):
+        owner._to_host._mailbox = host_copy.Mailbox(torch.device("cpu"))
     return session
 
 

@@ -22,6 +22,7 @@ import torch
 
 from runtime.model.open import MoeModel
 from runtime.session.session import Settings
+from runtime.session.settings import DEVICE
 from tools.gpu import models, sparse
 from tools.gpu import rows as gpu_rows
 from tools.gpu.check import forget, gpu, versions
@@ -147,6 +148,7 @@ class Runs:
             ("moectl, full", "100%", partial(self._row, "full", "100%")),
             ("moectl, perfect prefetching", AIMED_AT, self._oracle),
             ("moectl, tuned", AIMED_AT, self._tuned),
+            *([] if self.device == "cpu" else [("moectl, on-demand, the GPU decides", AIMED_AT, self._on_device)]),
             *self._prompts(),
             *(
                 (f"moectl, {preset}", budget, partial(self._row, preset, budget))
@@ -186,6 +188,11 @@ class Runs:
         settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, **own)
         row = gpu_rows.session_row(self.opened, settings, self.text, self.rates)
         return replace(row, predicted_ms=self._predicted(settings))
+
+    def _on_device(self) -> Row:
+        settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, decide=DEVICE)
+        row = gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+        return replace(row, stall_ms=None)  # loads and products are kernels of one stream
 
     def _prompts(self) -> Iterator[Run]:
         length, count = self.options.long_prompt, self.options.sequences + 1

@@ -15,7 +15,7 @@ from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset, Scope
 from runtime.session.session import Session, Settings
-from runtime.session.settings import EXACT
+from runtime.session.settings import EXACT, HOST
 from tools.gpu.packages import experts_by
 
 _COPIED = 256 << 20  # bytes, more than a GPU's cache holds
@@ -56,7 +56,7 @@ class Row:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     moved_nbytes: float = 0.0
-    stall_ms: float = 0.0
+    stall_ms: float | None = 0.0  # None where it is not measured
     link_utilisation: float = 0.0
     hit_rate: float | None = None
     floor_ms: float | None = None
@@ -141,6 +141,7 @@ def settings_of(
     fused: bool = True,
     policies: dict[str, str] | None = None,
     scope: str | None = None,
+    decide: str = HOST,
 ) -> Settings:
     """Settings of a row; a budget below one expert a layer has global scope."""
     has_few = sizes.budget_nbytes(budget, opened.shape) < opened.shape.num_layers * opened.shape.expert_nbytes
@@ -151,6 +152,7 @@ def settings_of(
         scope=str(Scope.GLOBAL) if has_few else scope,
         link=link,
         experts=experts_by(opened.model.device) if fused else EXACT,
+        decide=decide,
     )
 
 

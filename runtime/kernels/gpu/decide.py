@@ -2,10 +2,11 @@
 
 `resolve` decides one token's layer as the eviction policy `lru` does, ties included, so that a replay with that policy
 counts the same; `fill` copies what is missing from page-locked memory, which the GPU reads itself. Both depend on
-device memory alone, so that a CUDA graph can contain them. No session uses them yet, and they have not run on a GPU.
-Importing this module imports triton.
+device memory alone, so that a CUDA graph can contain them. Sessions use them with `--decide device`; they have not run
+on a GPU. Importing this module imports triton.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,37 +16,39 @@ import triton.language as tl
 from runtime.kernels.gpu.blocks import expert_start
 
 _BLOCK = 4096  # words of one program of `fill`
-FREE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCache:
     """The slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L, S] the
-    expert of each slot, FREE for none; `stamp` [L, S] is when it was last used, by `clock` [1], which counts tokens
-    from 1; `num_missed` [L] counts loads. All int32."""
+    expert of each slot, below 0 for none; `stamp` [L, S] is when it was last used, by `clock` [1], which the caller
+    moves on from token to token; `counts` [2, L] adds up loads and evictions. All int32.
+
+    A layer has the first of its S places, as many as `num_slots` says: at least as many as a token has experts."""
 
     table: torch.Tensor
     owner: torch.Tensor
     stamp: torch.Tensor
     clock: torch.Tensor
-    num_missed: torch.Tensor
+    counts: torch.Tensor
+    num_slots: Sequence[int]
 
     @classmethod
-    def empty(cls, num_layers: int, num_experts: int, num_slots: int, device: torch.device | str) -> "DeviceCache":
-        """`num_slots` of each layer, at least as many as a token has experts."""
-        own = {"dtype": torch.int32, "device": device}
-        table, owner = (torch.full((num_layers, count), FREE, **own) for count in (num_experts, num_slots))
-        return cls(table, owner, torch.zeros_like(owner), torch.zeros(1, **own), torch.zeros(num_layers, **own))
+    def holding(
+        cls, table: torch.Tensor, owner: torch.Tensor, stamp: torch.Tensor, num_slots: Sequence[int]
+    ) -> "DeviceCache":
+        """A cache that holds what these tensors say, with its clock and its counts at 0."""
+        return cls(table, owner, stamp, table.new_zeros(1), table.new_zeros(2, len(table)), num_slots)
 
 
 def resolve(cache: DeviceCache, layer: int, ids: torch.Tensor, slots: torch.Tensor, missing: torch.Tensor) -> None:
-    """Find or make a slot for each of a token's experts `ids` [K]: write `slots` [K] int32, of the layer, and `missing`
-    [K] int32, the expert that must be brought there or FREE."""
-    (_, num_experts), (_, num_slots) = cache.table.shape, cache.owner.shape
+    """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K] int32, of the layer,
+    and `missing` [K] int32, the expert that must be brought there or -1."""
+    (num_layers, num_experts), (_, most_slots) = cache.table.shape, cache.owner.shape
     _resolve[(1,)](
-        ids, cache.table, cache.owner, cache.stamp, cache.clock, cache.num_missed, slots, missing,
-        layer, num_experts, num_slots,
-        top_k=ids.numel(), width=triton.next_power_of_2(num_slots), num_warps=1,
+        ids, cache.table, cache.owner, cache.stamp, cache.clock, cache.counts, slots, missing,
+        layer, num_layers, num_experts, cache.num_slots[layer], most_slots,
+        top_k=ids.numel(), width=triton.next_power_of_2(most_slots), num_warps=1,
     )  # fmt: skip
 
 
@@ -70,21 +73,21 @@ def fill(
 
 @triton.jit
 def _resolve(
-    ids_ptr, table_ptr, owner_ptr, stamp_ptr, clock_ptr, num_missed_ptr, slots_ptr, missing_ptr,
-    layer, num_experts, num_slots,
+    ids_ptr, table_ptr, owner_ptr, stamp_ptr, clock_ptr, counts_ptr, slots_ptr, missing_ptr,
+    layer, num_layers, num_experts, num_slots, most_slots,
     top_k: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """One warp. What is needed has the latest stamp before the first victim is chosen; of equally old ones that with
     the least number goes, and before all of them a free slot."""
     clock, places = tl.load(clock_ptr), tl.arange(0, width)
-    is_slot, own = places < num_slots, layer * num_slots + places
+    is_slot, own = places < num_slots, layer * most_slots + places
     stamps = tl.load(stamp_ptr + own, mask=is_slot, other=0)
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
     row_ptr = table_ptr + layer * num_experts
     for rank in tl.static_range(top_k):
         slot = tl.load(row_ptr + tl.load(ids_ptr + rank))
         stamps = tl.where(places == slot, clock, stamps)
-    num_missed = 0
+    num_loaded, num_evicted = 0, 0
     for rank in tl.static_range(top_k):
         expert = tl.load(ids_ptr + rank).to(tl.int32)
         slot = tl.load(row_ptr + expert)
@@ -98,11 +101,14 @@ def _resolve(
         stamps, owners = tl.where(is_taken, clock, stamps), tl.where(is_taken, expert, owners)
         tl.store(slots_ptr + rank, tl.where(is_missing, victim, slot))
         tl.store(missing_ptr + rank, tl.where(is_missing, expert, -1))
-        num_missed += is_missing.to(tl.int32)
+        num_loaded += is_missing.to(tl.int32)
+        num_evicted += (is_missing & (leaving >= 0)).to(tl.int32)
         tl.debug_barrier()  # the next rank reads the table
     tl.store(stamp_ptr + own, stamps, mask=is_slot)
     tl.store(owner_ptr + own, owners, mask=is_slot)
-    tl.store(num_missed_ptr + layer, tl.load(num_missed_ptr + layer) + num_missed)
+    loads_ptr, evictions_ptr = counts_ptr + layer, counts_ptr + num_layers + layer
+    tl.store(loads_ptr, tl.load(loads_ptr) + num_loaded)
+    tl.store(evictions_ptr, tl.load(evictions_ptr) + num_evicted)
 
 
 @triton.jit

@@ -24,6 +24,11 @@ class Lru(SimpleEviction):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._cells, self._last_use = cells_and_view(never_used(shape))
 
+    @property
+    def last_use(self) -> np.ndarray:
+        """By key the number of the step that used it last, -1 for none: a view, in which it may be changed."""
+        return self._last_use
+
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         cells, number = self._cells, now.step
         for key in keys:

@@ -17,7 +17,7 @@ from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 
 TUNED = Preset("tuned", summary="", paper="")
-EVERYTHING = Known(True, True, TUNED, True, True, True)
+EVERYTHING = Known(True, True, True, TUNED, True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,8 @@ EVERYTHING = Known(True, True, TUNED, True, True, True)
     [
         (EVERYTHING, "on-demand"),
         (replace(EVERYTHING, names_policies=False), "full"),
-        (replace(EVERYTHING, names_policies=False, fits=False), TUNED),
+        (replace(EVERYTHING, names_policies=False, fits=False), "on-demand"),
+        (replace(EVERYTHING, names_policies=False, fits=False, decides_on_device=False), TUNED),
         (Known(is_emulated=True, has_predictors=True), "near"),
         (Known(has_predictors=True, is_in_memory=True), "on-demand"),
         (Known(has_predictors=True), "foresight"),
@@ -50,6 +51,10 @@ def opened(checkpoint: Checkpoint) -> MoeModel:
         (Settings(AUTO, link="direct"), Known()),
         (Settings(AUTO, link="5GB/s", policies={"eviction": "lfu"}), Known(names_policies=True)),
         (Settings(AUTO, scaled_to="5gbps"), Known(is_emulated=True)),
+        (
+            Settings(AUTO, link="direct", experts="fused", decide="device"),
+            Known(decides_on_device=True),
+        ),
     ],
 )
 def test_what_settings_and_machine_say(settings: Settings, known: Known, opened: MoeModel) -> None:

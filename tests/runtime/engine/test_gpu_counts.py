@@ -17,7 +17,7 @@ from runtime.session.session import Session, Settings
 from tests.helpers import counted_gpu
 from tests.helpers.counted_gpu import counts, with_mailbox
 gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
-folder, chosen = json.loads(sys.argv[1])
+folder, decide, chosen = json.loads(sys.argv[1])
 ids = torch.randint(3, 96, (1, 30), generator=torch.Generator().manual_seed(2))
 opened = open_model(folder)
 
@@ -33,7 +33,8 @@ with Session(opened, Settings(**chosen, link="1GB/s")) as session:
     past = session.forward(ids[:, :12]).past_key_values
     _, theirs = decode(session, past, range(12, 30))
 counted_gpu.install()
-with with_mailbox(Session(opened, Settings(**chosen, link="1GB/s", experts="fused"))) as session:
+settings = Settings(**chosen, link="1GB/s", experts="fused", decide=decide)
+with with_mailbox(Session(opened, settings)) as session:
     past = session.forward(ids[:, :12]).past_key_values
     past, ours = decode(session, past, range(12, 22))
     counts.clear()
@@ -48,9 +49,9 @@ print(json.dumps([each, opened.shape.num_layers, totals["misses"] / 8, hits, err
 """
 
 
-def counted(folder: str, **chosen: object) -> tuple[dict[str, float], int, float, float]:
+def counted(folder: str, *, decide: str = "host", **chosen: object) -> tuple[dict[str, float], int, float, float]:
     """What a token asks of the driver, the layers, misses a token and the hit rate; the logits are right."""
-    (line,) = interpret(COUNTED, json.dumps([folder, chosen]))
+    (line,) = interpret(COUNTED, json.dumps([folder, decide, chosen]))
     each, layers, misses, hit_rate, error = json.loads(line)
     assert error < 5e-6
     return each, layers, misses, hit_rate
@@ -69,6 +70,14 @@ def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, polici
     if not policies.get("prefetch"):
         assert each["copies of experts"] == misses
         assert each["event calls"] <= 6 * layers + 3 * misses
+
+
+def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
+    """Nothing is asked of the host in any layer; at the end of a token a kernel sends it the counters, which it awaits.
+    A layer's kernels: who goes, what comes, the experts in two and their sum."""
+    each, layers, misses, hit_rate = counted(str(checkpoint("olmoe")), decide="device", budget="60%")
+    assert 0.3 < hit_rate < 1 and misses
+    assert each == {"launches": 5 * layers + 1, "host waits": 1}
 
 
 def test_a_token_whose_experts_are_all_there(checkpoint: Checkpoint) -> None:

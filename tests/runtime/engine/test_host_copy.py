@@ -19,10 +19,10 @@ from runtime.engine import host_copy
 host_copy.page_locked = lambda count, dtype: torch.empty(count, dtype=dtype)
 mailbox = host_copy.Mailbox(torch.device("cpu"))
 random = torch.Generator().manual_seed(0)
-cases = [(torch.float32, (8,)), (torch.float16, (8,)), (torch.float32, (3, 60, 60)), (torch.float32, (2,))]
-for dtype, widths in cases:
+cases = [((8, 8), torch.float32), ((8, 8), torch.float16), ((3, 60, 60), torch.float32), ((2,), torch.float32)]
+for widths, dtype in cases:
     ids = torch.randint(0, 60000, (1, widths[0]), generator=random)
-    others = [torch.rand(1, width, generator=random).to(dtype) for width in widths]
+    others = [torch.rand(1, width, generator=random).to(dtype) for width in widths[1:]]
     ours, theirs = mailbox([ids, *others]), host_copy.joined([ids, *others]).numpy()
     print(int(np.array_equal(ours.view(np.int32), theirs.view(np.int32))), mailbox._words[0].item())
 """
@@ -94,5 +94,5 @@ def test_the_number_of_a_letter_is_released_to_the_whole_system(tmp_path, capabi
 def test_a_letter_that_never_comes_is_said(monkeypatch: pytest.MonkeyPatch, pageable: None) -> None:
     monkeypatch.setattr(host_copy, "kernels", lambda name: SimpleNamespace(send=lambda *_: None))
     monkeypatch.setattr(Mailbox, "_is_idle", lambda self: True)
-    with pytest.raises(OutOfResources, match="did not say which experts"):
+    with pytest.raises(OutOfResources, match="did not send what the host waits for"):
         Mailbox(torch.device("cpu"))([torch.tensor([[3]]), torch.ones(1, 1)])

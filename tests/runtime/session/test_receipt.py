@@ -54,7 +54,7 @@ def parts_of(**own: object) -> SimpleNamespace:
         "packed_widths": [4],
         "has_trellis": False,
         "shadows": None,
-        "engine": SimpleNamespace(steps=SimpleNamespace(num_not_landed=3)),
+        "engine": SimpleNamespace(steps=SimpleNamespace(num_not_landed=3), road=None),
         "link": SimpleNamespace(kind="emulated"),
         "devices": devices,
     }

@@ -6,16 +6,18 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from artifacts.shape import Shape
 from tests import ROOT
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.bench.resident import plain_model
 from tools.gpu import bench, models
-from tools.gpu.bench import NO_TIME, markdown
+from tools.gpu.bench import NO_TIME, Runs, markdown
 from tools.gpu.rows import Row, attempt
 
 TINY = {"tiny": True, "layers": None, "prompt": 12, "tokens": 3, "sequences": 1, "threads": 1, "scratch": None}
@@ -119,6 +121,19 @@ def test_what_there_is_no_time_for_says_so(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(bench, "_plain", lambda *_: [])
     rows = report(tmp_path, limit=0.0)["models"]["mixtral-8x7b"]["rows"]
     assert [row["why_not"] for row in rows] == [NO_TIME] * (NUM_ROWS + 2 * 2)
+
+
+def test_on_a_gpu_a_row_has_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device decides on has no stall that events could tell."""
+    opened = SimpleNamespace(
+        shape=Shape(2, 8, 2, 64), config=SimpleNamespace(vocab_size=96), model=SimpleNamespace(device="cuda")
+    )
+    given, options = [], Namespace(**TINY, budgets=["25%"])
+    monkeypatch.setattr(bench.gpu_rows, "session_row", lambda *taken: given.append(taken[1]) or Row("moectl", "25%"))
+    runs = Runs("mixtral-8x7b", opened, None, None, None, "cuda", options, {}).all("the GPU decides")
+    ((_, budget, work),) = runs
+    assert budget == "25%" and work().stall_ms is None
+    assert (given[0].decide, given[0].experts, given[0].link) == ("device", "fused", "auto")
 
 
 def test_a_row_that_fails_hides_no_other() -> None:

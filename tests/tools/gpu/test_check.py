@@ -13,9 +13,9 @@ from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tools.gpu import check as gpu_check
 from tools.gpu.check import GROUPS
 from tools.gpu.checks import low_bit
-from tools.gpu.checks.exactness import Said, compare, compare_rounded
+from tools.gpu.checks.exactness import Said, compare, compare_rounded, runs_on
 from tools.gpu.checks.replicas import FEW_BITS
-from tools.gpu.checks.sessions import RUNS, SMALL, Check, attempt, bandwidth, save_random
+from tools.gpu.checks.sessions import SMALL, Check, attempt, bandwidth, save_random
 
 TINY = SMALL | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 8, "vocab_size": 96}
 
@@ -60,9 +60,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
 def test_a_whole_run_tells_every_check(ran: tuple) -> None:
     checks, told = ran
     told = [line for line in told if line.startswith(("passed", "FAILED"))]
-    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * len(SCALAR_WIDTHS) + len(FEW_BITS) + 6 + 2 + 2
+    assert len(told) == len(checks) == 4 * len(runs_on("cpu")) + 2 * len(SCALAR_WIDTHS) + len(FEW_BITS) + 6 + 2 + 2
     assert [line.startswith("passed") for line in told] == [check.passed for check in checks.values()]
-    assert sum(name.startswith("exact: bundled model, bfloat16") for name in checks) == len(RUNS)
+    assert sum(name.startswith("exact: bundled model, bfloat16") for name in checks) == len(runs_on("cpu"))
     assert json.dumps([check.figures for check in checks.values()])
 
 

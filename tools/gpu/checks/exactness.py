@@ -70,11 +70,16 @@ def exactness(
             return compare(ours, theirs(), dtype, allowed=COMPUTED_ELSEWHERE)
         return compare_rounded(ours, theirs(), exact())
 
+    for name in runs_on(device):
+        yield name, lambda name=name: check(name)
+
+
+def runs_on(device: str) -> list[str]:
+    """The names of RUNS that this device can do."""
     from tools.gpu.packages import experts_by  # which imports moectl
 
-    for name, run in RUNS.items():
-        if "experts" not in run or experts_by(device) == run["experts"]:
-            yield name, lambda name=name: check(name)
+    own = {"experts": experts_by(device), "decide": "host" if device == "cpu" else "device"}
+    return [name for name, run in RUNS.items() if all(run.get(key, own[key]) == own[key] for key in own)]
 
 
 def offloaded(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Said:

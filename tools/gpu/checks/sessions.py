@@ -32,6 +32,7 @@ RUNS = {
         "policies": {"residency": "split:theta=0.5", "prefetch": "next_gate"},
         "experts": "fused",
     },
+    "25%, decided on the device": {"budget": "25%", "experts": "fused", "decide": "device"},
 }
 
 

@@ -6,6 +6,7 @@ python -m tools.gpu.probes.trace
 
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
+from runtime.session.settings import DEVICE
 from tools.gpu import models
 from tools.gpu.groups import tell
 from tools.gpu.packages import experts_by
@@ -29,11 +31,13 @@ def main() -> None:
         shape = models.SHAPES["olmoe-1b-7b"]
         models.save(shape, Path(folder), layers=4, device=options.device, tiny=options.tiny)
         opened = open_model(folder, device=torch.device(options.device))
-        for budget in ("25%", "100%"):
-            preset = "full" if budget == "100%" else "mixtral-offloading"
-            link = "auto" if options.device != "cpu" else "1GB/s"
-            settings = Settings(preset, budget=budget, experts=experts_by(options.device), link=link)
-            tell(name=f"a token at {budget}", layers=opened.shape.num_layers, **_counted(opened, settings))
+        link = "auto" if options.device != "cpu" else "1GB/s"
+        plain = Settings("on-demand", budget="25%", experts=experts_by(options.device), link=link)
+        runs = {"25%": replace(plain, preset="mixtral-offloading"), "100%": replace(plain, preset="full")}
+        if options.device != "cpu":
+            runs["25%, the GPU decides"] = replace(plain, decide=DEVICE)
+        for name, settings in runs.items():
+            tell(name=f"a token at {name}", layers=opened.shape.num_layers, **_counted(opened, settings))
 
 
 def _counted(opened: MoeModel, settings: Settings) -> dict[str, object]:

@@ -1,0 +1,92 @@
+"""The device road: a GPU finds a decoded token's experts, evicts as `lru`, brings what is missing and computes, and the
+host waits for none of it."""
+
+import numpy as np
+import torch
+
+from artifacts.shape import FULL_BITS
+from runtime.control.on_device import CacheOnDevice
+from runtime.engine.host_copy import HostCopy
+from runtime.engine.output_gpu import GpuOutput
+from runtime.kernels.gpu.addressing import WORD
+from runtime.kernels.load import kernels
+from runtime.model.open import MoeModel
+from runtime.tiers.fast import ResidentExperts
+
+
+class DeviceRoad:
+    """Computes tokens whose layers the device decides, by the kernels of `runtime.kernels.gpu.decide`.
+
+    The device has the cache from the first such token until `give_back`, which the host asks for where it decides
+    itself again, as for a prompt. Meanwhile the controller's cache is out of date; its counters follow at the end of
+    each pass, by one copy to the host.
+    """
+
+    def __init__(self, opened: MoeModel, books: CacheOnDevice, resident: ResidentExperts, output: GpuOutput) -> None:
+        slots, self._books, self._output = resident.slots, books, output
+        shape, self._device = opened.shape, resident.slots.device
+        self._num_layers, self._num_experts = shape.num_layers, shape.num_experts
+        self._host = resident.slow.stores[FULL_BITS].buffer.view(torch.int32)  # page-locked: the GPU reads it itself
+        self._arena = slots.arena.view(torch.int32)
+        with torch.inference_mode(False):  # a session forwards within it, and `generate` without
+            in_words = [start // WORD for start in slots.starts]
+            self._in_words = torch.tensor(in_words, dtype=torch.int64, device=self._device)
+            self._slots, self._missing = (
+                torch.zeros(1, shape.top_k, dtype=torch.int32, device=self._device) for _ in range(2)
+            )
+            ends = zip(books.first_slots, books.num_slots, strict=True)
+            self._starts = [output.starts(range(first, first + count)) for first, count in ends]
+        self._to_host = HostCopy(self._device)
+        self._cache = None  # a `DeviceCache` while the device has it
+        self._is_in_token = False
+        self._counted = np.zeros((2, self._num_layers), np.int64)
+
+    def forward(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """One layer of one token: hidden [1, H], ids and weights [1, K] as the router left them -> [1, H]."""
+        if not self._is_in_token:
+            self._begin_token()
+        self._books.stepped(layer)
+        decide, ids = kernels("gpu.decide"), ids.contiguous()
+        decide.resolve(self._cache, layer, ids, self._slots, self._missing)
+        decide.fill(
+            self._host,
+            self._in_words,
+            self._arena,
+            self._slots,
+            self._missing,
+            first_key=layer * self._num_experts,
+            first_slot=self._books.first_slots[layer],
+        )
+        return self._output.forward_at(self._starts[layer], self._slots, hidden, ids, weights)
+
+    def end_pass(self) -> None:
+        """Count the token of this pass if it went this way. Waits until the device has computed it."""
+        if self._is_in_token:
+            self._is_in_token = False
+            (row,) = self._to_host([self._cache.counts.view(1, -1)])
+            counts = row.reshape(2, -1).astype(np.int64)
+            self._books.count(*(counts - self._counted))
+            self._counted = counts
+
+    def give_back(self) -> None:
+        """Give the cache to the controller if the device has it. Waits for the device."""
+        if self._cache is not None:
+            self._books.take_back(self._cache.owner.cpu().numpy(), self._cache.stamp.cpu().numpy())
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the device's cache, and a token that did not end."""
+        self._cache, self._is_in_token = None, False
+
+    def _begin_token(self) -> None:
+        self._is_in_token = True
+        if self._cache is None:
+            self._take_over()
+        self._cache.clock.fill_(self._books.clock())
+
+    def _take_over(self) -> None:
+        tables = self._books.hand_over()
+        with torch.inference_mode(False):
+            sent = [torch.from_numpy(one).to(self._device) for one in (tables.table, tables.owner, tables.stamp)]
+            self._cache = kernels("gpu.decide").DeviceCache.holding(*sent, self._books.num_slots)
+        self._counted = np.zeros((2, self._num_layers), np.int64)

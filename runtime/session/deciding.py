@@ -1,0 +1,27 @@
+"""Who decides what a decoded token's experts push out: the host, or the device that computes them."""
+
+from artifacts.errors import BadUsage
+from runtime.control.controller import Controller
+from runtime.control.on_device import CacheOnDevice
+from runtime.engine.output_gpu import GpuOutput
+from runtime.session.parts import Choices
+from runtime.session.settings import HOST
+
+
+def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice | None:
+    """What the host keeps of a cache that the device decides on; None where the host decides, or nothing is left to
+    decide. Raises BadUsage where the device is to decide and cannot."""
+    if choices.settings.decide == HOST:
+        return None
+    device, shape, kind = choices.opened.model.device.type, choices.opened.shape, choices.link.kind
+    if choices.fused is not GpuOutput:
+        raise BadUsage(
+            f"--decide device needs a GPU with Triton and kernels for the experts, and there are none for "
+            f"{choices.opened.family} on {device} (docs/gpu.md): leave it out"
+        )
+    if kind == "disk" or device == "cuda" and kind != "cuda":
+        raise BadUsage("--decide device has the GPU read experts from page-locked memory: give --link cuda")
+    if min(pool.num_slots for pool in controller.cache.pools) < shape.top_k:
+        least = shape.num_layers * shape.top_k
+        raise BadUsage(f"--decide device needs room for all experts of a token in every layer: give --budget {least}x")
+    return None if controller.holds_all else CacheOnDevice(controller, choices.policies.eviction)

@@ -1,0 +1,88 @@
+"""Sessions whose decoded tokens the device decides say what the plain model says, and count as the simulator does."""
+
+import json
+from pathlib import Path
+
+from tests.conftest import Checkpoint
+from tests.helpers.triton_process import interpret, needs_triton
+from tests.runtime.session.test_published_fused import published
+
+pytestmark = needs_triton
+INTERPRETED = """
+import json, sys
+from pathlib import Path
+import torch
+from runtime.engine import output_gpu
+from runtime.engine.output_cpu import CpuOutput
+from runtime.kernels.gpu import gated, published
+from runtime.model.open import open_model
+from runtime.policies.base import Artefacts
+from runtime.session.session import Session, Settings
+gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
+published._BLOCKS = dict.fromkeys(published._BLOCKS, (128, 128))
+CpuOutput.suits = staticmethod(lambda opened, **_: False)
+output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
+SETTINGS = Settings(budget="60%", link="1GB/s", experts="fused", decide="device")
+"""
+SAID = """
+from tools.bench.resident import plain_model
+ids = torch.randint(3, 96, (1, 16), generator=torch.Generator().manual_seed(2))
+
+def said(forward):
+    logits = []
+    for first, last in ((0, 6), (0, 3), (4, 5)):  # prompts, each with tokens after it; the last has one token
+        now = forward(ids[:, first:last], None)
+        logits.append(now.logits[0])
+        for position in range(last, last + 4):
+            now = forward(ids[:, position : position + 1], now.past_key_values)
+            logits.append(now.logits[0])
+    return torch.cat(logits)
+
+@torch.inference_mode()
+def plainly(folder):
+    plain = plain_model(Path(folder))
+    return said(lambda ids, past: plain(input_ids=ids, past_key_values=past, use_cache=True))
+
+def through(opened, settings):
+    with Session(opened, settings) as session:
+        return said(lambda ids, past: session.forward(ids, past=past))
+
+for folder, is_published in json.loads(sys.argv[1]):
+    opened = open_model(folder, dtype=torch.float32)
+    theirs = through(opened, Settings(link="1GB/s")) if is_published else plainly(folder)
+    with Session(opened, SETTINGS) as session:
+        ours = said(lambda ids, past: session.forward(ids, past=past))
+        session.validate()
+        totals = session.controller.counters.totals(first_pass=1)
+    error = (ours - theirs).abs().max() / theirs.abs().max()
+    print(json.dumps([error.item(), totals["hits"], totals["misses"], session.receipt()["decide"]]))
+"""
+REPLAYED = """
+from tests.runtime.replay.test_replay import live_and_replayed
+opened = open_model(sys.argv[1])
+live, again = live_and_replayed(opened, SETTINGS, Artefacts(), Path(sys.argv[2]))
+passes = zip(live.counters.passes, again.counters.passes, strict=True)
+print(len(live.counters.passes), sum(bool((one != other).any()) for one, other in passes))
+print(int((live.cache.state != again.cache.state).sum()), live.now == again.now)
+totals = live.counters.totals(first_pass=1)
+print(int(0 < totals["evictions"] <= totals["misses"] < totals["hits"]))
+"""
+
+
+def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Prompts, which the host decides, with tokens after them, which the device does. A published format, which
+    transformers does not read here, is held against torch's own products of the dequantised experts."""
+    cases = [(str(checkpoint(family)), False) for family in ("olmoe", "qwen3_moe")]
+    cases.append((str(published("mxfp4", tmp_path)), True))
+    results = list(map(json.loads, interpret(INTERPRETED + SAID, json.dumps(cases))))
+    assert len(results) == len(cases)
+    for (folder, _), (error, hits, misses, decided) in zip(cases, results, strict=True):
+        assert error < 5e-6 and hits and misses and decided == "device", (folder, error)
+
+
+def test_the_simulator_replays_it_as_lru(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Also batches between, which the host decides, and a `generate` on its own thread."""
+    passes, state, figures = interpret(
+        INTERPRETED + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet")
+    )
+    assert passes == "11 0" and state == "0 True" and figures == "1"

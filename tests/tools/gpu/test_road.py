@@ -1,0 +1,34 @@
+"""The probe that holds the device's road against the host's, by the interpreter."""
+
+import json
+
+from tests.conftest import Checkpoint
+from tests.helpers.triton_process import interpret, needs_triton
+
+PROBED = """
+import sys
+import numpy as np
+from dataclasses import replace
+from runtime.engine import output_gpu
+from runtime.engine.output_cpu import CpuOutput
+from runtime.kernels.gpu import gated
+from runtime.model.open import open_model
+from tools.gpu.probes import road
+gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
+CpuOutput.suits = staticmethod(lambda opened, **_: False)
+output_gpu._runs_on = lambda device: True
+road.roads, road.PROMPT, road.CALLS = lambda device: ("host", "device"), 4, 1
+found = road.compared(open_model(sys.argv[1]), np.arange(3, 11), "cpu", rounds=1)
+road.told(found)
+road.told(found | {"device": [replace(found["device"][0], logits=found["device"][0].logits + 1)]})
+"""
+
+
+@needs_triton
+def test_both_roads_are_measured_and_held_against_each_other(checkpoint: Checkpoint) -> None:
+    layer, host, device, both, *_, wrong = map(json.loads, interpret(PROBED, str(checkpoint("olmoe"))))
+    assert layer["name"].endswith("captured") and layer["us"] > 0
+    assert host["name"] == "decided by the host" and device["name"] == "decided by the device"
+    assert host["ms_per_token"] > 0 and host["hit_rate"] == device["hit_rate"] > 0
+    assert both["passed"] and both["times_as_fast"] > 0 and both["detail"] == "counters equal"
+    assert not wrong["passed"]

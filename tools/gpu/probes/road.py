@@ -1,0 +1,133 @@
+"""Decoded tokens whose experts the host decides on, and the same decided by the device, in turns at a quarter of the
+experts: milliseconds a token, and whether both said and counted the same. And a layer of the device's road in a CUDA
+graph, all of whose experts are there.
+
+python -m tools.gpu.probes.road
+"""
+
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runtime.control.counters import hit_rate
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from runtime.session.settings import DEVICE, FUSED, HOST
+from runtime.tiers.ram import RamStore
+from tools.gpu import models
+from tools.gpu.checks.exactness import COARSE
+from tools.gpu.groups import tell
+from tools.gpu.packages import experts_by
+from tools.gpu.probes.options import parsed
+from tools.gpu.timing import finish, microseconds
+
+PROMPT, TOKENS, ROUNDS, CALLS = 32, 32, 3, 20
+LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoded:
+    """Milliseconds of each token, logits [tokens, V], and counters of the tokens' passes."""
+
+    ms: list[float]
+    logits: torch.Tensor
+    counters: dict[str, int]
+
+
+def main() -> None:
+    options = parsed(__doc__)
+    tokens, rounds = (4, 1) if options.tiny else (TOKENS, ROUNDS)
+    with tempfile.TemporaryDirectory() as folder:
+        models.save(models.SHAPES["olmoe-1b-7b"], Path(folder), layers=LAYERS, device=options.device, tiny=options.tiny)
+        opened = open_model(folder, device=torch.device(options.device))
+        in_ram = replace(opened, store=RamStore(opened.store, pin=options.device != "cpu"))  # once for all sessions
+        (ids,) = models.texts(opened.config.vocab_size, count=1, length=PROMPT + tokens)
+        found = compared(in_ram, ids, options.device, rounds=rounds)
+        opened.store.close()
+    told(found)
+
+
+def compared(opened: MoeModel, ids: np.ndarray, device: str, *, rounds: int) -> dict[str, list[Decoded]]:
+    """What was decoded by whom, once in each round; one round before them compiles."""
+    found = defaultdict(list)
+    for turn in range(rounds + 1):
+        for decide in roads(device):
+            with Session(opened, settings_of(device, decide)) as session:
+                decoded = decode(session, ids)
+                if turn:
+                    found[decide].append(decoded)
+                elif decide == DEVICE:
+                    tell(name="a layer of the device's road, captured", **layer_us(session))
+    return found
+
+
+def roads(device: str) -> tuple[str, ...]:
+    """Who can decide there."""
+    return (HOST,) if device == "cpu" else (HOST, DEVICE)
+
+
+def settings_of(device: str, decide: str) -> Settings:
+    link = "auto" if device != "cpu" else "1GB/s"
+    experts = FUSED if decide == DEVICE else experts_by(device)
+    return Settings("on-demand", budget="25%", experts=experts, decide=decide, link=link)
+
+
+def decode(session: Session, ids: np.ndarray) -> Decoded:
+    given, device, ms, said = torch.from_numpy(ids)[None], str(session.opened.model.device), [], []
+    past = session.forward(given[:, :PROMPT]).past_key_values
+    first_pass = session.num_passes
+    for position in range(PROMPT, given.shape[1]):
+        finish(device)
+        begin_s = time.perf_counter()
+        now = session.forward(given[:, position : position + 1], past=past)
+        finish(device)
+        ms.append((time.perf_counter() - begin_s) * 1e3)
+        past = now.past_key_values
+        said.append(now.logits[0, -1].float().cpu())
+    return Decoded(ms, torch.stack(said), session.controller.counters.totals(first_pass=first_pass))
+
+
+@torch.inference_mode()
+def layer_us(session: Session) -> dict[str, float]:
+    """Microseconds of a layer's kernels on the device, replayed from a graph with the same experts each time."""
+    opened, shape, device = session.opened, session.opened.shape, str(session.opened.model.device)
+    hidden = torch.randn(1, opened.config.hidden_size, dtype=opened.dtype, device=device)
+    ids = torch.arange(shape.top_k, device=device)[None]
+    weights = torch.full((1, shape.top_k), 0.5, dtype=opened.dtype, device=device)
+    run = partial(session.engine.road.forward, 0, hidden, ids, weights)
+    run()
+    return {"us": microseconds(lambda turn: run(), 1, CALLS, device)}
+
+
+def told(found: dict[str, list[Decoded]]) -> None:
+    """A line for each road, and one that compares them."""
+    for decide, runs in found.items():
+        rate = hit_rate(runs[0].counters)
+        tell(name=f"decided by the {decide}", ms_per_token=_median_ms(runs), hit_rate=rate, rounds=len(runs))
+    if DEVICE in found:
+        host, device = found[HOST], found[DEVICE]
+        counted_alike = all(one.counters == other.counters for one, other in zip(host, device, strict=True))
+        error = max(_error(one.logits, other.logits) for one, other in zip(device, host, strict=True))
+        ratio = statistics.median(_median_ms([one]) / _median_ms([two]) for one, two in zip(host, device, strict=True))
+        passed = error <= COARSE and (counted_alike or error > 0)  # with other bits a router may choose otherwise
+        detail = f"counters {'equal' if counted_alike else 'DIFFER'}"
+        tell(name="both roads", passed=passed, detail=detail, relative=error, times_as_fast=ratio)
+
+
+def _median_ms(runs: list[Decoded]) -> float:
+    return statistics.median(ms for run in runs for ms in run.ms)
+
+
+def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+if __name__ == "__main__":
+    main()
