@@ -9,7 +9,8 @@ fused operations: the same codes on every machine.
 import numpy as np
 
 from artifacts.common.numba_loops import exact_part, kernel
-from artifacts.quantisation.trellis_metric import BLOCK, pass_down
+from artifacts.common.transposition import transpose
+from artifacts.quantisation.trellis_metric import BLOCK, down_to, pass_down
 from artifacts.quantisation.trellis_steps import STEPS
 
 _FAR = np.float32(1e30)
@@ -112,22 +113,27 @@ def code_columns(
     costs, choices = np.empty((2, num_states), np.float32), np.empty((rows, num_states), np.uint8)
     path = np.empty(rows, np.int64)
     x, prices = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    energies[:], errors[:] = np.float32(0), moved
+    aims = np.empty(moved.shape[::-1], np.float32)
+    transpose(moved, aims)
+    left = aims.copy()
+    energies[:] = np.float32(0)
     for end in range(columns, 0, -BLOCK):
-        block = (max(end - BLOCK, 0), end)
-        for column in range(end - 1, block[0] - 1, -1):
-            pass_down(moved, errors, ratios, ends, (column, column + 1), block, np.float32(1))
-            _price(moved[column], pivots[:, column], order, ends, deviations, x, prices)
+        first = max(end - BLOCK, 0)
+        for column in range(end - 1, first - 1, -1):
+            down_to(aims, left, ratios, ends, column, end, np.float32(1))
+            _price(aims[:, column], pivots[:, column], order, ends, deviations, x, prices)
             half = half_bits[column]
             _circle(x, prices, half, values[half], path, costs, choices)
             paths[column] = path.astype(np.uint16)
             for place in range(order.size):
                 row = order[place]
-                energies[place] += moved[column, place] * moved[column, place] / np.float32(columns)
+                energies[place] += aims[place, column] * aims[place, column] / np.float32(columns)
                 value = deviations[place] * values[half, row & 1, path[row]]
-                errors[column, place] -= value
-                moved[column, place] -= value
-        pass_down(moved, errors, ratios, ends, (0, block[0]), block, np.float32(1))
+                left[place, column] -= value
+                aims[place, column] -= value
+        pass_down(aims, left, ratios, ends, first, (first, end), np.float32(1))
+    transpose(aims, moved)
+    transpose(left, errors)
 
 
 @exact_part
