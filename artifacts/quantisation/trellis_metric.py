@@ -17,28 +17,23 @@ _TOGETHER = 8  # of these, whose products are added to a number before it is sto
 
 
 @exact_part
-def _add(target: np.ndarray, factors: np.ndarray, rows: np.ndarray, sign: float) -> None:
-    """Add `sign * factors[k] rows[k]` to `target` [n], for one k after the other; factors [K], rows [K, n]."""
-    done = 0
-    while done + _TOGETHER <= factors.size:
-        a, b, c, d = factors[done], factors[done + 1], factors[done + 2], factors[done + 3]
-        e, f, g, h = factors[done + 4], factors[done + 5], factors[done + 6], factors[done + 7]
-        a, b, c, d, e, f, g, h = sign * a, sign * b, sign * c, sign * d, sign * e, sign * f, sign * g, sign * h
-        own = rows[done : done + _TOGETHER]
-        for place in range(target.size):
-            value = target[place] + a * own[0, place]
-            value += b * own[1, place]
-            value += c * own[2, place]
-            value += d * own[3, place]
-            value += e * own[4, place]
-            value += f * own[5, place]
-            value += g * own[6, place]
-            target[place] = value + h * own[7, place]
-        done += _TOGETHER
-    for k in range(done, factors.size):
-        factor, own = sign * factors[k], rows[k]
-        for place in range(target.size):
-            target[place] += factor * own[place]
+def _add(target: np.ndarray, factors: np.ndarray, rows: np.ndarray, places: tuple[int, int], sign: float) -> None:
+    """Add `sign * factors[i] rows[i]` to `target`, for one i after the other, at a range of places."""
+    first, end = places
+    own, i = target[first:end], 0
+    while i + _TOGETHER <= factors.size:
+        s, t, u, v = sign * factors[i], sign * factors[i + 1], sign * factors[i + 2], sign * factors[i + 3]
+        w, x, y, z = sign * factors[i + 4], sign * factors[i + 5], sign * factors[i + 6], sign * factors[i + 7]
+        a, b, c, d = rows[i][first:end], rows[i + 1][first:end], rows[i + 2][first:end], rows[i + 3][first:end]
+        e, f, g, h = rows[i + 4][first:end], rows[i + 5][first:end], rows[i + 6][first:end], rows[i + 7][first:end]
+        for place in range(own.size):
+            value = own[place] + s * a[place] + t * b[place] + u * c[place] + v * d[place]
+            own[place] = value + w * e[place] + x * f[place] + y * g[place] + z * h[place]
+        i += _TOGETHER
+    for other in range(i, factors.size):
+        factor, row = sign * factors[other], rows[other][first:end]
+        for place in range(own.size):
+            own[place] += factor * row[place]
 
 
 @kernel("void(f4[:,:,::1], f4[:,::1], f4[::1])", exact=True, nogil=True)
@@ -55,18 +50,17 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
                 mine, ratio = columns[column - first], ratios[column - first]
                 mine[first:] = matrix[column, first:]
                 before = column - first
-                _add(mine[first:], ratios[:before, column], columns[:before, first:], less)
+                _add(mine, ratios[:before, column], columns, (first, size), less)
                 pivot = max(mine[column] + ridge, ridge)
                 pivots[group, column] = pivot
-                for row in range(column + 1, size):
-                    ratio[row] = mine[row] / pivot
-                    matrix[column, row] = ratio[row]
+                np.divide(mine[column + 1 :], pivot, ratio[column + 1 :])
+                matrix[column, column + 1 :] = ratio[column + 1 :]
+            for row in range(first + 1, size):
+                for column in range(first, min(row, end)):
+                    matrix[row, column] = ratios[column - first, row]
             for row in range(end, size):
                 begin = row // BLOCK * BLOCK  # whole vectors; what is left of the diagonal is written anew
-                _add(matrix[row, begin:], ratios[: end - first, row], columns[: end - first, begin:], less)
-        for row in range(size):
-            for column in range(row):
-                matrix[row, column] = matrix[column, row]
+                _add(matrix[row], ratios[: end - first, row], columns, (begin, size), less)
 
 
 @exact_part
@@ -87,7 +81,7 @@ def pass_down(
         below = min(num_columns, block[0])
         for place in range(start, ends[group]):
             values = source[place, block[0] : block[1]]
-            _add(target[place, :below], values, rows[:, :below], sign)
+            _add(target[place], values, rows, (0, below), sign)
             for column in range(below, num_columns):
                 for later in range(column + 1, block[1]):
                     target[place, column] += sign * ratios[group, column, later] * source[place, later]
@@ -119,13 +113,9 @@ def _pass_up(rows: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tupl
         for place in range(start, ends[group]):
             own = rows[place]
             for column in range(block[0], block[1]):
-                _add(
-                    own[column + 1 : block[1]],
-                    own[column : column + 1],
-                    factors[column - block[0] :, column + 1 : block[1]],
-                    less,
-                )
-            _add(own[block[1] :], own[block[0] : block[1]], factors[:, block[1] :], less)
+                for later in range(column + 1, block[1]):
+                    own[later] -= factors[column - block[0], later] * own[column]
+            _add(own, own[block[0] : block[1]], factors, (block[1], own.size), less)
         start = ends[group]
 
 
