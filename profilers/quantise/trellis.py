@@ -66,7 +66,7 @@ def code_expert(
         _array(_oriented(module, weights[first])), hessians, groups, rotates_outputs=False, damp=method.damp
     )
     gates = {width: encoder.at(width) for width in method.bits}
-    exact = activations(module, weights, tokens.x) @ down.T
+    exact = (activations(module, weights, tokens.x) @ down.T).to(moments_dtype(down.shape[1]))
     downs = {}
     for width, coded in gates.items():
         matrix = coded.dequantised().to(down.device)
@@ -76,11 +76,12 @@ def code_expert(
 
 
 def _fitted(down: torch.Tensor, seen: torch.Tensor, exact: torch.Tensor, weights: torch.Tensor, damp: float) -> Encoder:
-    """The encoder of the second projection that is best on the activations `seen` [n, I], for outputs [n, H]."""
+    """The encoder of the second projection that is best on the activations `seen` [n, I], for outputs [n, H] of the
+    type of its moments."""
     weighted = (seen * weights.to(seen)[:, None]).to(moments_dtype(seen.shape[1]))
     moments = weighted.T @ seen.to(weighted)
     ridge = damp * moments.diagonal().mean()
-    wanted = weighted.T @ exact.to(weighted) + ridge * down.T.to(weighted)
+    wanted = weighted.T @ exact + ridge * down.T.to(weighted)
     aim = torch.linalg.solve(moments + ridge * torch.eye(len(moments)).to(moments), wanted).T if ridge > 0 else down
     return Encoder(_array(aim), rotated(_array(moments))[None], rotates_outputs=True, damp=damp)
 
