@@ -17,6 +17,13 @@ _TOGETHER = 8  # of these, whose products are added to a number before it is sto
 
 
 @exact_part
+def transposed(columns: np.ndarray) -> np.ndarray:
+    rows = np.empty(columns.shape[::-1], columns.dtype)
+    transpose(columns, rows)
+    return rows
+
+
+@exact_part
 def _add(target: np.ndarray, factors: np.ndarray, rows: np.ndarray, places: tuple[int, int], sign: float) -> None:
     """Add `sign * factors[i] rows[i]` to `target`, for one i after the other, at a range of places."""
     first, end = places
@@ -65,26 +72,15 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
 
 @exact_part
 def pass_down(
-    target: np.ndarray,
-    source: np.ndarray,
-    ratios: np.ndarray,
-    ends: np.ndarray,
-    num_columns: int,
-    block: tuple[int, int],
-    sign: float,
+    target: np.ndarray, source: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int], sign: float
 ) -> None:
-    """Add `sign * L[l, j] source[:, l]` to each `target[:, j]`, for j below `num_columns` and all l > j in the range
-    `block`; target, source [places, in]."""
+    """Add `sign * L[l, j] source[:, l]` to each `target[:, j]`, for all l in the range `block` and all j below it;
+    target, source [places, in]."""
+    first, end = block
     start = 0
     for group in range(ends.size):
-        rows = ratios[group, block[0] : block[1]]
-        below = min(num_columns, block[0])
         for place in range(start, ends[group]):
-            values = source[place, block[0] : block[1]]
-            _add(target[place], values, rows, (0, below), sign)
-            for column in range(below, num_columns):
-                for later in range(column + 1, block[1]):
-                    target[place, column] += sign * ratios[group, column, later] * source[place, later]
+            _add(target[place], source[place, first:end], ratios[group, first:end], (0, first), sign)
         start = ends[group]
 
 
@@ -92,7 +88,7 @@ def pass_down(
 def down_to(
     target: np.ndarray, source: np.ndarray, ratios: np.ndarray, ends: np.ndarray, column: int, end: int, sign: float
 ) -> None:
-    """As `pass_down`, for one column and all l > j below `end`."""
+    """As `pass_down`, for one column j and all l > j below `end`."""
     start = 0
     for group in range(ends.size):
         own = ratios[group, column]
@@ -123,8 +119,7 @@ def _pass_up(rows: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tupl
 def solve(ratios: np.ndarray, pivots: np.ndarray, ends: np.ndarray, columns: np.ndarray) -> None:
     """Multiply each place of `columns` [in, places] by the inverse of its group's factorised Hessian, in place."""
     size, less = len(columns), np.float32(-1)
-    rows = np.empty(columns.shape[::-1], np.float32)
-    transpose(columns, rows)
+    rows = transposed(columns)
     for first in range(0, size, BLOCK):
         _pass_up(rows, ratios, ends, (first, min(first + BLOCK, size)))
     start = 0
@@ -136,17 +131,18 @@ def solve(ratios: np.ndarray, pivots: np.ndarray, ends: np.ndarray, columns: np.
         first = max(end - BLOCK, 0)
         for column in range(end - 1, first - 1, -1):
             down_to(rows, rows, ratios, ends, column, end, less)
-        pass_down(rows, rows, ratios, ends, first, (first, end), less)
+        pass_down(rows, rows, ratios, ends, (first, end), less)
     transpose(rows, columns)
 
 
 @kernel("void(f4[:,:,::1], i4[::1], f4[:,::1], f4[:,::1])", exact=True, nogil=True)
 def weigh(ratios: np.ndarray, ends: np.ndarray, columns: np.ndarray, weighed: np.ndarray) -> None:
     """Write L^T times each place of `columns` [in, places] to `weighed`, L being its group's factor."""
-    rows = np.empty(columns.shape[::-1], np.float32)
-    transpose(columns, rows)
+    rows = transposed(columns)
     sums = rows.copy()
     for first in range(0, len(columns), BLOCK):
         end = min(first + BLOCK, len(columns))
-        pass_down(sums, rows, ratios, ends, end, (first, end), np.float32(1))
+        for column in range(first, end):
+            down_to(sums, rows, ratios, ends, column, end, np.float32(1))
+        pass_down(sums, rows, ratios, ends, (first, end), np.float32(1))
     transpose(sums, weighed)

@@ -10,7 +10,7 @@ import numpy as np
 
 from artifacts.common.numba_loops import exact_part, kernel
 from artifacts.common.transposition import transpose
-from artifacts.quantisation.trellis_metric import BLOCK, down_to, pass_down
+from artifacts.quantisation.trellis_metric import BLOCK, down_to, pass_down, transposed
 from artifacts.quantisation.trellis_steps import STEPS
 
 _FAR = np.float32(1e30)
@@ -109,14 +109,10 @@ def code_columns(
     Place p is row `order[p]`; `ends` [G] are the ends of groups of places. `ratios` [G, in, in] and `pivots` [G, in]
     are those of `factorise`; `values` [9, 2, states], by half bits and row parity, times `deviations` [places] of rows.
     """
-    columns, rows, num_states = paths.shape[0], paths.shape[1], values.shape[2]
+    (columns, rows), num_states = paths.shape, values.shape[2]
     costs, choices = np.empty((2, num_states), np.float32), np.empty((rows, num_states), np.uint8)
-    path = np.empty(rows, np.int64)
-    x, prices = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    aims = np.empty(moved.shape[::-1], np.float32)
-    transpose(moved, aims)
-    left = aims.copy()
-    energies[:] = np.float32(0)
+    path, x, prices = np.empty(rows, np.int64), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    aims, left, energies[:] = transposed(moved), transposed(moved), np.float32(0)
     for end in range(columns, 0, -BLOCK):
         first = max(end - BLOCK, 0)
         for column in range(end - 1, first - 1, -1):
@@ -124,14 +120,13 @@ def code_columns(
             _price(aims[:, column], pivots[:, column], order, ends, deviations, x, prices)
             half = half_bits[column]
             _circle(x, prices, half, values[half], path, costs, choices)
-            paths[column] = path.astype(np.uint16)
-            for place in range(order.size):
-                row = order[place]
+            paths[column] = path
+            for place, row in enumerate(order):
                 energies[place] += aims[place, column] * aims[place, column] / np.float32(columns)
                 value = deviations[place] * values[half, row & 1, path[row]]
                 left[place, column] -= value
                 aims[place, column] -= value
-        pass_down(aims, left, ratios, ends, first, (first, end), np.float32(1))
+        pass_down(aims, left, ratios, ends, (first, end), np.float32(1))
     transpose(aims, moved)
     transpose(left, errors)
 
