@@ -22,7 +22,7 @@ from profilers.quantise.method import DOWN, Method, first_projection
 from runtime.model.arithmetic import project
 
 OWN_TOKENS = 8192  # of an expert, at most, that its projections are fitted to
-_GUIDING_TOKENS = 2048  # on which rows' own Hessians are taken
+_GUIDING_TOKENS = 1024  # on which rows' own Hessians are taken
 _OWN_SHARE = 0.95  # of a row's Hessian, at most, that is its own
 _GROUPED_SIZE = 2**23  # numbers in the Hessians of all groups of rows
 
@@ -69,7 +69,7 @@ def code_expert(
         _array(_oriented(module, weights[first])), hessians, groups, rotates_outputs=False, damp=method.damp
     )
     gates = {width: encoder.at(width) for width in method.bits}
-    exact = (activations(module, weights, tokens.x) @ down.T).to(moments_dtype(down.shape[1]))
+    exact = activations(module, weights, tokens.x)
     downs = {}
     for width, coded in gates.items():
         matrix = coded.dequantised().to(down.device)
@@ -79,12 +79,13 @@ def code_expert(
 
 
 def _fitted(down: torch.Tensor, seen: torch.Tensor, exact: torch.Tensor, weights: torch.Tensor, damp: float) -> Encoder:
-    """The encoder of the second projection that is best on the activations `seen` [n, I], for outputs [n, H] of the
-    type of its moments."""
-    weighted = (seen * weights.to(seen)[:, None]).to(moments_dtype(seen.shape[1]))
-    moments = weighted.T @ seen.to(weighted)
+    """The encoder of the second projection that on the activations `seen` [n, I] comes nearest to its outputs on those
+    of the expert without loss, `exact` [n, I]."""
+    weighted = (seen * weights.to(seen)[:, None]).T
+    moments, shared = ((weighted @ other).to(moments_dtype(len(weighted))) for other in (seen, exact))
     ridge = damp * moments.diagonal().mean()
-    wanted = weighted.T @ exact + ridge * down.T.to(weighted)
+    original = down.T.to(moments)
+    wanted = (shared @ original).add_(original, alpha=float(ridge))
     aim = torch.linalg.solve(moments + ridge * torch.eye(len(moments)).to(moments), wanted).T if ridge > 0 else down
     return Encoder(_array(aim), rotated(_array(moments))[None], rotates_outputs=True, damp=damp)
 
