@@ -193,6 +193,7 @@ def trellis_shapes(
     return {name: shape for name, shape in shapes.items() if name != "row_scales" or not is_rotated}
 
 
+@cache
 def fitting(num_outputs: int, num_inputs: int, bits: float, *, is_rotated: bool) -> tuple[int, int]:
     """Half bits, and the number of columns with half a bit more, of the largest Trellis that takes at most `bits` a
     weight in all; of the smallest where none does."""

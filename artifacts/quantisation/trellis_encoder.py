@@ -209,7 +209,7 @@ def _normal(hessians: np.ndarray, damp: float) -> np.ndarray:
     """Hessians float32 [G, in, in], damped, with a mean diagonal of 1."""
     sizes = hessians.diagonal(axis1=1, axis2=2).astype(np.float64).mean(1)
     mean = sizes.mean() or 1.0
-    moments = (hessians / mean).astype(np.float32)
+    moments = np.divide(hessians, mean, out=np.empty(hessians.shape, np.float32), casting="same_kind")
     ridges = (damp * sizes / mean + _LEAST_DAMP).astype(np.float32)
     np.einsum("gii->gi", moments)[:] += ridges[:, None]
     return moments

@@ -6,57 +6,17 @@ Rows are visited from the last to the first: a window's own bits are its lowest,
 fused operations: the same codes on every machine.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from artifacts.common.numba_loops import exact_part, kernel
-from artifacts.quantisation.trellis_metric import BLOCK, pass_down
+from artifacts.common.transposition import transpose
+from artifacts.quantisation.trellis_metric import BLOCK, down_to, pass_down, transposed
+from artifacts.quantisation.trellis_steps import STEPS
 
 _FAR = np.float32(1e30)
 
 
-def _step(bits: int) -> Callable:
-    """The step of a row with so many bits of its own: from the costs `before` of each state to those `after` it."""
-    ways = 1 << bits
-
-    @exact_part
-    def step(
-        before: np.ndarray,
-        after: np.ndarray,
-        best: np.ndarray,
-        choice: np.ndarray,
-        values: np.ndarray,
-        x: float,
-        price: float,
-    ) -> None:
-        size = before.size >> bits
-        for state in range(size):
-            lowest, way = before[state], np.int32(0)
-            for other in range(1, ways):
-                cost = before[state + other * size]
-                way = np.int32(other) if cost < lowest else way
-                lowest = cost if cost < lowest else lowest
-            best[state] = lowest
-            choice[state] = way
-        for state in range(size):
-            lowest = best[state]
-            for own in range(ways):
-                error = x - values[(state << bits) | own]
-                after[(state << bits) | own] = lowest + price * (error * error)
-
-    return step
-
-
-_ONE, _TWO, _THREE, _FOUR = _step(1), _step(2), _step(3), _step(4)
-
-
-@exact_part
-def _stay(before: np.ndarray, after: np.ndarray, values: np.ndarray, x: float, price: float) -> None:
-    """The step of a row without bits of its own."""
-    for state in range(before.size):
-        error = x - values[state]
-        after[state] = before[state] + price * (error * error)
+_STAY, _ONE, _TWO, _THREE, _FOUR = STEPS
 
 
 @exact_part
@@ -69,7 +29,6 @@ def _walk(
     end: int,
     path: np.ndarray,
     costs: np.ndarray,
-    best: np.ndarray,
     choices: np.ndarray,
 ) -> None:
     """Write the path of the rows from `first` on, as many as `path` has, round the circle; with `end` the state at both
@@ -81,19 +40,20 @@ def _walk(
     for place in range(path.size - 1, -1, -1):
         row = (first + place) % rows
         bits = (half_bits * (place + 1)) // 2 - (half_bits * place) // 2
-        before, after, value, choice = costs[now], costs[1 - now], values[place & 1], choices[place]
+        before, after, choice = costs[now].ctypes.data, costs[1 - now].ctypes.data, choices[place].ctypes.data
+        own = before, after, choice, values[place & 1].ctypes.data, x[row], prices[row], costs.shape[1]
         if bits == 0:
-            _stay(before, after, value, x[row], prices[row])
+            _STAY(*own)
         elif bits == 1:
-            _ONE(before, after, best, choice, value, x[row], prices[row])
+            _ONE(*own)
         elif bits == 2:
-            _TWO(before, after, best, choice, value, x[row], prices[row])
+            _TWO(*own)
         elif bits == 3:
-            _THREE(before, after, best, choice, value, x[row], prices[row])
+            _THREE(*own)
         else:
-            _FOUR(before, after, best, choice, value, x[row], prices[row])
+            _FOUR(*own)
         now = 1 - now
-    _trace(half_bits, end if end >= 0 else np.argmin(costs[now]), path, best.size, choices)
+    _trace(half_bits, end if end >= 0 else np.argmin(costs[now]), path, costs.shape[1], choices)
 
 
 @exact_part
@@ -114,14 +74,13 @@ def _circle(
     values: np.ndarray,
     path: np.ndarray,
     costs: np.ndarray,
-    best: np.ndarray,
     choices: np.ndarray,
 ) -> None:
     """Write a path that ends where it began: its first state is that of the best path through the rows about it."""
     around = min(32 // half_bits + 16, x.size // 2) & ~1
-    _walk(x, prices, half_bits, x.size - around, values, -1, path[: 2 * around], costs, best, choices)
+    _walk(x, prices, half_bits, x.size - around, values, -1, path[: 2 * around], costs, choices)
     start = path[around]
-    _walk(x, prices, half_bits, 0, values, start, path, costs, best, choices)
+    _walk(x, prices, half_bits, 0, values, start, path, costs, choices)
 
 
 @kernel(
@@ -150,26 +109,26 @@ def code_columns(
     Place p is row `order[p]`; `ends` [G] are the ends of groups of places. `ratios` [G, in, in] and `pivots` [G, in]
     are those of `factorise`; `values` [9, 2, states], by half bits and row parity, times `deviations` [places] of rows.
     """
-    columns, rows, num_states = paths.shape[0], paths.shape[1], values.shape[2]
-    costs, best = np.empty((2, num_states), np.float32), np.empty(num_states, np.float32)
-    choices, path = np.empty((rows, num_states), np.uint8), np.empty(rows, np.int64)
-    x, prices = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    energies[:], errors[:] = np.float32(0), moved
+    (columns, rows), num_states = paths.shape, values.shape[2]
+    costs, choices = np.empty((2, num_states), np.float32), np.empty((rows, num_states), np.uint8)
+    path, x, prices = np.empty(rows, np.int64), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    aims, left, energies[:] = transposed(moved), transposed(moved), np.float32(0)
     for end in range(columns, 0, -BLOCK):
-        block = (max(end - BLOCK, 0), end)
-        for column in range(end - 1, block[0] - 1, -1):
-            pass_down(moved, errors, ratios, ends, (column, column + 1), block, np.float32(1))
-            _price(moved[column], pivots[:, column], order, ends, deviations, x, prices)
+        first = max(end - BLOCK, 0)
+        for column in range(end - 1, first - 1, -1):
+            down_to(aims, left, ratios, ends, column, end, np.float32(1))
+            _price(aims[:, column], pivots[:, column], order, ends, deviations, x, prices)
             half = half_bits[column]
-            _circle(x, prices, half, values[half], path, costs, best, choices)
-            paths[column] = path.astype(np.uint16)
-            for place in range(order.size):
-                row = order[place]
-                energies[place] += moved[column, place] * moved[column, place] / np.float32(columns)
+            _circle(x, prices, half, values[half], path, costs, choices)
+            paths[column] = path
+            for place, row in enumerate(order):
+                energies[place] += aims[place, column] * aims[place, column] / np.float32(columns)
                 value = deviations[place] * values[half, row & 1, path[row]]
-                errors[column, place] -= value
-                moved[column, place] -= value
-        pass_down(moved, errors, ratios, ends, (0, block[0]), block, np.float32(1))
+                left[place, column] -= value
+                aims[place, column] -= value
+        pass_down(aims, left, ratios, ends, (first, end), np.float32(1))
+    transpose(aims, moved)
+    transpose(left, errors)
 
 
 @exact_part

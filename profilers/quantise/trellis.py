@@ -22,9 +22,12 @@ from profilers.quantise.method import DOWN, Method, first_projection
 from runtime.model.arithmetic import project
 
 OWN_TOKENS = 8192  # of an expert, at most, that its projections are fitted to
-_GUIDING_TOKENS = 2048  # on which rows' own Hessians are taken
+_GUIDING_TOKENS = 1024  # on which rows' own Hessians are taken
 _OWN_SHARE = 0.95  # of a row's Hessian, at most, that is its own
 _GROUPED_SIZE = 2**23  # numbers in the Hessians of all groups of rows
+
+_MANY_GROUPS = 32  # from which on moments are sums of products of inputs
+_BLOCK, _CHUNK = 16, 256  # inputs and tokens whose products are taken at once
 
 Coded = dict[Width, Trellis]
 
@@ -66,7 +69,7 @@ def code_expert(
         _array(_oriented(module, weights[first])), hessians, groups, rotates_outputs=False, damp=method.damp
     )
     gates = {width: encoder.at(width) for width in method.bits}
-    exact = activations(module, weights, tokens.x) @ down.T
+    exact = activations(module, weights, tokens.x)
     downs = {}
     for width, coded in gates.items():
         matrix = coded.dequantised().to(down.device)
@@ -76,11 +79,13 @@ def code_expert(
 
 
 def _fitted(down: torch.Tensor, seen: torch.Tensor, exact: torch.Tensor, weights: torch.Tensor, damp: float) -> Encoder:
-    """The encoder of the second projection that is best on the activations `seen` [n, I], for outputs [n, H]."""
-    weighted = (seen * weights.to(seen)[:, None]).to(moments_dtype(seen.shape[1]))
-    moments = weighted.T @ seen.to(weighted)
+    """The encoder of the second projection that on the activations `seen` [n, I] comes nearest to its outputs on those
+    of the expert without loss, `exact` [n, I]."""
+    weighted = (seen * weights.to(seen)[:, None]).T
+    moments, shared = ((weighted @ other).to(moments_dtype(len(weighted))) for other in (seen, exact))
     ridge = damp * moments.diagonal().mean()
-    wanted = weighted.T @ exact.to(weighted) + ridge * down.T.to(weighted)
+    original = down.T.to(moments)
+    wanted = (shared @ original).add_(original, alpha=float(ridge))
     aim = torch.linalg.solve(moments + ridge * torch.eye(len(moments)).to(moments), wanted).T if ridge > 0 else down
     return Encoder(_array(aim), rotated(_array(moments))[None], rotates_outputs=True, damp=damp)
 
@@ -112,9 +117,25 @@ def _hessians(inputs: LayerInputs, tokens: Tokens, sensitivity: torch.Tensor) ->
     guide *= importance / guide.sum(0).clamp_min(torch.finfo(guide.dtype).tiny)
     share = _OWN_SHARE * len(x) / (len(x) + num_inputs)
     hessians = importance[:, None, None] * ((1 - share) * mean)
-    for group, of_group in enumerate(hessians):
-        of_group += share * ((x * guide[:, group, None]).T @ x)
+    _add_moments(hessians, x, share * guide)
     return _array(hessians)
+
+
+def _add_moments(hessians: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> None:
+    """Add the moments of x [n, in], weighted for each group by `weights` [n, G], to `hessians` [G, in, in]: for many
+    groups by the products of inputs, half of which are the others."""
+    num_groups, size = hessians.shape[:2]
+    for group in range(num_groups if num_groups < _MANY_GROUPS else 0):
+        hessians[group] += (x * weights[:, group, None]).T @ x
+    for first in range(0, size if num_groups >= _MANY_GROUPS else 0, _BLOCK):
+        end = min(first + _BLOCK, size)
+        moments = torch.zeros(num_groups, (end - first) * (size - first), device=x.device)
+        for part, of_part in zip(x.split(_CHUNK), weights.split(_CHUNK), strict=True):
+            products = part[:, first:end, None] * part[:, None, first:]
+            moments.addmm_(of_part.T, products.flatten(1))
+        moments = moments.view(num_groups, end - first, -1)
+        hessians[:, first:end, first:] += moments
+        hessians[:, end:, first:end] += moments[:, :, end - first :].transpose(1, 2)
 
 
 def _oriented(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:

@@ -174,7 +174,7 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
                 )
                 print(name, *rows[-1], flush=True)
     columns = ("share of 16 bits", "recipe", "layers weighed", "bytes", "perplexity ratio", "standard error", "KL")
-    note = f"{sum(map(len, text[0])):,} held-out tokens of {held}, sequences of at most {LENGTH}; {PAST}"
+    note = f"{sum(map(len, text[0])):,} held-out tokens of {Path(held).name}, sequences of at most {LENGTH}; {PAST}"
     return Table("What a share of 16 bits loses", columns, rows, note)
 
 
@@ -183,7 +183,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     table = measure(options.model or str(demo_model()), options.store, options.held_out, options.data, options.tokens)
     if options.write:
-        command = "python -m tools.bench.shares " + " ".join(f"--store {path.name}" for path in options.store)
+        given = ["python -m tools.bench.shares"]
+        if options.model:
+            texts = zip(("held-out", "data"), (options.held_out, options.data), strict=True)
+            given += ["--model MODEL", *(f"--{option} {Path(text).name}" for option, text in texts)]
+        command = " ".join([*given, *(f"--store {path.name}" for path in options.store)])
         write(options.write, [Section(f"shares-{options.name}", [table])], conditions(command))
 
 

@@ -1,7 +1,8 @@
 """Trains the bundled model: a small OLMoE on text that every CPython ships and on generated word problems.
 
 `python -m tools.make.demo_model --minutes 40` makes moectl/demo/ anew: checkpoint, tokenizer, figures and card.
-The state is kept in `--work` while training, and the same command goes on from it.
+With `--hidden 96 --intermediate 64 --experts 24 --out FOLDER` it makes a model with experts of other shapes, without
+a card. The state is kept in `--work` while training, and the same command goes on from it.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from tools.make.demo_figures import measure, write_card
 from tools.make.demo_text import SHARES, kind_documents, present_kinds
 
 VOCAB_SIZE = 2048
+BUNDLED = (128, 32, 32)  # its hidden size, the experts' intermediate size, experts of a layer
 BOUNDARY, PADDING = "<|endoftext|>", "<|pad|>"
 TOKENS_A_STEP = 2048
 LENGTHS = (256,) * 7 + (
@@ -37,6 +39,14 @@ class Plan:
     seed: int
     out: Path
     work: Path
+    hidden: int
+    intermediate: int
+    experts: int
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether the model has the bundled one's shape, which its card describes."""
+        return (self.hidden, self.intermediate, self.experts) == BUNDLED
 
 
 def train_tokenizer(texts: dict[str, list[str]]) -> PreTrainedTokenizerFast:
@@ -70,16 +80,16 @@ def token_stream(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> np.nda
     return np.concatenate([np.array([tokenizer.bos_token_id, *document], dtype=np.uint16) for document in ids])
 
 
-def new_model(seed: int) -> OlmoeForCausalLM:
-    torch.manual_seed(seed)
+def new_model(plan: Plan) -> OlmoeForCausalLM:
+    torch.manual_seed(plan.seed)
     config = OlmoeConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=128,
-        intermediate_size=32,
+        hidden_size=plan.hidden,
+        intermediate_size=plan.intermediate,
         num_hidden_layers=8,
         num_attention_heads=4,
         num_key_value_heads=4,
-        num_experts=32,
+        num_experts=plan.experts,
         num_experts_per_tok=4,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
@@ -136,21 +146,21 @@ def train_step(
     return loss.item()
 
 
-def steps_within(minutes: float, streams: dict[str, np.ndarray], *, seed: int) -> int:
+def steps_within(plan: Plan, streams: dict[str, np.ndarray]) -> int:
     """How many steps fit, by the time of a few steps of a model that is thrown away."""
-    model = new_model(seed)
+    model = new_model(plan)
     optimizer = new_optimizer(model)
     times = []
     for step in range(12):
         start = time.perf_counter()
-        train_step(model, optimizer, batch(streams, step, seed=seed), learning_rate=0.0)
+        train_step(model, optimizer, batch(streams, step, seed=plan.seed), learning_rate=0.0)
         times.append(time.perf_counter() - start)
-    return max(1, int(60 * minutes / (sum(times[4:]) / len(times[4:]))))
+    return max(1, int(60 * plan.minutes / (sum(times[4:]) / len(times[4:]))))
 
 
 def train(plan: Plan, streams: dict[str, np.ndarray]) -> tuple[OlmoeForCausalLM, dict]:
     """The trained model in float32 and what the run was: steps, tokens, seconds."""
-    model = new_model(plan.seed)
+    model = new_model(plan)
     optimizer = new_optimizer(model)
     run = restore(plan, model, optimizer) or new_run(plan, streams)
     print(f"{run['steps']} steps of {TOKENS_A_STEP} tokens, from step {run['step']}", flush=True)
@@ -169,7 +179,7 @@ def train(plan: Plan, streams: dict[str, np.ndarray]) -> tuple[OlmoeForCausalLM,
 
 
 def new_run(plan: Plan, streams: dict[str, np.ndarray]) -> dict:
-    steps = plan.steps or steps_within(plan.minutes, streams, seed=plan.seed)
+    steps = plan.steps or steps_within(plan, streams)
     return {"seed": plan.seed, "step": 0, "steps": steps, "tokens": 0, "seconds": 0.0}
 
 
@@ -198,6 +208,8 @@ def arguments() -> Plan:
     parser.add_argument("--minutes", type=float, default=40.0, help="time for training")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("moectl/demo"))
+    for name, size in zip(("hidden", "intermediate", "experts"), BUNDLED, strict=True):
+        parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument(
         "--work", type=Path, default=Path("build/demo_train"), help="folder for the state of an unfinished run"
     )
@@ -225,7 +237,8 @@ def main() -> None:
     (plan.out / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
     tokenizer.save_pretrained(plan.out)
     run["corpus_tokens"] = {kind: len(stream) for kind, stream in streams.items()}
-    print(write_card(plan.out, run, measure(plan.out)))
+    if plan.is_bundled:
+        print(write_card(plan.out, run, measure(plan.out)))
     (plan.work / "state.pt").unlink()
 
 
