@@ -68,6 +68,41 @@ totals = live.counters.totals(first_pass=1)
 print(int(0 < totals["evictions"] <= totals["misses"] < totals["hits"]))
 """
 
+FAILED = """
+from runtime.kernels.gpu import decide
+ids = torch.arange(3, 13)[None]
+opened, fill, calls = open_model(sys.argv[1]), decide.fill, []
+
+def failing(*args, **own):
+    calls.append(own["first_key"])
+    if len(calls) == 2:  # in the second layer
+        raise RuntimeError("no such memory")
+    fill(*args, **own)
+
+def decoded(session):
+    past, logits = session.forward(ids[:, :6]).past_key_values, []
+    for position in range(6, 10):
+        now = session.forward(ids[:, position : position + 1], past=past)
+        past = now.past_key_values
+        logits.append(now.logits)
+    return torch.cat(logits)
+
+with Session(opened, Settings(link="1GB/s")) as session:
+    theirs = decoded(session)
+with Session(opened, SETTINGS) as session:
+    decoded(session)
+    decide.fill = failing
+    try:
+        session.forward(ids[:, :1])
+    except RuntimeError as error:
+        print(error)
+    decide.fill = fill
+    session.forward(ids[:, :1])  # into an empty cache
+    print(session.num_passes, session.controller.counters.totals(first_pass=5))
+    session.validate()
+    print(bool((decoded(session) - theirs).abs().max() < 5e-6 * theirs.abs().max()))
+"""
+
 
 def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Prompts, which the host decides, with tokens after them, which the device does. A published format, which
@@ -86,3 +121,9 @@ def test_the_simulator_replays_it_as_lru(checkpoint: Checkpoint, tmp_path: Path)
         INTERPRETED + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet")
     )
     assert passes == "11 0" and state == "0 True" and figures == "1"
+
+
+def test_a_token_that_fails_empties_the_cache_and_no_more(checkpoint: Checkpoint) -> None:
+    error, counts, is_right = interpret(INTERPRETED + FAILED, str(checkpoint("olmoe")))
+    assert error == "no such memory" and is_right == "True"
+    assert counts.startswith("6 {'requests': 4, 'hits': 0, 'late': 0, 'misses': 4,") and "'evictions': 0" in counts
