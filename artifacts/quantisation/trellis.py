@@ -24,7 +24,7 @@ STATE_BITS = 12
 
 READABLE_STATE_BITS = range(8, 17)
 
-ENCODER = 1  # version: replicas of another are not resumed
+ENCODER = 2  # version: replicas of another are not resumed
 
 HALF_BITS = range(1, 9)
 """What a column may have: from one bit for two rows to 4 bits a row."""
