@@ -90,7 +90,7 @@ def random_replica(bits: int, hidden: int, neurons: int) -> tuple[ReplicaLayout,
     sizes = {GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}
     matrices = {name: random_packed(*size, bits, GROUP) for name, size in sizes.items()}
     layout = replica_layout(matrices, bits, {name: num_inputs for name, (_, num_inputs) in sizes.items()})
-    return layout, laid_out(matrices, layout)
+    return layout, laid_out(matrices, layout, "cpu")
 
 
 def plain_expert(hidden: int, neurons: int, dtype: torch.dtype = torch.bfloat16) -> tuple[ExpertLayout, torch.Tensor]:

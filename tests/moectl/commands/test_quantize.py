@@ -199,20 +199,6 @@ def test_a_store_without_replicas_says_so(model: str, capfd: pytest.CaptureFixtu
     assert "--verify reads what is on the disk" in said_by(capfd, "inspect", "runs", "--verify", code=2)
 
 
-def test_killed_in_the_middle_and_run_again(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    said_by(capfd, "quantize", model, *OPTIONS, "--store", "whole.duckdb")
-    process = start(model)
-    wait_until(lambda: len(files("moe.duckdb")) >= 3, process)
-    process.kill()
-    process.communicate()
-    assert not Path("moe.duckdb").exists()
-    before = len(files("moe.duckdb"))
-    time.sleep(0.2)  # workers notice after their present expert that the parent has ended
-    said = json.loads(said_by(capfd, "quantize", model, *OPTIONS, "--json"))
-    assert said["resumed_experts"] >= before and said["experts"] == 16
-    assert files("moe.duckdb") == files("whole.duckdb")
-
-
 def test_ctrl_c_ends_it_and_the_same_command_completes(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     process = start(model, "--jobs", "2")
     wait_until(lambda: len(files("moe.duckdb")) >= 2, process)

@@ -30,7 +30,9 @@ from moectl.reproductions.contextaware_systems import (
     layers_of,
 )
 from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE
+from moectl.show.render import cell_text
 from tests import TRACE
+from tools.docs.reproduction import PAGE, written
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -132,6 +134,9 @@ def test_buddymoe_predicts_all_rows_from_the_three_without_stand_ins(capfd: pyte
     assert said["available"].startswith("43 of the 43 figures")
     verdicts = {claim["claim"]: claim["verdict"] for claim in said["claims"]}
     assert verdicts["accuracy on ARC (Tables 2 to 4)"] == "cannot be said"
+    on_the_page = written(PAGE.read_text(encoding="utf-8"))["buddymoe"]  # which is therefore not of other code
+    assert all(f"| {claim['claim']} | {claim['paper']} | {claim['ours']} |" in on_the_page for claim in said["claims"])
+    assert all(cell_text(row["ours"]) in on_the_page for row in rows)
 
 
 def test_the_ratios_of_buddymoe_are_those_of_its_text() -> None:

@@ -14,7 +14,6 @@ RUNS = {
     "fp8": ("mixtral", {"hidden_act": "gelu"}, {"preset": "full"}),
     "mxfp4": ("gpt_oss", {}, {"budget": "50%"}),
     "compressed-tensors": ("mixtral", {}, {"preset": "near", "budget": "25%"}),
-    "gptq": ("mixtral", {}, {"preset": "specmd", "budget": "50%", "link": "100MB/s+20us", "window": "16KB"}),
 }
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 SESSIONS = """

@@ -7,7 +7,7 @@ import pytest
 from moectl.commands.reproduce import REPRODUCTIONS
 from moectl.reproductions.reasons import REASONS
 from moectl.reproductions.report import Claim, Reproduction
-from moectl.show.render import Sheet, cell_text
+from moectl.show.render import Sheet
 from tools.docs import reproduction
 from tools.docs.reproduction import PAGE, page, part, written
 
@@ -53,12 +53,3 @@ def test_one_is_written_anew_and_the_others_stay(tmp_path, monkeypatch: pytest.M
     monkeypatch.setattr(reproduction, "REPRODUCTIONS", {"two": None, "one": lambda: FOUND})
     reproduction.main(["one"])
     assert written((tmp_path / "page.md").read_text()) == before
-
-
-def test_figures_are_those_of_the_command() -> None:
-    """The quickest of all, run anew: the page is not of other code."""
-    text = written(PAGE.read_text(encoding="utf-8"))["buddymoe"]
-    found = REPRODUCTIONS["buddymoe"]()
-    assert text == part(found, "buddymoe")
-    [sheet, *_] = found.sheets.values()
-    assert all(cell_text(value) in text for row in sheet.rows for value in row)
