@@ -29,8 +29,8 @@ from moectl.reproductions.contextaware_systems import (
     fitted_rate,
     layers_of,
 )
-from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE
-from moectl.show.render import cell_text
+from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim, Reproduction
+from moectl.show.render import Sheet, cell_text
 from tests import TRACE
 from tools.docs.reproduction import PAGE, written
 
@@ -217,9 +217,12 @@ def test_what_is_no_reproduction(options: tuple[str, ...], says: str, capfd: pyt
 
 
 def test_tables_for_a_person(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--reproduce", "buddymoe"]) == 0
+    sheet = Sheet("Rates", ("policy", "ours is"), [("lru", "fitted")])
+    apart = Claim("gain without rho, 0.5", "11.6%", "28.9%", False)
+    found = Reproduction("buddymoe", "A paper", {"rates": sheet}, (apart, Claim("c", "1", "2", None)), ("all of it",))
+    reproduce.show(found, as_json=False)
     shown = capfd.readouterr().out
-    assert all(text in shown for text in ("fitted", "predicted", "cannot be said", "assumed: ", "verdict"))
+    assert all(text in shown for text in ("fitted", "verdict", "cannot be said", "why: gain", "assumed: all of it"))
 
 
 def test_fmoe_on_a_trace_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,17 +12,12 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import OutOfResources
-from artifacts.store.store import Store
-from moectl.bench import simulated as benchreplay
 from moectl.cli import main
 from moectl.commands import generate as answering
 from moectl.generating.prompts import PromptRow
 from moectl.generating.spread import AnswerRows, RowsAnswered
-from profilers.compare.bench import BenchSetting
 from profilers.quantise import one_expert, replicas
 from profilers.quantise.one_expert import ExpertDone, ExpertTask
-from profilers.routing import profile as profiling
-from profilers.routing.distribute import Counted, Counting
 from profilers.workers.choose import executing
 from profilers.workers.workers import Executor, Workers
 from tests import ROOT
@@ -106,68 +101,6 @@ def test_replicas_are_the_bytes_of_one_process(
 
 def files(store: str = "moe.duckdb") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(f"{store}.replicas").rglob("L*.safetensors")}
-
-
-class Poisoned(Counting):
-    """Batch 3 always fails; batch 5 fails when its task has other batches."""
-
-    def __call__(self, task: tuple) -> Counted:
-        if 3 in task[0] or 5 in task[0] and len(task[0]) > 1:
-            raise ValueError("not finite")
-        return super().__call__(task)
-
-
-def test_a_profile_has_the_rows_of_one_process(
-    model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    profile = ["profile", model, *TEXT, "--tokens", "1200", "--length", "32", "--batch", "2", "--samples", "16"]
-    with monkeypatch.context() as broken:
-        broken.setattr(profiling, "Counting", Poisoned)
-        assert main([*profile, "--executor", "ray:auto"]) == 6
-    said = capfd.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert "1 of 19 batches were tried 3 times and could not be counted: 4; all others are kept" in said.err
-    assert not Path("moe.duckdb").exists()
-    assert main([*profile, "--executor", "ray:auto", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["resumed_batches"] == 18
-    assert main([*profile, "--threads", "1", "--store", "here.duckdb"]) == 0
-    ours, theirs = (rows(store) for store in ("moe.duckdb", "here.duckdb"))
-    assert ours.keys() == theirs.keys() and all(ours[table].equals(theirs[table]) for table in ours)
-
-
-def rows(store: str) -> dict:
-    with Store.open(store, read_only=True) as opened:
-        run = opened.latest_run("profile")
-        return {table: opened.read(table, run.run_id) for table in run.contents}
-
-
-class Fragile(benchreplay.Replays):
-    """One setting always fails to replay."""
-
-    def __call__(self, setting: BenchSetting) -> benchreplay.Replayed:
-        if setting.preset == "near":
-            raise ValueError("of ours")
-        return super().__call__(setting)
-
-
-def test_replays_are_those_of_one_process(
-    cluster: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    bench = ["bench", "--simulate", "--trace", str(TRACE), "--budgets", "25%", "--presets", "specmd,buddymoe", "--json"]
-    with monkeypatch.context() as broken:
-        broken.setattr(benchreplay, "Replays", Fragile)
-        assert main([*bench, "--executor", "ray:auto"]) == 6
-    said = capfd.readouterr()
-    assert said.out == "" and "1 of 8 settings were tried 3 times and could not be replayed: near 25% auto" in said.err
-    assert main([*bench, "--executor", "ray:auto"]) == 0
-    ours = json.loads(capfd.readouterr().out)
-    assert "7 settings were replayed by an earlier run" in json.dumps(ours)
-    assert main([*bench, "--store", "here.duckdb"]) == 0
-    theirs = json.loads(capfd.readouterr().out)
-    for row in (*ours["rows"], *theirs["rows"]):
-        del row["run"]
-    assert ours["rows"] == theirs["rows"]
 
 
 class KilledOnce(AnswerRows):

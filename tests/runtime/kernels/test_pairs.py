@@ -11,12 +11,10 @@ from llvmlite import binding, ir
 from tests import ROOT
 
 KERNELS = "tests/runtime/engine/test_output_cpu.py"
-TRELLIS = "tests/runtime/kernels/test_trellis.py::test_products_equal_those_with_the_oracle"
 LOOPS = "tests/artifacts/formats/test_numbers.py::test_compiled_loops_give_the_bits_of_the_formula"
 PLAIN = [
     f"{KERNELS}::test_kernels_equal_the_module_at_odd_sizes[torch.bfloat16-48-64]",
     f"{KERNELS}::test_packed_kernels_equal_the_oracle[torch.bfloat16-64-48-16-4]",
-    f"{TRELLIS}[(96, 72, 3, 16, False)-torch.float32]",
     *(f"{LOOPS}[{name}-dtype1]" for name in ("fp8", "mxfp4")),
 ]
 
