@@ -41,8 +41,8 @@ class OutputRows:
 
 
 class LayerSum:
-    """The sum of a layer's experts on every batch, none if nobody asks for it. `missing` lists the experts that are
-    still to be added."""
+    """The sum of a layer's experts on every batch; of the last layer, whose sum nothing needs, on no batch. `missing`
+    lists the experts that are still to be added."""
 
     def __init__(self, arrived: Sequence[LayerBatch], tokens: LayerTokens, folder: Path, dtype: torch.dtype) -> None:
         self._arrived, self._tokens, self._folder = arrived, tokens, folder

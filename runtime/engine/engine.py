@@ -198,5 +198,5 @@ class Engine:
             self.road.give_back()
             return self.steps.run(layer, hidden, ids, weights)
         if self.watcher.on_step is not None:
-            self.watcher.step(layer.index, ids, weights)  # whoever observes the session sees the router's choice
+            self.watcher.step(layer.index, ids, weights)  # a trace has the router's choice
         return self.road.forward(layer.index, hidden, ids, weights)

@@ -15,7 +15,7 @@ _NUM_TRIED, _FARTHEST = 512, 12.0  # numbers on which a gate is tried, and the l
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What lies between the two products of an expert: the activation `rule` of gate, times up where the expert
+    """What an expert computes between its two products: the activation `rule` of gate, multiplied by up if the expert
     `has_up`.
 
     Rules are `silu`, `gelu`, `gelu_tanh`, `relu2` (the square of ReLU), and `scaled`, gpt-oss's

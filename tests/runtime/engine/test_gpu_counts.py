@@ -73,8 +73,8 @@ def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, polici
 
 
 def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
-    """Nothing is asked of the host in any layer; at the end of a token a kernel sends it the counters, which it awaits.
-    A layer's kernels: who goes, what comes, the experts in two and their sum."""
+    """The host waits in no layer; at the end of a token it waits for the counters, which a kernel sends. A layer has
+    five kernels: `resolve`, `fill`, two for its experts and one for their sum."""
     each, layers, misses, hit_rate = counted(str(checkpoint("olmoe")), decide="device", budget="60%")
     assert 0.3 < hit_rate < 1 and misses
     assert each == {"launches": 5 * layers + 1, "host waits": 1}

@@ -1,5 +1,5 @@
-"""Near experts beside a GPU, by triton's interpreter and a stand-in for streams: what is asked of whom in which order,
-and what comes of it."""
+"""Near experts beside a GPU, by triton's interpreter and a stand-in for streams: the order of copies, launches and the
+host's work, and the outputs."""
 
 import json
 from collections.abc import Iterable
