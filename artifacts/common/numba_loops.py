@@ -9,7 +9,8 @@ from numba import config, njit, typeof, types
 from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
-from numba.extending import overload
+from numba.core.typing import Signature
+from numba.extending import models, register_model
 
 from artifacts.common.sources import digest
 
@@ -34,6 +35,8 @@ class Kernel:
     """A compiled loop: for each of its signatures when arguments of such types first come, which then takes seconds, or
     a moment where the code was kept. Other kernels may call it; they then contain its code."""
 
+    is_compiling = False  # as numba asks of whatever another kernel calls
+
     def __init__(self, function: Callable, signatures: Sequence[str], **options: object) -> None:
         self._function, self._signatures, self._options = function, signatures, options
         self._compiled: dict[str, Dispatcher] = {}
@@ -46,7 +49,7 @@ class Kernel:
         dtypes = tuple([getattr(arguments[place], "dtype", None) for place in self._telling])
         run = self._found.get(dtypes)
         if run is None:
-            run = self._fitting([typeof(each) for each in arguments])
+            run = self.fitting([typeof(each) for each in arguments])
             self._found = self._found | {dtypes: run}
         return run(*arguments)
 
@@ -65,30 +68,13 @@ class Kernel:
             self._alone = self._compiled[signature] if len(self._signatures) == 1 else None
         return self._compiled[signature]
 
-    @property
+    @cached_property
     def _numba_type_(self) -> types.Type:
         """What numba asks for when another kernel calls this one."""
-        if len(self._signatures) == 1:
-            return typeof(self.compiled())
-        known, call = cpu_target.typing_context, self._inside
-        known.refresh()
-        return known.resolve_value_type(call)
+        return _KernelType(self)
 
-    @cached_property
-    def _inside(self) -> Callable:
-        """What other kernels call: the code for the types of their arguments."""
-
-        def call(*arguments: object) -> None: ...
-
-        overload(call)(lambda *arguments: self._called(arguments))
-        return call
-
-    def _called(self, given: Sequence[types.Type]) -> Callable:
-        run = self._fitting(given)
-        return lambda *arguments: run(*arguments)
-
-    def _fitting(self, given: Sequence[types.Type]) -> Dispatcher:
-        """Raises TypeError where no signature takes arguments of these types."""
+    def fitting(self, given: Sequence[types.Type]) -> Dispatcher:
+        """The code for arguments of these types. Raises TypeError where no signature takes them."""
         convert = cpu_target.typing_context.can_convert
         for signature in self._signatures:
             wanted, _ = normalize_signature(signature)
@@ -111,6 +97,19 @@ class Kernel:
             dispatcher.compile(signature)
         dispatcher.disable_compile()
         return dispatcher
+
+
+class _KernelType(types.Dispatcher):
+    """A kernel where another calls it: the code for the types of the arguments."""
+
+    def get_call_type(self, context: object, args: Sequence[types.Type], kws: dict) -> Signature:
+        return typeof(self.dispatcher.fitting(args)).get_call_type(context, args, kws)
+
+    def get_overload(self, sig: Signature) -> object:
+        return self.dispatcher.fitting(sig.args).get_overload(sig.args)
+
+
+register_model(_KernelType)(models.OpaqueModel)
 
 
 def kernel(signature: str | list[str], *, nogil: bool = False, exact: bool = False) -> Callable[[Callable], Callable]:
