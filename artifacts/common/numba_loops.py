@@ -1,6 +1,7 @@
 """Loops over numpy arrays, compiled by numba. Importing this module imports numba: import it where it is used."""
 
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
@@ -12,6 +13,7 @@ from numba.core.sigutils import normalize_signature
 from numba.core.typing import Signature
 from numba.extending import models, register_model
 
+from artifacts.common.numba_calls import callable_by_name
 from artifacts.common.sources import digest
 
 # Sums may be taken in any order: otherwise they would not use the vector unit.
@@ -33,13 +35,14 @@ exact_part = njit
 
 class Kernel:
     """A compiled loop: for each of its signatures when arguments of such types first come, which then takes seconds, or
-    a moment where the code was kept. Other kernels may call it; they then contain its code."""
+    a moment where the code was kept. Other kernels may call it."""
 
     is_compiling = False  # as numba asks of whatever another kernel calls
 
     def __init__(self, function: Callable, signatures: Sequence[str], **options: object) -> None:
         self._function, self._signatures, self._options = function, signatures, options
         self._compiled: dict[str, Dispatcher] = {}
+        self._entries: dict[str, str] = {}
         self._found: dict[tuple, Dispatcher] = {}  # by the dtypes of arguments
         self._alone: Dispatcher | None = None  # the code of the only signature, once compiled
 
@@ -75,12 +78,30 @@ class Kernel:
 
     def fitting(self, given: Sequence[types.Type]) -> Dispatcher:
         """The code for arguments of these types. Raises TypeError where no signature takes them."""
+        return self.compiled(self._signature_for(given))
+
+    def entry_for(self, given: Sequence[types.Type]) -> object:
+        """As `entry`, for arguments of these types."""
+        return self.entry(self._signature_for(given))
+
+    def entry(self, signature: str) -> object:
+        """By what numba finds the code for calls from other kernels: a name where a process that finds their code kept
+        can load this kernel, otherwise the code itself, which becomes part of theirs."""
+        (result,), function = self.compiled(signature).overloads.values(), self._function
+        if getattr(sys.modules[function.__module__], function.__name__, None) is not self:
+            return result.entry_point
+        if signature not in self._entries:
+            name = callable_by_name(result, function.__module__, function.__name__, signature)
+            self._entries = self._entries | {signature: name}
+        return self._entries[signature]
+
+    def _signature_for(self, given: Sequence[types.Type]) -> str:
         convert = cpu_target.typing_context.can_convert
         for signature in self._signatures:
             wanted, _ = normalize_signature(signature)
             pairs = zip(given, wanted, strict=False)
             if len(given) == len(wanted) and all(convert(*pair) is not None for pair in pairs):
-                return self.compiled(signature)
+                return signature
         raise TypeError(f"{self._function.__name__} takes {' or '.join(self._signatures)}, not {given}")
 
     def _compile(self, signature: str) -> Dispatcher:
@@ -106,7 +127,7 @@ class _KernelType(types.Dispatcher):
         return typeof(self.dispatcher.fitting(args)).get_call_type(context, args, kws)
 
     def get_overload(self, sig: Signature) -> object:
-        return self.dispatcher.fitting(sig.args).get_overload(sig.args)
+        return self.dispatcher.entry_for(sig.args)
 
 
 register_model(_KernelType)(models.OpaqueModel)
