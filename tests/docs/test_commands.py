@@ -61,11 +61,11 @@ def belongings(tmp_path: Path) -> None:
 
 
 def shorter(line: str) -> str:
-    """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench with two texts of
-    as many. Replicas in this process: another takes longer to begin than it has to do. The demo, whose line names no
+    """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench with one text of
+    16. Replicas in this process: another takes longer to begin than it has to do. The demo, whose line names no
     number, with the least it takes."""
     if line.startswith("moectl bench"):
-        return re.sub(r"--tokens \d+", "--tokens 64 --length 32", line)
+        return re.sub(r"--tokens \d+", "--tokens 16 --length 16", line)
     if line.startswith(("moectl profile", "moectl inspect")):
         share = 2 if "--shard" in line else 32
         least = 128 if line.startswith("moectl profile") else 32
