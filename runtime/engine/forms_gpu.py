@@ -15,6 +15,7 @@ from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.addressing import WORD, Biases, Matrix, Numbers, Strides
 from runtime.kernels.gpu.gates import Gate, gate_of
 from runtime.kernels.gpu.stored_matrix import is_readable
+from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout
@@ -89,11 +90,18 @@ class GpuFullPrecision:
         return self._starts[torch.tensor(slots, device=self._starts.device)]
 
     def multiply(
-        self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor, *, starts: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        numbers: Numbers,
+        y: torch.Tensor,
+        *,
+        starts: torch.Tensor | None = None,
+        total: Total | None = None,
     ) -> None:
-        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise."""
+        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With `total` the outputs of
+        one token are then added up."""
         starts = self._starts if starts is None else starts
-        kernels("gpu.gated").multiply(x, numbers, starts, self._arena, y=y, **self._own)
+        kernels("gpu.gated").multiply(x, numbers, starts, self._arena, y=y, total=total, **self._own)
 
     def multiply_tiles(
         self,

@@ -83,7 +83,7 @@ for own, is_transposed, has_bias in cases:
 
 SUMS = """
 import torch
-from runtime.kernels.gpu import gated
+from runtime.kernels.gpu import weighted_sum
 random = torch.Generator().manual_seed(0)
 y, weights = torch.randn(3, 4, 40, generator=random).half(), torch.rand(3, 4, generator=random)
 keys = torch.stack([torch.randperm(9, generator=random)[:4] for _ in range(3)])
@@ -92,7 +92,7 @@ for dtype in (torch.float16, torch.float32):
     for token in range(3):
         for rank in keys[token].argsort().tolist():
             expected[token] += (y[token, rank] * weights[token, rank, None]).to(dtype)
-    gated.combine(y.float().flatten(0, 1), keys, weights, ours, is_wide=dtype is torch.float32)
+    weighted_sum.combine(y.float().flatten(0, 1), keys, weights, ours, is_wide=dtype is torch.float32)
     print(int(torch.equal(ours, expected.half())))
 """
 
