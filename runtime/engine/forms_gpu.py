@@ -73,6 +73,7 @@ class GpuFullPrecision:
 
     def __init__(self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate) -> None:
         self._arena, self._starts, self._own = arena, starts, {"strides": strides, "gate": gate}
+        self._of_token = kernels("gpu.gated").TokenKernels(strides, gate)
 
     @classmethod
     def of(
@@ -101,7 +102,7 @@ class GpuFullPrecision:
         """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With `total` the outputs of
         one token are then added up."""
         starts = self._starts if starts is None else starts
-        kernels("gpu.gated").multiply(x, numbers, starts, self._arena, y=y, total=total, **self._own)
+        self._of_token.multiply(x, numbers, starts, self._arena, y, total=total)
 
     def multiply_tiles(
         self,

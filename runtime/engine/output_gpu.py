@@ -199,9 +199,9 @@ class GpuOutput:
         self._assigned: dict[int, Assigned] = {}
         is_cut, self._output = self._forms.are_cut, None
         # The experts of a token that are not computed yet; many tokens, and segments, are added up apart.
-        self._left = set(experts[0].tolist()) - {_NONE} if len(hidden) == 1 and not is_cut else {_NONE}
+        self._left = set(experts[0].tolist()) - {_NONE} if hidden.shape[0] == 1 and not is_cut else {_NONE}
         # Segments add up to an output that is rounded once; the outputs of many tokens are as large as their experts.
-        dtype = torch.float32 if is_cut or len(hidden) == 1 else hidden.dtype
+        dtype = torch.float32 if is_cut or hidden.shape[0] == 1 else hidden.dtype
         new = torch.zeros if is_cut else torch.empty
         self._y = new(experts.size, hidden.shape[1], dtype=dtype, device=self._device)
 

@@ -17,43 +17,63 @@ import triton.language as tl
 from runtime.kernels.gpu.addressing import Numbers, Strides, arguments
 from runtime.kernels.gpu.blocks import activated, expert_start, load_block, number_of, with_bias
 from runtime.kernels.gpu.gates import SILU, Gate
+from runtime.kernels.gpu.repeated import Repeated, blocks, width
 from runtime.kernels.gpu.total import Total
-from runtime.kernels.gpu.weighted_sum import operands, sum_last
+from runtime.kernels.gpu.weighted_sum import sum_last
 
 _ROWS = 8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
 _COLUMNS = 256  # weights of a row at a time
 
 
-def multiply(
-    x: torch.Tensor,
-    numbers: Numbers,
-    starts: torch.Tensor,
-    arena: torch.Tensor,
-    *,
-    strides: Strides,
-    y: torch.Tensor,
-    gate: Gate = SILU,
-    total: Total | None = None,
-) -> None:
-    """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H], numbers [T, K], arena of x's dtype. The
-    outputs of segments are added to it. With `total` the outputs of one token, of this call and of earlier ones, are
-    then added up."""
-    hidden, (top_k, num_pairs, own, are_packed) = x.shape[1], arguments(numbers, starts)
-    inner = torch.empty(num_pairs, strides.neurons, dtype=x.dtype, device=x.device)
-    rows, columns = _block(is_along_rows=strides.row == 1)
-    rows //= 1 + strides.are_paired
-    _inner[(triton.cdiv(strides.neurons, rows), num_pairs)](
-        x, *own, starts, arena, inner, hidden, strides.neurons, top_k, *strides.inner,
-        gate=gate, are_paired=strides.are_paired, has_bias=strides.biases is not None,
-        are_packed=are_packed, block_rows=rows, block_columns=columns,
-    )  # fmt: skip
-    rows, columns = _block(is_along_rows=strides.output == 1)
-    pointers, constants = operands(total)
-    _down[(triton.cdiv(hidden, rows), num_pairs)](
-        inner, *own, starts, arena, y, *pointers, hidden, strides.neurons, top_k, *strides.outer,
-        has_bias=strides.has_down_bias, are_packed=are_packed, adds=strides.is_cut,
-        block_rows=rows, block_columns=columns, **constants,
-    )  # fmt: skip
+class TokenKernels:
+    """The two kernels for experts that lie as `strides` say, gated by `gate`."""
+
+    def __init__(self, strides: Strides, gate: Gate = SILU) -> None:
+        self._strides, self._gate = strides, gate
+        self._launches: dict[tuple, tuple[Repeated, Repeated]] = {}
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        numbers: Numbers,
+        starts: torch.Tensor,
+        arena: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        total: Total | None = None,
+    ) -> None:
+        """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H], numbers [T, K], arena of x's dtype.
+        The outputs of segments are added to it. With `total` the outputs of one token, of this call and of earlier
+        ones, are then added up."""
+        top_k, num_pairs, (numbers, *words), are_packed = arguments(numbers, starts)
+        key = x.shape[1], top_k, num_pairs, are_packed, total and total.is_wide
+        if (found := self._launches.get(key)) is None:
+            self._launches[key] = found = self._prepared(*key)
+        inner = torch.empty(num_pairs, self._strides.neurons, dtype=x.dtype, device=x.device)
+        found[0]((x, numbers, starts, arena, inner), words)
+        summed = (None,) * 4 if total is None else (total.keys, total.weights, total.out, total.done)
+        found[1]((inner, numbers, starts, arena, y, *summed), words)
+
+    def _prepared(
+        self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None
+    ) -> tuple[Repeated, Repeated]:
+        """`is_wide`: None where nothing is added up."""
+        strides = self._strides
+        rows, columns = _block(is_along_rows=strides.row == 1)
+        rows //= 1 + strides.are_paired
+        inner = Repeated(
+            _inner, (blocks(strides.neurons, rows), num_pairs), (hidden, strides.neurons, top_k, *strides.inner),
+            gate=self._gate, are_paired=strides.are_paired, has_bias=strides.biases is not None,
+            are_packed=are_packed, block_rows=rows, block_columns=columns,
+        )  # fmt: skip
+        rows, columns = _block(is_along_rows=strides.output == 1)
+        down = Repeated(
+            _down, (blocks(hidden, rows), num_pairs), (hidden, strides.neurons, top_k, *strides.outer),
+            has_bias=strides.has_down_bias, are_packed=are_packed, adds=strides.is_cut,
+            block_rows=rows, block_columns=columns,
+            sums=is_wide is not None, is_wide=bool(is_wide), width=width(top_k),
+        )  # fmt: skip
+        return inner, down
 
 
 def _block(*, is_along_rows: bool) -> tuple[int, int]:
@@ -81,7 +101,7 @@ def _product(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr, hidden, neurons, top_k,
+    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, first, second, third, fourth, hidden, neurons, top_k,
     gate_offset, up_offset, row, column, gate_bias, up_bias, bias_step,
     gate: tl.constexpr, are_paired: tl.constexpr, has_bias: tl.constexpr,
     are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
@@ -112,8 +132,8 @@ def _inner(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
-    inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
-    keys_ptr, weights_ptr, out_ptr, done_ptr, hidden, neurons, top_k, down_offset, output, neuron, bias,
+    inner_ptr, numbers_ptr, starts_ptr, arena_ptr, y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr,
+    first, second, third, fourth, hidden, neurons, top_k, down_offset, output, neuron, bias,
     has_bias: tl.constexpr, are_packed: tl.constexpr, adds: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,
     sums: tl.constexpr, is_wide: tl.constexpr, width: tl.constexpr,

@@ -67,8 +67,7 @@ class Experts:
 
         y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
         total = Total(step.ids, step.weights, out, self.done, is_wide=False)
-        own = {"strides": self.strides, "gate": self.gate, "total": total}
-        gated.multiply(step.x, step.ids, self.starts, self.arena, y=y, **own)
+        gated.TokenKernels(self.strides, self.gate).multiply(step.x, step.ids, self.starts, self.arena, y, total=total)
         return out
 
     def few_apart(self, step: "Tokens") -> torch.Tensor:
@@ -76,7 +75,7 @@ class Experts:
         from runtime.kernels.gpu import gated, weighted_sum
 
         y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
-        gated.multiply(step.x, step.ids, self.starts, self.arena, strides=self.strides, y=y, gate=self.gate)
+        gated.TokenKernels(self.strides, self.gate).multiply(step.x, step.ids, self.starts, self.arena, y)
         weighted_sum.combine(y, step.ids, step.weights, out)
         return out
 
