@@ -79,7 +79,7 @@ def _filling(first_key: int, first_slot: int, num_words: int, top_k: int) -> Rep
     return Repeated(_fill, (blocks(num_words, _BLOCK), top_k), (first_key, first_slot, num_words), block=_BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer", "num_slots"])  # else it would be compiled for some layers apart
 def _resolve(
     ids_ptr, table_ptr, owner_ptr, stamp_ptr, clock_ptr, counts_ptr, slots_ptr, missing_ptr,
     layer, num_layers, num_experts, num_slots, most_slots,
@@ -119,7 +119,7 @@ def _resolve(
     tl.store(evictions_ptr, tl.load(evictions_ptr) + num_evicted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_key", "first_slot"])
 def _fill(
     host_ptr, starts_ptr, arena_ptr, slots_ptr, missing_ptr, first_key, first_slot, num_words, block: tl.constexpr
 ):
