@@ -73,7 +73,7 @@ class GpuFullPrecision:
 
     def __init__(self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate) -> None:
         self._arena, self._starts, self._own = arena, starts, {"strides": strides, "gate": gate}
-        self._of_token = kernels("gpu.gated").TokenKernels(strides, gate)
+        self._of_token = kernels("gpu.gated").GatedKernels(strides, gate)
 
     @classmethod
     def of(

@@ -25,7 +25,7 @@ _ROWS = 8  # outputs of one program: few, so that one token's experts are work f
 _COLUMNS = 256  # weights of a row at a time
 
 
-class TokenKernels:
+class GatedKernels:
     """The two kernels for experts that lie as `strides` say, gated by `gate`."""
 
     def __init__(self, strides: Strides, gate: Gate = SILU) -> None:

@@ -75,7 +75,7 @@ for dtype in [getattr(torch, name) for name in dtypes]:
                         gated_tiles.multiply(x, order, tiles, begin, arena, strides=strides, y=y, **sizes)
                 else:
                     numbers = torch.where((keys % 2 == turn) & (keys >= 0), keys, -1).to(torch.int32)
-                    gated.TokenKernels(strides).multiply(x, numbers, begin, arena, y)
+                    gated.GatedKernels(strides).multiply(x, numbers, begin, arena, y)
         weighted_sum.combine(y, keys, weights, out)
         error = (out.float() - expected.float()).abs().max() / expected.float().abs().max()
         print(json.dumps([way, str(dtype).removeprefix("torch."), error.item()]))

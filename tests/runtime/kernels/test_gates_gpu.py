@@ -71,7 +71,7 @@ for own, is_transposed, has_bias in cases:
             expected[pair] = project(gate(inner), "down_proj").float()
         strides = Strides.whole(layout, is_transposed=is_transposed, are_paired=gate.take_turns)
         few, many = torch.zeros(T * K, H), torch.zeros(T * K, H)
-        gated.TokenKernels(strides, gate).multiply(x, keys.int(), starts, arena, few)
+        gated.GatedKernels(strides, gate).multiply(x, keys.int(), starts, arena, few)
         groups = SortedPairs(keys.numpy())
         order, tiles = (torch.from_numpy(one) for one in (groups.order, groups.tiles({0: 0, 1: 1, 2: 2}, 16)))
         sizes = {"top_k": K, "block_tokens": 16}

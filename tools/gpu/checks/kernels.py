@@ -67,7 +67,7 @@ class Experts:
 
         y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
         total = Total(step.ids, step.weights, out, self.done, is_wide=False)
-        gated.TokenKernels(self.strides, self.gate).multiply(step.x, step.ids, self.starts, self.arena, y, total=total)
+        gated.GatedKernels(self.strides, self.gate).multiply(step.x, step.ids, self.starts, self.arena, y, total=total)
         return out
 
     def few_apart(self, step: "Tokens") -> torch.Tensor:
@@ -75,7 +75,7 @@ class Experts:
         from runtime.kernels.gpu import gated, weighted_sum
 
         y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
-        gated.TokenKernels(self.strides, self.gate).multiply(step.x, step.ids, self.starts, self.arena, y)
+        gated.GatedKernels(self.strides, self.gate).multiply(step.x, step.ids, self.starts, self.arena, y)
         weighted_sum.combine(y, step.ids, step.weights, out)
         return out
 
