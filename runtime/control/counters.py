@@ -1,7 +1,7 @@
 """Integer counters of requests per layer and pass, which depend on logical state alone."""
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum, auto
 
 import numpy as np
@@ -63,13 +63,15 @@ _OF_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 class Counters:
     """`passes`: one int64 table [F, L] a pass, F in the order of `Counter`; the last one is being written. When experts
-    are spread over N devices, `on_devices` holds a table [F, N] for each pass."""
+    are spread over N devices, `on_devices` holds a table [F, N] for each pass. `catch_up` is called before passes are
+    read together: a device that counts by itself may not have told of the last ones yet."""
 
     def __init__(self, num_layers: int, partitions: Partitions | None = None) -> None:
         self._num_layers, self._partitions = num_layers, partitions
         self.is_spread = partitions is not None and partitions.count > 1
         self.passes: list[np.ndarray] = []
         self.on_devices: list[np.ndarray] = []
+        self.catch_up: Callable[[], None] = _nothing
 
     def begin_pass(self) -> None:
         # `add` writes single cells of the array behind the table, in a third of the time that the table takes.
@@ -81,6 +83,7 @@ class Counters:
 
     def fold(self) -> None:
         """Add up all passes so far, as if they had been one."""
+        self.catch_up()
         if len(self.passes) > 1:
             self.passes[:] = [sum(self.passes)]
             self.on_devices[:] = [sum(self.on_devices)] if self.is_spread else []
@@ -116,10 +119,12 @@ class Counters:
 
     def sum(self, *, first_pass: int = 0) -> np.ndarray:
         """Return the table [F, L] summed over the passes from `first_pass` on."""
+        self.catch_up()
         return sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
 
     def validate(self) -> None:
         """Raise AssertionError unless requests, misses and wasted bytes add up, in every pass and layer."""
+        self.catch_up()
         for number, table in enumerate(self.passes):
             requests, misses = table[list(_OF_REQUESTS)].sum(axis=0), table[list(_OF_MISSES)].sum(axis=0)
             assert (table >= 0).all(), f"pass {number} counts less than nothing"
@@ -166,10 +171,14 @@ class Counters:
 
     def hits_by_pass(self) -> list[tuple[int, int]]:
         """Return the hits and requests of each pass."""
+        self.catch_up()
         return [(int(table[_HITS].sum()), int(table[_REQUESTS].sum())) for table in self.passes]
 
     def totals(self, *, first_pass: int = 0) -> dict[str, int]:
         return totals(self.by_layer(first_pass=first_pass))
+
+
+def _nothing() -> None: ...
 
 
 def by_layer(table: np.ndarray) -> list[dict[str, int]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.control.controller import Controller
-from runtime.control.counters import Counter
+from runtime.control.counters import Counter, Counters
 from runtime.policies.eviction.lru import Lru
 
 _FREE = -1
@@ -28,7 +28,7 @@ class CacheOnDevice:
 
     After `hand_over` the device's clock is `clock()` during a token, and it stamps slots with that. Until `take_back`
     the controller's cache stays what it was. A step that the device has begun is noted by `stepped`, its loads and
-    evictions by `count`; the controller then counts as if it had decided itself.
+    evictions by `count`, which may come later; the controller then counts as if it had decided itself.
     """
 
     def __init__(self, controller: Controller, eviction: Lru) -> None:
@@ -60,9 +60,13 @@ class CacheOnDevice:
         self._controller.now.step += 1
         self._controller.now.layer = layer
 
-    def count(self, loads: np.ndarray, evictions: np.ndarray) -> None:
-        """Count a token of the current pass by its loads and evictions in each layer, [L]."""
-        table, shape = self._controller.counters.table, self._controller.shape
+    @property
+    def counters(self) -> Counters:
+        return self._controller.counters
+
+    def count(self, table: np.ndarray, loads: np.ndarray, evictions: np.ndarray) -> None:
+        """Count a token of the pass with this table by its loads and evictions in each layer, [L]."""
+        shape = self._controller.shape
         table[Counter.REQUESTS] += shape.top_k
         table[Counter.HITS] += shape.top_k - loads
         table[[Counter.MISSES, Counter.FETCHED]] += loads

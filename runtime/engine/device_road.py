@@ -1,12 +1,15 @@
 """The device road: a GPU finds a decoded token's experts, evicts as `lru`, brings what is missing and computes, and the
-host waits for none of it."""
+host waits for none of it, nor for the counters."""
+
+import threading
+from collections import deque
 
 import numpy as np
 import torch
 
 from artifacts.shape import FULL_BITS
 from runtime.control.on_device import CacheOnDevice
-from runtime.engine.host_copy import HostCopy
+from runtime.engine.host_copy import Mailbox
 from runtime.engine.output_gpu import GpuOutput
 from runtime.kernels.gpu.addressing import WORD
 from runtime.kernels.load import kernels
@@ -18,8 +21,9 @@ class DeviceRoad:
     """Computes tokens whose layers the device decides, by the kernels of `runtime.kernels.gpu.decide`.
 
     The device has the cache from the first such token until `give_back`, which the host asks for where it decides
-    itself again, as for a prompt. Meanwhile the controller's cache is out of date; its counters follow at the end of
-    each pass, by one copy to the host.
+    itself again, as for a prompt. Meanwhile the controller's cache is out of date. Its counters follow: the device
+    sends them at the end of each pass, and they are read once they are there, at the end of a later one or when
+    somebody asks for counters.
     """
 
     def __init__(self, opened: MoeModel, books: CacheOnDevice, resident: ResidentExperts, output: GpuOutput) -> None:
@@ -36,7 +40,10 @@ class DeviceRoad:
             )
             ends = zip(books.first_slots, books.num_slots, strict=True)
             self._starts = [output.starts(range(first, first + count)) for first, count in ends]
-        self._to_host = HostCopy(self._device)
+        self._read: deque[Mailbox] = deque()
+        self._sent: deque[tuple[Mailbox, np.ndarray]] = deque()  # with the table of their pass, the oldest first
+        self._counting = threading.Lock()  # any thread may ask for counters
+        books.counters.catch_up = self.catch_up
         self._cache = None  # a `DeviceCache` while the device has it
         self._is_in_token = False
         self._counted = np.zeros((2, self._num_layers), np.int64)
@@ -60,17 +67,31 @@ class DeviceRoad:
         return self._output.forward_at(self._starts[layer], self._slots, hidden, ids, weights)
 
     def end_pass(self) -> None:
-        """Count the token of this pass if it went this way. Waits until the device has computed it."""
+        """Have the device send the counters of this pass if it went this way, and count those that have come."""
         if self._is_in_token:
             self._is_in_token = False
-            (row,) = self._to_host([self._cache.counts.view(1, -1)])
-            counts = row.reshape(2, -1).astype(np.int64)
-            self._books.count(*(counts - self._counted))
-            self._counted = counts
+            self._count_sent(waits=False)
+            mailbox = self._read.popleft() if self._read else Mailbox(self._device)
+            mailbox.send([self._cache.counts.view(1, -1)])
+            self._sent.append((mailbox, self._books.counters.table))
+
+    def catch_up(self) -> None:
+        """Count all tokens that have ended. Waits for the device where it has not computed the last one yet."""
+        self._count_sent(waits=True)
+
+    def _count_sent(self, *, waits: bool) -> None:
+        with self._counting:
+            while self._sent and (waits or self._sent[0][0].has_come()):
+                mailbox, table = self._sent.popleft()
+                counts = mailbox.read().view(np.int32).reshape(2, -1).astype(np.int64)
+                self._books.count(table, *(counts - self._counted))
+                self._counted = counts
+                self._read.append(mailbox)
 
     def give_back(self) -> None:
         """Give the cache to the controller if the device has it. Waits for the device."""
         if self._cache is not None:
+            self.catch_up()
             self._books.take_back(self._cache.owner.cpu().numpy(), self._cache.stamp.cpu().numpy())
             self.clear()
 
@@ -85,6 +106,7 @@ class DeviceRoad:
         self._cache.clock.fill_(self._books.clock())
 
     def _take_over(self) -> None:
+        self.catch_up()  # the next counts begin at 0
         tables = self._books.hand_over()
         with torch.inference_mode(False):
             sent = [torch.from_numpy(one).to(self._device) for one in (tables.table, tables.owner, tables.stamp)]

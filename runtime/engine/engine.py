@@ -95,6 +95,7 @@ class Engine:
         for layer in self._opened.layers:
             layer.experts.__dict__.pop("moectl_forward", None)
         self._opened.model.set_experts_implementation("eager")
+        self.controller.counters.catch_up()
 
     def clear(self) -> None:
         """Empty the fast tier, whose slots may hold anything after a failed step, and drop the counts of the unfinished
@@ -194,7 +195,7 @@ class Engine:
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """As `StepExecutor.run`, with a token decided on the device."""
-        if len(hidden) > 1 or self.steps.on_plan is not None:
+        if hidden.shape[0] > 1 or self.steps.on_plan is not None:
             self.road.give_back()
             return self.steps.run(layer, hidden, ids, weights)
         if self.watcher.on_step is not None:

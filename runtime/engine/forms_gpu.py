@@ -15,6 +15,7 @@ from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.addressing import WORD, Biases, Matrix, Numbers, Strides
 from runtime.kernels.gpu.gates import Gate, gate_of
 from runtime.kernels.gpu.stored_matrix import is_readable
+from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout
@@ -72,6 +73,7 @@ class GpuFullPrecision:
 
     def __init__(self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate) -> None:
         self._arena, self._starts, self._own = arena, starts, {"strides": strides, "gate": gate}
+        self._of_token = kernels("gpu.gated").GatedKernels(strides, gate)
 
     @classmethod
     def of(
@@ -89,11 +91,18 @@ class GpuFullPrecision:
         return self._starts[torch.tensor(slots, device=self._starts.device)]
 
     def multiply(
-        self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor, *, starts: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        numbers: Numbers,
+        y: torch.Tensor,
+        *,
+        starts: torch.Tensor | None = None,
+        total: Total | None = None,
     ) -> None:
-        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise."""
+        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With `total` the outputs of
+        one token are then added up."""
         starts = self._starts if starts is None else starts
-        kernels("gpu.gated").multiply(x, numbers, starts, self._arena, y=y, **self._own)
+        self._of_token.multiply(x, numbers, starts, self._arena, y, total=total)
 
     def multiply_tiles(
         self,

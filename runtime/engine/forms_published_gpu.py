@@ -8,6 +8,7 @@ from runtime.control.plan import Place
 from runtime.kernels.gpu.addressing import Numbers
 from runtime.kernels.gpu.gates import Gate
 from runtime.kernels.gpu.stored_matrix import StoredMatrix, gated_matrices
+from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
@@ -28,11 +29,18 @@ class GpuPublished:
         return self._starts[torch.tensor(slots, device=self._starts.device)]
 
     def multiply(
-        self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor, *, starts: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        numbers: Numbers,
+        y: torch.Tensor,
+        *,
+        starts: torch.Tensor | None = None,
+        total: Total | None = None,
     ) -> None:
-        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise."""
-        starts = self._starts if starts is None else starts
-        kernels("gpu.gated_published").multiply(x, numbers, starts, self._arena, matrices=self._matrices, y=y)
+        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With `total` the outputs of
+        one token are then added up."""
+        starts, own = self._starts if starts is None else starts, {"matrices": self._matrices, "total": total}
+        kernels("gpu.gated_published").multiply(x, numbers, starts, self._arena, y=y, **own)
 
     def weights(self, place: Place) -> dict[str, torch.Tensor]:
         """The dequantised expert at a place, as the module has it."""

@@ -2,6 +2,7 @@
 
 import time
 from importlib.util import find_spec
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -52,25 +53,45 @@ class Mailbox:
     """Memory of the host that a kernel writes: what it sends, and before it the number of the letter."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._number = device, 0
+        self._device, self._number, self._count = device, 0, 1
         self._words = torch.empty(0, dtype=torch.int32)
+        self._letter = self._words.numpy()  # the same memory
 
     def __call__(self, tensors: list[torch.Tensor]) -> np.ndarray:
         """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites it. Raises
         OutOfResources where the GPU ends its work without writing it."""
+        self.send(tensors)
+        self._await()
+        return self._content()
+
+    def send(self, tensors: list[torch.Tensor]) -> None:
+        """Have the device send this, for `read`; the host goes on."""
         ids, *others = tensors
         values = torch.cat(others, dim=1) if len(others) > 1 else (*others, ids[:, :0])[0]
         count = 1 + ids.numel() + values.numel()
         if self._words.numel() < count:
             self._words, self._number = page_locked(count, torch.int32), 0
-            self._words[0] = 0
+            self._letter = self._words.numpy()
+            self._letter[0] = 0
         self._number = self._number % _MOST + 1
+        self._count = count
         kernels("gpu.mailbox").send(ids.contiguous(), values.contiguous(), self._words, self._number)
-        self._await()
-        return self._words[1:count].numpy().view(np.float32)[None]
+
+    def has_come(self) -> bool:
+        """Whether `read` would return at once."""
+        return bool(self._letter[0] == self._number)
+
+    def read(self) -> np.ndarray:
+        """What was sent last, as `__call__` returns it. Waits if it has not come."""
+        if not self.has_come():
+            self._await()
+        return self._content()
+
+    def _content(self) -> np.ndarray:
+        return self._letter[1 : self._count].view(np.float32)[None]
 
     def _await(self) -> None:
-        letter, polls = self._words.numpy(), 0
+        letter, polls = self._letter, 0
         while letter[0] != self._number:
             time.sleep(0)  # the link's thread needs the interpreter meanwhile
             polls += 1
@@ -130,9 +151,10 @@ def _with_room(memory: torch.Tensor, nbytes: int) -> torch.Tensor:
 
 
 def page_locked(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised page-locked tensor [count] that may be written in and out of inference mode."""
+    """An uninitialised tensor [count], page-locked where there is a GPU, that may be written in and out of inference
+    mode."""
     with torch.inference_mode(False):
-        return torch.empty(count, dtype=dtype, pin_memory=True)
+        return torch.empty(count, dtype=dtype, pin_memory=torch.cuda.is_available())
 
 
 def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -143,7 +165,7 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
     """Copies of what `joined` took: ids as int64, the others as float32."""
-    ids, *others = np.split(values, np.cumsum(widths)[:-1], axis=1)
+    ids, *others = (values[:, last - width : last] for width, last in zip(widths, accumulate(widths), strict=True))
     return [np.ascontiguousarray(ids).view(np.int32).astype(np.int64), *map(np.array, others)]
 
 

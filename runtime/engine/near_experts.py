@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from runtime.control.plan import Place
 from runtime.engine.forms_cpu import TokenKernels, has_form
 from runtime.engine.host_copy import HostTokens
 from runtime.kernels.cpu.threads import KernelThreads
-from runtime.kernels.load import AS_NUMPY
+from runtime.kernels.load import AS_NUMPY, has_numba
 from runtime.model.arithmetic import Assigned, assign, gather
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -54,7 +53,7 @@ class NearExperts:
         """Those of the CPU, if they know such experts; made when first needed, as some import numba."""
         opened, resident = self._opened, self._resident
         has_replicas = resident.shadows is not None or len(resident.slow.stores) > 1
-        if find_spec("numba") is None or opened.dtype not in AS_NUMPY:
+        if not has_numba() or opened.dtype not in AS_NUMPY:
             return None
         if not has_form(opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas):
             return None

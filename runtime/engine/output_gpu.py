@@ -20,6 +20,7 @@ from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.gpu.gates import gate_of
 from runtime.kernels.gpu.tiles import SortedPairs
+from runtime.kernels.gpu.total import Total
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
 from runtime.model.open import MoeModel
@@ -36,7 +37,8 @@ class GpuOutput:
 
     Many tokens are sorted by expert, and a tile of them reads an expert's weights once; a single token reads them by
     itself, and of experts as published each of a few does. Torch computes on many tokens replicas of
-    few bits and experts as published, which a kernel dequantises. What is near the host computes meanwhile.
+    few bits and experts as published, which a kernel dequantises. What is near the host computes meanwhile. The last
+    kernel of a token's experts adds them up, where all that it computes lie as the checkpoint has them.
 
     `whole` has, by layer, where each expert begins [E], for layers whose experts are all resident.
     """
@@ -50,6 +52,8 @@ class GpuOutput:
         self._forms, self._device = GpuForms(resident, opened.layers[0].experts), resident.slots.device
         self._is_wide = opened.sum_dtype is torch.float32  # how the model adds experts up
         self._near = NearExperts(opened, resident, threads)
+        self._done = torch.zeros(opened.layers[0].hidden_size, dtype=torch.int32, device=self._device)
+        self._output: torch.Tensor | None = None  # of a token, once its last kernel adds it up
         self.whole: dict[int, torch.Tensor] = {}
 
     @staticmethod
@@ -101,8 +105,9 @@ class GpuOutput:
             by_form.setdefault(self._forms.of(place), []).append(place)
         for form, alike in by_form.items():
             numbers = {place.key % self._num_experts: form.number(place) for place in alike}
+            self._left -= numbers.keys()
             if not self._groups or isinstance(form, GpuPublished) and len(self._hidden) <= _FEW:
-                self._multiply(form, numbers)
+                self._multiply(form, numbers, is_last=not self._left)
             elif isinstance(form, GpuFullPrecision):
                 self._multiply_groups(form, numbers)
             else:
@@ -113,6 +118,7 @@ class GpuOutput:
         self._near.begin(self._hidden)
         self.add(ready)
         pairs, outputs = self._near.outputs(self._module, places, near, self._experts)
+        self._left -= {place.key % self._num_experts for place in places}
         if self._forms.are_cut:
             self._y.index_add_(0, pairs, outputs.to(self._y.dtype))
         else:
@@ -127,9 +133,13 @@ class GpuOutput:
 
     def finish(self) -> torch.Tensor:
         """The layer's output [T, H]. Drops the tensors of the step: a prompt's would stay while tokens follow it."""
-        output = self._combined(self._y, self._keys, self._weights, self._hidden)
+        output = self._output
+        if output is None:
+            output = torch.empty_like(self._hidden)
+            weights = self._weights.contiguous()
+            kernels("gpu.weighted_sum").combine(self._y, self._keys, weights, output, is_wide=self._is_wide)
         del self._y, self._keys, self._weights, self._hidden
-        self._assigned, self._groups = {}, None
+        self._assigned, self._groups, self._output = {}, None, None
         return output
 
     def forward(
@@ -172,8 +182,9 @@ class GpuOutput:
         """A whole step of one token [1, H] whose experts `ids` [1, K] begin at the `numbers` [1, K] of `starts`, with
         `weights` [1, K]; all on the device."""
         y = torch.empty(ids.numel(), hidden.shape[1], device=self._device)
-        self._forms.full.multiply(hidden.contiguous(), numbers, y, starts=starts)
-        return self._combined(y, ids, weights, hidden)
+        total = self._total(ids, weights, hidden)
+        self._forms.full.multiply(hidden.contiguous(), numbers, y, starts=starts, total=total)
+        return total.out
 
     def clear(self) -> None:
         """Forget where the experts of whole layers begin."""
@@ -186,9 +197,11 @@ class GpuOutput:
         self._module, self._hidden, self._experts = module, hidden.contiguous(), experts
         self._keys, self._weights = keys, weights
         self._assigned: dict[int, Assigned] = {}
-        is_cut = self._forms.are_cut
+        is_cut, self._output = self._forms.are_cut, None
+        # The experts of a token that are not computed yet; many tokens, and segments, are added up apart.
+        self._left = set(experts[0].tolist()) - {_NONE} if hidden.shape[0] == 1 and not is_cut else {_NONE}
         # Segments add up to an output that is rounded once; the outputs of many tokens are as large as their experts.
-        dtype = torch.float32 if is_cut or len(hidden) == 1 else hidden.dtype
+        dtype = torch.float32 if is_cut or hidden.shape[0] == 1 else hidden.dtype
         new = torch.zeros if is_cut else torch.empty
         self._y = new(experts.size, hidden.shape[1], dtype=dtype, device=self._device)
 
@@ -197,10 +210,16 @@ class GpuOutput:
             self._assigned = assign(self._experts, self._device)
         return self._assigned[expert]
 
-    def _multiply(self, form: GpuForm, numbers: dict[int, int]) -> None:
+    def _multiply(self, form: GpuForm, numbers: dict[int, int], *, is_last: bool) -> None:
         by_rank = [[numbers.get(expert, _NONE) for expert in row] for row in self._experts.tolist()]
         packed = RankNumbers.of(by_rank[0]) if len(by_rank) == 1 else None
-        form.multiply(self._hidden, packed or self._to_device(np.array(by_rank, np.int32)), self._y)
+        at = packed or self._to_device(np.array(by_rank, np.int32))
+        if is_last and form is self._forms.full:
+            total = self._total(self._keys, self._weights, self._hidden)
+            form.multiply(self._hidden, at, self._y, total=total)
+            self._output = total.out
+        else:
+            form.multiply(self._hidden, at, self._y)
 
     def _multiply_groups(self, form: GpuFullPrecision, numbers: dict[int, int]) -> None:
         tiles = self._to_device(self._groups.tiles(numbers, self._block_tokens))
@@ -217,11 +236,9 @@ class GpuOutput:
                 y = self._resident.forward(self._module, place, x)
             self.add_output(expert, y)
 
-    def _combined(self, y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of every token's outputs, [T, H] of `like`'s type."""
-        out = torch.empty_like(like)
-        kernels("gpu.gated").combine(y, keys, weights.contiguous(), out, is_wide=self._is_wide)
-        return out
+    def _total(self, keys: torch.Tensor, weights: torch.Tensor, hidden: torch.Tensor) -> Total:
+        """For the last kernel of a token [1, H]."""
+        return Total(keys, weights.contiguous(), torch.empty_like(hidden), self._done, self._is_wide)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         """The driver takes so small an array at once: the host does not wait for queued work."""

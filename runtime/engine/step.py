@@ -110,7 +110,7 @@ class StepExecutor:
 
     def run(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""
-        is_token = len(hidden) == 1
+        is_token = hidden.shape[0] == 1
         if is_token and self.watcher.on_step is None:
             self.last_token[layer.index] = ids
             if self._whole_output is not None:
@@ -128,7 +128,7 @@ class StepExecutor:
         if is_token or self.watcher.decodes:
             self.last_token[layer.index] = plan
         output = self._begin_output(layer, hidden, plan, step, ids, weights)
-        self._compute(plan, len(hidden), output)
+        self._compute(plan, hidden.shape[0], output)
         return output.finish()
 
     def _forward_whole(
@@ -179,10 +179,10 @@ class StepExecutor:
     def _begin_output(
         self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor
     ) -> StepOutput:
-        if self.gpu_output and len(hidden) == 1 and plan.weights is None and plan.selected is step.selected:
+        if self.gpu_output and hidden.shape[0] == 1 and plan.weights is None and plan.selected is step.selected:
             self.gpu_output.begin_kept(layer.experts, hidden, plan.selected, ids, weights)
             return self.gpu_output
-        if self._fused_output and len(hidden) == 1:
+        if self._fused_output and hidden.shape[0] == 1:
             applied = step.weights if plan.weights is None else plan.weights
             self._fused_output.begin_token(layer.experts, hidden, plan.selected[0].tolist(), applied[0])
             return self._fused_output

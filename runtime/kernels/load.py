@@ -11,6 +11,16 @@ AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.floa
 
 
 @cache
+def has_numba() -> bool:
+    """Whether numba can be imported: one that does not fit the machine's numpy is found, and then fails."""
+    try:
+        import numba  # noqa: F401
+    except Exception:
+        return False
+    return True
+
+
+@cache
 def kernels(name: str) -> ModuleType:
     """Return the module `runtime.kernels.NAME`. Importing numba takes half a second; triton is not always installed,
     and chooses when it is imported whether to interpret."""

@@ -9,7 +9,7 @@ import torch
 
 from artifacts.shape import FULL_BITS, Shape
 from runtime.links.cuda_events import Copy, CopyTimes, EventPool
-from runtime.links.link import DEMAND, ExpertSource, ThreadLink, ThreadTransfer, Wanted
+from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, ThreadTransfer, Wanted
 from runtime.model.layout import aligned
 
 PIECE_NBYTES = 4 << 20  # of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
@@ -77,11 +77,12 @@ class CudaLink(ThreadLink):
         return self.issue_all([Wanted(key, slot, bits)], urgency=urgency)[0]
 
     def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[CudaTransfer]:
-        transfers = [CudaTransfer(load.key, load.slot, urgency, load.bits) for load in loads]
         if self._is_pinned and urgency == DEMAND:
+            transfers = [CudaTransfer(load.key, load.slot, urgency, load.bits, landed=LANDED) for load in loads]
             self._demands_wait_for(torch.cuda.current_stream(self._device))
             self._hand_over_all(transfers)
             return transfers
+        transfers = [CudaTransfer(load.key, load.slot, urgency, load.bits) for load in loads]
         for transfer in transfers:
             transfer.unread = self._pool.take()
             transfer.unread.record(torch.cuda.current_stream(self._device))
@@ -171,7 +172,8 @@ class CudaLink(ThreadLink):
                 if transfer.num_handed < transfer.slot.nbytes:
                     self._hand_over(transfer, self._view(transfer), self._demands, transfer.slot.nbytes)
                 transfer.error = None  # of a piece, which is handed over by now
-                transfer.landed.set()
+                if transfer.landed is not LANDED:
+                    transfer.landed.set()
             self._demanded.record(self._demands)
 
     def _in_order(self, transfers: Sequence[CudaTransfer]) -> list[CudaTransfer]:

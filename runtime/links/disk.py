@@ -1,20 +1,16 @@
 """The link of experts that stay on disk: several reads are under way, so that the device always has a next one."""
 
-import threading
 import time
 from typing import Protocol
 
 import torch
 
 from artifacts.shape import FULL_BITS, Shape
-from runtime.links.link import DEMAND, PATIENCE_S, ExpertSource, ThreadLink, ThreadTransfer
+from runtime.links.link import DEMAND, LANDED, PATIENCE_S, ExpertSource, ThreadLink, ThreadTransfer
 
 READS_IN_FLIGHT = 4  # docs/disk.md: with one the device idles while bytes are copied; more than four gain little
 READS_PAST_CACHE = 8  # past the page cache a thread only waits, and copies next to nothing
 _AT_ONCE_NBYTES = 1 << 20  # up to here a copy from the page cache takes less time than a thread switch and back
-
-_LANDED = threading.Event()
-_LANDED.set()
 
 
 class CachedSource(ExpertSource, Protocol):
@@ -56,7 +52,7 @@ class DiskLink(ThreadLink):
                 with self._wake:
                     self.copy_s += time.perf_counter() - begin_s
                     self._copied_nbytes += slot.nbytes
-                return ThreadTransfer(key, slot, urgency, bits, started=True, landed=_LANDED)
+                return ThreadTransfer(key, slot, urgency, bits, started=True, landed=LANDED)
         return super().issue(key, slot, urgency=urgency, bits=bits)
 
     def conditions(self) -> dict[str, float | str]:

@@ -18,6 +18,9 @@ DEMAND, PREFETCH = 0, 1
 PATIENCE_S = 120.0  # without a single byte: a network failure of a minute should not end a long run
 _CLOSING_S = 10.0
 _CLOSED = "the link is closed"
+LANDED = threading.Event()
+"""Of transfers for which no thread is waited."""
+LANDED.set()
 
 
 class ExpertSource(Protocol):

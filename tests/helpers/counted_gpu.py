@@ -70,7 +70,6 @@ def install() -> None:
     CpuOutput.suits = staticmethod(lambda opened, **_: False)
     output_gpu._runs_on = lambda device: True
     host_copy.has_streams = lambda device: True
-    host_copy.page_locked = lambda count, dtype: torch.zeros(count, dtype=dtype)
     tiers._open_link = lambda opened, choice, slow, device: CudaLink(
         slow, opened.shape, device=device, slot_nbytes=opened.store.layout.nbytes, is_pinned=True
     )
@@ -81,8 +80,7 @@ def install() -> None:
 
 
 def with_mailbox(session: Session) -> Session:
-    for owner in filter(None, (session.engine.watcher, session.engine.road)):
-        owner._to_host._mailbox = host_copy.Mailbox(torch.device("cpu"))
+    session.watcher._to_host._mailbox = host_copy.Mailbox(torch.device("cpu"))
     return session
 
 

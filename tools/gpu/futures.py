@@ -10,6 +10,7 @@ from artifacts.hardware.machines import HERE, Machine
 from artifacts.modelshapes.known import guessed
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
+from runtime.kernels.load import has_numba
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.base import Artefacts
@@ -21,7 +22,7 @@ from runtime.search.space import Combination
 from runtime.session.probe import expert_seconds, rest_seconds
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
-from tools.gpu.packages import experts_by, has_numba
+from tools.gpu.packages import experts_by
 from tools.gpu.rows import Rates, Text
 
 ORACLE = {"eviction": "belady", "prefetch": "oracle"}

@@ -1,20 +1,9 @@
-"""What a machine has of the packages that not every machine has."""
-
-from functools import cache
+"""Who computes experts on a machine, which may lack numba."""
 
 import torch
 
+from runtime.kernels.load import has_numba
 from runtime.session.settings import EXACT, FUSED
-
-
-@cache
-def has_numba() -> bool:
-    """Whether numba can be imported: one that does not fit the machine's numpy is found, and then fails."""
-    try:
-        import numba  # noqa: F401
-    except Exception:
-        return False
-    return True
 
 
 def experts_by(device: str | torch.device) -> str:

@@ -241,6 +241,7 @@ def accelerate_row(opened: MoeModel, folder: Path, budget: str, text: Text, *, d
 def _decoded(session: Session, text: Text) -> dict[str, int]:
     """Counters of the decode passes of all sequences but the first."""
     counters, length = session.controller.counters, len(text.sequences[0]) - text.prompt + 1
+    counters.catch_up()
     decode = [one for number, one in enumerate(counters.passes[length:]) if number % length]
     assert len(decode) == text.num_decoded, (len(decode), text.num_decoded)
     table = sum(decode)

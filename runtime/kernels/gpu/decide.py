@@ -8,12 +8,14 @@ on a GPU. Importing this module imports triton.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.blocks import expert_start
+from runtime.kernels.gpu.repeated import Repeated, blocks, width
 
 _BLOCK = 4096  # words of one program of `fill`
 
@@ -45,11 +47,8 @@ def resolve(cache: DeviceCache, layer: int, ids: torch.Tensor, slots: torch.Tens
     """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K] int32, of the layer,
     and `missing` [K] int32, the expert that must be brought there or -1."""
     (num_layers, num_experts), (_, most_slots) = cache.table.shape, cache.owner.shape
-    _resolve[(1,)](
-        ids, cache.table, cache.owner, cache.stamp, cache.clock, cache.counts, slots, missing,
-        layer, num_layers, num_experts, cache.num_slots[layer], most_slots,
-        top_k=ids.numel(), width=triton.next_power_of_2(most_slots), num_warps=1,
-    )  # fmt: skip
+    launch = _resolving(layer, num_layers, num_experts, cache.num_slots[layer], most_slots, ids.numel())
+    launch((ids, cache.table, cache.owner, cache.stamp, cache.clock, cache.counts, slots, missing))
 
 
 def fill(
@@ -65,13 +64,22 @@ def fill(
     """Copy the `missing` [K] experts of a layer from `host` [L * E, words] int32, page-locked, into their `slots` [K].
     `starts` by slot of all layers: where it begins in `arena`, int32, in words. The layer's first expert and slot are
     `first_key` and `first_slot`."""
-    num_words = host.shape[1]
-    _fill[(triton.cdiv(num_words, _BLOCK), slots.numel())](
-        host, starts, arena, slots, missing, first_key, first_slot, num_words, block=_BLOCK
-    )
+    launch = _filling(first_key, first_slot, host.shape[1], slots.numel())
+    launch((host, starts, arena, slots, missing))
 
 
-@triton.jit
+@cache
+def _resolving(layer: int, num_layers: int, num_experts: int, num_slots: int, most_slots: int, top_k: int) -> Repeated:
+    sizes = layer, num_layers, num_experts, num_slots, most_slots
+    return Repeated(_resolve, (1,), sizes, top_k=top_k, width=width(most_slots), num_warps=1)
+
+
+@cache
+def _filling(first_key: int, first_slot: int, num_words: int, top_k: int) -> Repeated:
+    return Repeated(_fill, (blocks(num_words, _BLOCK), top_k), (first_key, first_slot, num_words), block=_BLOCK)
+
+
+@triton.jit(do_not_specialize=["layer", "num_slots"])  # else it would be compiled for some layers apart
 def _resolve(
     ids_ptr, table_ptr, owner_ptr, stamp_ptr, clock_ptr, counts_ptr, slots_ptr, missing_ptr,
     layer, num_layers, num_experts, num_slots, most_slots,
@@ -111,7 +119,7 @@ def _resolve(
     tl.store(evictions_ptr, tl.load(evictions_ptr) + num_evicted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_key", "first_slot"])
 def _fill(
     host_ptr, starts_ptr, arena_ptr, slots_ptr, missing_ptr, first_key, first_slot, num_words, block: tl.constexpr
 ):

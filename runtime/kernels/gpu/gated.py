@@ -1,9 +1,9 @@
 """Triton kernels for experts on few tokens: each kernel finds an expert in the arena of slots by its number.
 
-The three kernels compute the activation of gate and up for every token and rank, then the down projection of it, then
-the weighted sum over experts in ascending order. Products are summed in float32, and results are rounded where the
-module rounds them. No time has been measured on a GPU yet; tools.gpu.bench measures it. Importing this module imports
-triton, which is optional.
+One kernel computes the activation of gate and up for every token and rank, one the down projection of it. The weighted
+sum over experts ends the latter, or is a kernel of its own (`runtime.kernels.gpu.weighted_sum`). Products are summed in
+float32, and results are rounded where the module rounds them. No time has been measured on a GPU yet; tools.gpu.bench
+measures it. Importing this module imports triton, which is optional.
 
 A pair is a token and a rank; there are T * K pairs. `numbers` gives for each pair the index into `starts` of its
 expert; `starts` are in weights from the beginning of the arena. A negative number means that the pair has no expert, or
@@ -17,52 +17,63 @@ import triton.language as tl
 from runtime.kernels.gpu.addressing import Numbers, Strides, arguments
 from runtime.kernels.gpu.blocks import activated, expert_start, load_block, number_of, with_bias
 from runtime.kernels.gpu.gates import SILU, Gate
+from runtime.kernels.gpu.repeated import Repeated, blocks, width
+from runtime.kernels.gpu.total import Total
+from runtime.kernels.gpu.weighted_sum import sum_last
 
 _ROWS = 8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
 _COLUMNS = 256  # weights of a row at a time
-_OUTPUTS, _TOKENS = 256, 8  # of one program that only adds up
 
 
-def multiply(
-    x: torch.Tensor,
-    numbers: Numbers,
-    starts: torch.Tensor,
-    arena: torch.Tensor,
-    *,
-    strides: Strides,
-    y: torch.Tensor,
-    gate: Gate = SILU,
-) -> None:
-    """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H], numbers [T, K], arena of x's dtype. The
-    outputs of segments are added to it."""
-    hidden, (top_k, num_pairs, own, are_packed) = x.shape[1], arguments(numbers, starts)
-    inner = torch.empty(num_pairs, strides.neurons, dtype=x.dtype, device=x.device)
-    rows, columns = _block(is_along_rows=strides.row == 1)
-    rows //= 1 + strides.are_paired
-    _inner[(triton.cdiv(strides.neurons, rows), num_pairs)](
-        x, *own, starts, arena, inner, hidden, strides.neurons, top_k, *strides.inner,
-        gate=gate, are_paired=strides.are_paired, has_bias=strides.biases is not None,
-        are_packed=are_packed, block_rows=rows, block_columns=columns,
-    )  # fmt: skip
-    rows, columns = _block(is_along_rows=strides.output == 1)
-    _down[(triton.cdiv(hidden, rows), num_pairs)](
-        inner, *own, starts, arena, y, hidden, strides.neurons, *strides.outer,
-        has_bias=strides.has_down_bias, are_packed=are_packed, adds=strides.is_cut,
-        block_rows=rows, block_columns=columns,
-    )  # fmt: skip
+class GatedKernels:
+    """The two kernels for experts that lie as `strides` say, gated by `gate`."""
 
+    def __init__(self, strides: Strides, gate: Gate = SILU) -> None:
+        self._strides, self._gate = strides, gate
+        self._launches: dict[tuple, tuple[Repeated, Repeated]] = {}
 
-def combine(
-    y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, *, is_wide: bool = False
-) -> None:
-    """Write out [T, H]: y [T * K, H] times `weights` [T, K], summed by ascending `keys` [T, K]; a negative key is no
-    expert. Every share and sum is rounded to out's type, or, if `is_wide`, only the whole sum."""
-    num_tokens, top_k = keys.shape
-    hidden, tokens = out.shape[1], min(triton.next_power_of_2(num_tokens), _TOKENS)
-    _combine[(triton.cdiv(hidden, _OUTPUTS), triton.cdiv(num_tokens, tokens))](
-        y, keys, weights, out, num_tokens, hidden, top_k,
-        is_wide=is_wide, width=triton.next_power_of_2(top_k), block_tokens=tokens, block=_OUTPUTS,
-    )  # fmt: skip
+    def multiply(
+        self,
+        x: torch.Tensor,
+        numbers: Numbers,
+        starts: torch.Tensor,
+        arena: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        total: Total | None = None,
+    ) -> None:
+        """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H], numbers [T, K], arena of x's dtype.
+        The outputs of segments are added to it. With `total` the outputs of one token, of this call and of earlier
+        ones, are then added up."""
+        top_k, num_pairs, (numbers, *words), are_packed = arguments(numbers, starts)
+        key = x.shape[1], top_k, num_pairs, are_packed, total and total.is_wide
+        if (found := self._launches.get(key)) is None:
+            self._launches[key] = found = self._prepared(*key)
+        inner = torch.empty(num_pairs, self._strides.neurons, dtype=x.dtype, device=x.device)
+        found[0]((x, numbers, starts, arena, inner), words)
+        summed = (None,) * 4 if total is None else (total.keys, total.weights, total.out, total.done)
+        found[1]((inner, numbers, starts, arena, y, *summed), words)
+
+    def _prepared(
+        self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None
+    ) -> tuple[Repeated, Repeated]:
+        """`is_wide`: None where nothing is added up."""
+        strides = self._strides
+        rows, columns = _block(is_along_rows=strides.row == 1)
+        rows //= 1 + strides.are_paired
+        inner = Repeated(
+            _inner, (blocks(strides.neurons, rows), num_pairs), (hidden, strides.neurons, top_k, *strides.inner),
+            gate=self._gate, are_paired=strides.are_paired, has_bias=strides.biases is not None,
+            are_packed=are_packed, block_rows=rows, block_columns=columns,
+        )  # fmt: skip
+        rows, columns = _block(is_along_rows=strides.output == 1)
+        down = Repeated(
+            _down, (blocks(hidden, rows), num_pairs), (hidden, strides.neurons, top_k, *strides.outer),
+            has_bias=strides.has_down_bias, are_packed=are_packed, adds=strides.is_cut,
+            block_rows=rows, block_columns=columns,
+            sums=is_wide is not None, is_wide=bool(is_wide), width=width(top_k),
+        )  # fmt: skip
+        return inner, down
 
 
 def _block(*, is_along_rows: bool) -> tuple[int, int]:
@@ -90,7 +101,7 @@ def _product(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _inner(
-    x_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, inner_ptr, hidden, neurons, top_k,
+    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, first, second, third, fourth, hidden, neurons, top_k,
     gate_offset, up_offset, row, column, gate_bias, up_bias, bias_step,
     gate: tl.constexpr, are_paired: tl.constexpr, has_bias: tl.constexpr,
     are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
@@ -121,10 +132,11 @@ def _inner(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
-    inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
-    hidden, neurons, down_offset, output, neuron, bias,
+    inner_ptr, numbers_ptr, starts_ptr, arena_ptr, y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr,
+    first, second, third, fourth, hidden, neurons, top_k, down_offset, output, neuron, bias,
     has_bias: tl.constexpr, are_packed: tl.constexpr, adds: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,
+    sums: tl.constexpr, is_wide: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
@@ -133,48 +145,12 @@ def _down(
         expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         down_ptr = expert_ptr + down_offset
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        acts_ptr, out_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
+        acts_ptr, outputs_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
         y = _product(acts_ptr, down_ptr, rows, hidden, neurons, output, neuron, block_rows, block_columns)
         if has_bias:
             y = with_bias(y, expert_ptr + bias, rows, rows < hidden, inner_ptr.dtype.element_ty)
         if adds:
-            y += tl.load(out_ptr, mask=rows < hidden, other=0.0)
-        tl.store(out_ptr, y, mask=rows < hidden)
-
-
-@triton.jit
-def _places(keys, ranks):
-    """Each rank's place [T, K] in its token's sum, keys ascending, then ranks; -1 for a negative key."""
-    is_used = keys >= 0
-    is_tied = (keys[:, None, :] == keys[:, :, None]) & (ranks[None, None, :] < ranks[None, :, None])
-    is_earlier = ((keys[:, None, :] < keys[:, :, None]) | is_tied) & is_used[:, None, :]
-    return tl.where(is_used, tl.sum(is_earlier.to(tl.int32), axis=2), -1)
-
-
-@triton.jit
-def _combine(
-    y_ptr, keys_ptr, weights_ptr, out_ptr, num_tokens, hidden, top_k,
-    is_wide: tl.constexpr, width: tl.constexpr, block_tokens: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """Sum some outputs of some tokens, one expert after another, as the module does."""
-    tokens = tl.program_id(1) * block_tokens + tl.arange(0, block_tokens)
-    is_token = tokens < num_tokens
-    ranks = tl.arange(0, width)
-    pairs = tokens[:, None] * top_k + ranks[None, :]
-    keys = tl.load(keys_ptr + pairs, mask=is_token[:, None] & (ranks < top_k)[None, :], other=-1)
-    places = _places(keys, ranks)
-    columns = tl.program_id(0) * block + tl.arange(0, block)
-    is_column = columns < hidden
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    sums: tl.constexpr = tl.float32 if is_wide else dtype
-    total = tl.zeros((block_tokens, block), tl.float32)
-    for place in range(top_k):
-        number = tl.sum(tl.where(places == place, pairs + 1, 0), axis=1)  # 0: no expert is left
-        has_expert, pair = number > 0, number - 1
-        y_rows = y_ptr + pair.to(tl.int64) * hidden  # a long prompt has more outputs than 32 bits count
-        y = load_block(y_rows[:, None] + columns[None, :], has_expert, is_column)
-        weight = tl.load(weights_ptr + pair, mask=has_expert, other=0.0).to(tl.float32)
-        share = (y.to(dtype).to(tl.float32) * weight[:, None]).to(sums).to(tl.float32)
-        total = (total + share).to(sums).to(tl.float32)
-    out_rows = out_ptr + tokens.to(tl.int64) * hidden
-    tl.store(out_rows[:, None] + columns[None, :], total.to(dtype), mask=is_token[:, None] & is_column[None, :])
+            y += tl.load(outputs_ptr, mask=rows < hidden, other=0.0)
+        tl.store(outputs_ptr, y, mask=rows < hidden)
+    if sums:
+        sum_last(y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, hidden, top_k, is_wide, width, block_rows)

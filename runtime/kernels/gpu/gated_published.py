@@ -1,5 +1,6 @@
 """Triton kernels for gated experts on few tokens, on matrices of the published formats where they lie: one kernel
-computes gate, up and activation, one the down projection; `gated.combine` sums.
+computes gate, up and activation, one the down projection, which may end with the weighted sum
+(`runtime.kernels.gpu.weighted_sum`).
 
 Weights are rounded to the type of x, as the dequantised model has them. The kernels have not run on a GPU yet. This
 module imports triton.
@@ -13,6 +14,8 @@ from runtime.kernels.gpu.addressing import Numbers, arguments
 from runtime.kernels.gpu.blocks import activated, expert_start, number_of
 from runtime.kernels.gpu.published import block_sizes, product
 from runtime.kernels.gpu.stored_matrix import GatedMatrices
+from runtime.kernels.gpu.total import Total
+from runtime.kernels.gpu.weighted_sum import operands, sum_last
 
 
 def multiply(
@@ -23,9 +26,11 @@ def multiply(
     *,
     matrices: GatedMatrices,
     y: torch.Tensor,
+    total: Total | None = None,
 ) -> None:
     """Write y [T * K, H] for the pairs that have an expert: x [T, H]; numbers [T, K] are indices into `starts`, in
-    bytes from the beginning of `arena`, uint8; a negative number is no expert."""
+    bytes from the beginning of `arena`, uint8; a negative number is no expert. With `total` the outputs of one token,
+    of this call and of earlier ones, are then added up."""
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     down, neurons = matrices.down, matrices.down.num_inputs
     inner = torch.empty(num_pairs, neurons, dtype=x.dtype, device=x.device)
@@ -33,9 +38,9 @@ def multiply(
     _inner[(triton.cdiv(neurons, blocks["block_rows"]), num_pairs)](
         x, *own, starts, arena, inner, top_k, matrices=matrices, are_packed=are_packed, **blocks
     )
-    blocks = block_sizes(down)
+    blocks, (pointers, constants) = block_sizes(down), operands(total)
     _down[(triton.cdiv(down.num_outputs, blocks["block_rows"]), num_pairs)](
-        inner, *own, starts, arena, y, matrix=down, are_packed=are_packed, **blocks
+        inner, *own, starts, arena, y, *pointers, top_k, matrix=down, are_packed=are_packed, **blocks, **constants
     )
 
 
@@ -64,7 +69,9 @@ def _inner(
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
     inner_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, arena_ptr, y_ptr,
+    keys_ptr, weights_ptr, out_ptr, done_ptr, top_k,
     matrix: tl.constexpr, are_packed: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    sums: tl.constexpr, is_wide: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
@@ -78,3 +85,5 @@ def _down(
         rows = first_row + tl.arange(0, block_rows)
         places = y_ptr + pair * matrix.num_outputs + rows
         tl.store(places, y.to(y_ptr.dtype.element_ty), mask=rows < matrix.num_outputs)
+    if sums:
+        sum_last(y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, matrix.num_outputs, top_k, is_wide, width, block_rows)

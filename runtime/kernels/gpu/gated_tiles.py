@@ -1,5 +1,5 @@
 """Triton kernels for experts on many tokens: pairs are sorted by expert, and a tile of one expert's tokens shares
-one read of its weights. One kernel computes gate, up and activation, one the down projection; `gated.combine` sums.
+one read of its weights. One kernel computes gate, up and activation, one the down projection; `combine` sums.
 
 Products are summed in float32, and results are rounded where the module rounds them. Each output has one writer, and
 the order of additions depends on the step alone: equal inputs give equal bits, whichever experts were loaded first. No

@@ -18,7 +18,7 @@ from runtime.kernels.gpu import gated, published
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
-gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
+gated._ROWS, gated._COLUMNS = 32, 64
 published._BLOCKS = dict.fromkeys(published._BLOCKS, (128, 128))
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU

@@ -16,7 +16,6 @@ LETTERS = """
 import numpy as np
 import torch
 from runtime.engine import host_copy
-host_copy.page_locked = lambda count, dtype: torch.empty(count, dtype=dtype)
 mailbox = host_copy.Mailbox(torch.device("cpu"))
 random = torch.Generator().manual_seed(0)
 cases = [((8, 8), torch.float32), ((8, 8), torch.float16), ((3, 60, 60), torch.float32), ((2,), torch.float32)]
@@ -53,14 +52,7 @@ def test_pageable_tensors_become_float32_on_a_cpu() -> None:
     assert ids.dtype == np.int64 and weights.dtype == np.float32
 
 
-@pytest.fixture
-def pageable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Page-locks nothing."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **named: empty(*sizes, **named))
-
-
-def test_its_buffer_is_written_in_and_out_of_inference_mode(monkeypatch: pytest.MonkeyPatch, pageable: None) -> None:
+def test_its_buffer_is_written_in_and_out_of_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session forwards in inference mode; transformers' `generate` runs without it, on another thread."""
     done = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
@@ -91,7 +83,7 @@ def test_the_number_of_a_letter_is_released_to_the_whole_system(tmp_path, capabi
     assert ptx.rindex("st.global") < ptx.rindex("bar") < ptx.index("atom.global.sys.release.exch")
 
 
-def test_a_letter_that_never_comes_is_said(monkeypatch: pytest.MonkeyPatch, pageable: None) -> None:
+def test_a_letter_that_never_comes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_copy, "kernels", lambda name: SimpleNamespace(send=lambda *_: None))
     monkeypatch.setattr(Mailbox, "_is_idle", lambda self: True)
     with pytest.raises(OutOfResources, match="did not send what the host waits for"):

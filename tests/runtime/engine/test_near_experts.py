@@ -23,7 +23,7 @@ from runtime.session.session import Session, Settings
 from runtime.tiers.near import NearTier
 from tests.helpers import counted_gpu
 from triton.runtime.interpreter import GridExecutor
-gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
+gated._ROWS, gated._COLUMNS = 32, 64
 folder, chosen = json.loads(sys.argv[1])
 ids = torch.randint(3, 96, (2, 30), generator=torch.Generator().manual_seed(2))
 opened, said = open_model(folder), []

@@ -23,10 +23,10 @@ KERNELS = """
 import json, sys
 import torch
 from torch.nn import functional as F
-from runtime.kernels.gpu import gated, gated_tiles
+from runtime.kernels.gpu import gated, gated_tiles, weighted_sum
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.gpu.addressing import Strides
-gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 16, 32, 64
+gated._ROWS, gated._COLUMNS, weighted_sum._OUTPUTS = 16, 32, 64
 gated_tiles._OUTPUTS = 32
 sizes, dtypes, is_many, name = json.loads(sys.argv[1])
 random = torch.Generator().manual_seed(0)
@@ -75,8 +75,8 @@ for dtype in [getattr(torch, name) for name in dtypes]:
                         gated_tiles.multiply(x, order, tiles, begin, arena, strides=strides, y=y, **sizes)
                 else:
                     numbers = torch.where((keys % 2 == turn) & (keys >= 0), keys, -1).to(torch.int32)
-                    gated.multiply(x, numbers, begin, arena, strides=strides, y=y)
-        gated.combine(y, keys, weights, out)
+                    gated.GatedKernels(strides).multiply(x, numbers, begin, arena, y)
+        weighted_sum.combine(y, keys, weights, out)
         error = (out.float() - expected.float()).abs().max() / expected.float().abs().max()
         print(json.dumps([way, str(dtype).removeprefix("torch."), error.item()]))
 """
@@ -92,7 +92,7 @@ from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 from tests.helpers.replicas import made
-gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
+gated._ROWS, gated._COLUMNS = 32, 64
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 ids = torch.randint(3, 96, (2, 38), generator=torch.Generator().manual_seed(2))
@@ -133,7 +133,7 @@ from runtime.engine.output_cpu import CpuOutput
 from runtime.session.settings import FUSED
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
-gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
+gated._ROWS, gated._COLUMNS = 32, 64
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True
 opened = open_model(sys.argv[1])

@@ -15,14 +15,15 @@ pytestmark = needs_triton
 CAPABILITIES = (80, 90, 120)
 TENSORS = (
     dict.fromkeys(("x_ptr", "inner_ptr", "out_ptr"), "*bf16")
-    | dict.fromkeys(("numbers_ptr", "order_ptr", "tiles_ptr", "keys_ptr", "words_ptr", "zeros_ptr"), "*i32")
+    | dict.fromkeys(("numbers_ptr", "order_ptr", "tiles_ptr", "done_ptr", "words_ptr", "zeros_ptr"), "*i32")
     | dict.fromkeys(("y_ptr", "weights_ptr", "shares_ptr"), "*fp32")
-    | {"starts_ptr": "*i64", "scales_ptr": "*fp16", "expert_ptr": "*u8"}
+    | {"starts_ptr": "*i64", "keys_ptr": "*i64", "scales_ptr": "*fp16", "expert_ptr": "*u8"}
 )
 TENSORS |= dict.fromkeys(("first", "second", "third", "fourth"), "i64")
 IN_BF16, IN_BYTES = TENSORS | {"arena_ptr": "*bf16"}, TENSORS | {"arena_ptr": "*u8"}
 PLAIN = {"gate": SILU, "are_paired": False, "has_bias": False, "column": 1}
 GPT_OSS = Gate("scaled", take_turns=True, alpha=1.702, limit=7.0)
+APART, SUMS = ({"sums": sums, "is_wide": False, "width": 8} for sums in (False, True))
 PAIRED = {"gate": GPT_OSS, "are_paired": True, "has_bias": True, "row": 1, "bias_step": 2}
 ODD = ("top_k", "count", "num_tokens", "first", "second", "third", "fourth")
 WIDE = re.compile(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg\.shared\.global \[.*\], \[.*\], 0x10")
@@ -53,14 +54,27 @@ def test_experts_of_a_token_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
 
     few = {"are_packed": True, "block_rows": gated._ROWS, "block_columns": gated._COLUMNS}
     inner = ptx(gated._inner, IN_BF16, **PLAIN, **few)
-    down = ptx(gated._down, IN_BF16, adds=False, has_bias=False, neuron=1, **few)
+    down = ptx(gated._down, IN_BF16, adds=False, has_bias=False, neuron=1, **few, **APART)
     assert (wide(inner), wide(down)) == (4, 2)
     assert not OF_TWO_BYTES.search(inner + down)
+    summing = ptx(gated._down, IN_BF16, adds=False, has_bias=False, neuron=1, **few, **SUMS)
+    assert wide(summing) == 2
+    assert_counted_in_order(summing)
     along_rows = {"are_packed": False, "output": 1, "block_rows": 64, "block_columns": 32}
-    assert wide(ptx(gated._down, IN_BF16, adds=True, has_bias=False, **along_rows)) == 4
-    assert wide(ptx(gated._down, IN_BF16, adds=False, has_bias=True, **along_rows)) == 2
+    assert wide(ptx(gated._down, IN_BF16, adds=True, has_bias=False, **along_rows, **APART)) == 4
+    assert wide(ptx(gated._down, IN_BF16, adds=False, has_bias=True, **along_rows, **APART)) == 2
     paired = ptx(gated._inner, IN_BF16, are_packed=True, block_rows=32, block_columns=32, **PAIRED)
     assert wide(paired) == 2, "gate and up of 32 neurons in turn, 32 inputs"
+
+
+def assert_counted_in_order(code: str) -> None:
+    """What a program writes comes before a barrier of its threads, then its count, another barrier, and what it reads
+    of others; only then the sum is written."""
+    done, wrote = code.index("atom.global.gpu.acq_rel"), code.index("st.global")
+    before, after = code[wrote:done], code[done:]
+    assert "bar.sync" in before and "ld.global" not in before
+    assert 0 < after.index("bar.sync") < after.index("ld.global") < after.rindex("st.global.")
+    assert "ld.global.nc" not in code, "such a load may read what another program has not written yet"
 
 
 def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
@@ -95,15 +109,18 @@ def test_codes_of_published_formats_are_read_16_bytes_a_thread(ptx: Ptx) -> None
 
     for name, count in {"fp8 in blocks": 1, "mxfp4": 1, "packed, 8 bits": 1, "gptq_v2, 3 bits": 8, "awq": 3}.items():
         matrix = gated_matrices(layout_of(name)).down
-        code = ptx(gated_published._down, IN_BYTES, matrix=matrix, are_packed=True, **published.block_sizes(matrix))
+        code = ptx(
+            gated_published._down, IN_BYTES, matrix=matrix, are_packed=True, **published.block_sizes(matrix), **SUMS
+        )
         assert wide(code) >= count, name
+        assert_counted_in_order(code)
 
 
 def test_the_other_kernels_compile(tmp_path: Path) -> None:
-    from runtime.kernels.gpu import gated, gated_published, published
+    from runtime.kernels.gpu import gated, gated_published, published, weighted_sum
 
     with compiler(tmp_path):
-        assert compiled(gated._combine, 90, TENSORS, is_wide=True, width=8, block_tokens=8, block=256)["cubin"]
+        assert compiled(weighted_sum._combine, 90, TENSORS, is_wide=True, width=8, block_tokens=8, block=256)["cubin"]
         for rule in ("gelu", "gelu_tanh", "relu2"):
             own = PLAIN | {"gate": Gate(rule, has_up=rule != "relu2")}
             assert compiled(gated._inner, 90, IN_BF16, are_packed=True, block_rows=8, block_columns=256, **own)["cubin"]

@@ -75,7 +75,7 @@ for turn in range(40):
             begin = starts[first["first_slot"] + slot]
             wrong += not torch.equal(arena[begin : begin + WORDS], host[layer * E + expert])
     if not is_host:
-        books.count(*(cache.counts - before).numpy())
+        books.count(books.counters.table, *(cache.counts - before).numpy())
 books.take_back(cache.owner.numpy(), cache.stamp.numpy())
 differing += any((one != other).any() for one, other in zip(live.counters.passes, controller.counters.passes))
 there = controller.cache.state == 2

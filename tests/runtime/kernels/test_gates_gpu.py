@@ -71,7 +71,7 @@ for own, is_transposed, has_bias in cases:
             expected[pair] = project(gate(inner), "down_proj").float()
         strides = Strides.whole(layout, is_transposed=is_transposed, are_paired=gate.take_turns)
         few, many = torch.zeros(T * K, H), torch.zeros(T * K, H)
-        gated.multiply(x, keys.int(), starts, arena, strides=strides, y=few, gate=gate)
+        gated.GatedKernels(strides, gate).multiply(x, keys.int(), starts, arena, few)
         groups = SortedPairs(keys.numpy())
         order, tiles = (torch.from_numpy(one) for one in (groups.order, groups.tiles({0: 0, 1: 1, 2: 2}, 16)))
         sizes = {"top_k": K, "block_tokens": 16}
@@ -83,7 +83,7 @@ for own, is_transposed, has_bias in cases:
 
 SUMS = """
 import torch
-from runtime.kernels.gpu import gated
+from runtime.kernels.gpu import weighted_sum
 random = torch.Generator().manual_seed(0)
 y, weights = torch.randn(3, 4, 40, generator=random).half(), torch.rand(3, 4, generator=random)
 keys = torch.stack([torch.randperm(9, generator=random)[:4] for _ in range(3)])
@@ -92,7 +92,7 @@ for dtype in (torch.float16, torch.float32):
     for token in range(3):
         for rank in keys[token].argsort().tolist():
             expected[token] += (y[token, rank] * weights[token, rank, None]).to(dtype)
-    gated.combine(y.float().flatten(0, 1), keys, weights, ours, is_wide=dtype is torch.float32)
+    weighted_sum.combine(y.float().flatten(0, 1), keys, weights, ours, is_wide=dtype is torch.float32)
     print(int(torch.equal(ours, expected.half())))
 """
 

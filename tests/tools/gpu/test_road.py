@@ -14,7 +14,7 @@ from runtime.engine.output_cpu import CpuOutput
 from runtime.kernels.gpu import gated
 from runtime.model.open import open_model
 from tools.gpu.probes import road
-gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
+gated._ROWS, gated._COLUMNS = 32, 64
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True
 road.roads, road.PROMPT, road.CALLS = lambda device: ("host", "device"), 4, 1

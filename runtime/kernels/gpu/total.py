@@ -1,0 +1,19 @@
+"""What the last kernel of a token's experts needs to add them up."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Total:
+    """The experts `keys` [1, K] with their `weights` [1, K], contiguous, and where their sum goes, `out` [1, H].
+
+    `done` [H] int32 counts programs by block of columns: zeros, as they are again when the kernel has ended. Every
+    share and sum is rounded to out's type, or, if `is_wide`, only the whole sum."""
+
+    keys: torch.Tensor
+    weights: torch.Tensor
+    out: torch.Tensor
+    done: torch.Tensor
+    is_wide: bool

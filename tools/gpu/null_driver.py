@@ -1,0 +1,59 @@
+"""A driver for Triton without a GPU: kernels are compiled and launched by Triton's own code, and then nothing runs, but
+for the kernel that sends a token's ids to the host."""
+
+import time
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+_SENDS = "_send"  # the kernel of `runtime.kernels.gpu.mailbox`
+
+
+class NullDriver:
+    """Counts launches; `own_s` is the time that it took itself to do what a GPU would have done."""
+
+    def __init__(self, *, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+        self.num_launches, self.own_s = 0, 0.0
+        self.utils = self
+
+    def activate(self) -> None:
+        """Make Triton launch by this driver."""
+        driver.set_active(self)
+
+    # What Triton asks of a driver
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 20}
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        return 0, 0, 0, 0, 1024
+
+    def launcher_cls(self, src, metadata):
+        """What launches a kernel."""
+        names, sends = src.fn.arg_names, src.fn.__name__ == _SENDS
+
+        def launch(x, y, z, stream, function, packed, metadata, enter, leave, *arguments) -> None:
+            self.num_launches += 1
+            if sends:
+                begin_s = time.thread_time()
+                _send(**dict(zip(names, arguments, strict=True)))
+                self.own_s += time.thread_time() - begin_s
+
+        return launch
+
+
+def _send(ids_ptr: torch.Tensor, values_ptr: torch.Tensor, words_ptr: torch.Tensor, number: int, **_: object) -> None:
+    ids, values = ids_ptr.flatten().int(), values_ptr.flatten().float().view(torch.int32)
+    words_ptr[1 : 1 + len(ids) + len(values)] = torch.cat([ids, values])
+    words_ptr[0] = number

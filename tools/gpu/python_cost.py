@@ -1,0 +1,116 @@
+"""Microseconds of Python that a decoded token's experts take of the host in each layer, by who decides, without a GPU.
+
+    python -m tools.gpu.python_cost
+    python -m tools.gpu.python_cost --road "device decides" --profile
+
+A very small model with 64 experts, 8 selected, that a stand-in for a GPU serves: Triton compiles the kernels for
+compute capability 9.0 and launches them by its own code, up to the driver, which does nothing; streams and events do
+nothing. From the call of a layer's experts to its return: CPU time of the thread, without attention, norms and routers.
+A driver's own time for a launch, a copy or an event is not in it. Experts are drawn at random; where they are not all
+resident, the budget has room for .7 of them.
+"""
+
+import argparse
+import cProfile
+import pstats
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from moectl.show.render import Sheet, show_sheet
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from runtime.session.settings import DEVICE, FUSED
+from tests.helpers import counted_gpu
+from tools.bench.controller import quartiles
+from tools.gpu import models
+from tools.gpu.null_driver import NullDriver
+
+SHAPE = replace(models.SHAPES["olmoe-1b-7b"], tiny={"num_experts": 64, "num_experts_per_tok": 8})
+_PLAIN = Settings(budget="70%", link="1GB/s", experts=FUSED)
+ROADS = {
+    "host decides, on demand": _PLAIN,
+    "host decides, next gate": replace(_PLAIN, policies={"prefetch": "next_gate"}),
+    "device decides": replace(_PLAIN, decide=DEVICE),
+    "all resident": replace(_PLAIN, preset="full"),
+}
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(1)
+    counted_gpu.install()
+    driver, rows = NullDriver(capability=90), []
+    driver.activate()
+    with tempfile.TemporaryDirectory() as folder:
+        models.save(SHAPE, Path(folder), layers=1, device="cpu", tiny=True)
+        for road in options.road:
+            opened = open_model(folder)
+            found = measured(opened, ROADS[road], driver, tokens=options.tokens, profiles=options.profile)
+            opened.store.close()
+            rows.append((road, *quartiles(found.us), f"{found.launches:.2f}"))
+    title = f"Python of a layer's experts, {options.tokens} tokens of {opened.shape.num_layers} layers"
+    columns = ("road", "us a layer, 1st quartile", "median", "3rd quartile", "launches")
+    show_sheet(Sheet(title, columns, rows, ""))
+
+
+@dataclass(slots=True)
+class Python:
+    """Microseconds of each layer's experts, and launches a layer."""
+
+    us: list[float] = field(default_factory=list)
+    launches: float = 0.0
+
+
+def measured(opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int, profiles: bool) -> Python:
+    """Decode `tokens` tokens after a third as many that warm up."""
+    found, profiler, (layers, warm) = Python(), cProfile.Profile() if profiles else None, (opened.shape.num_layers, 0)
+    with counted_gpu.with_mailbox(Session(opened, settings)) as session:
+        past = session.forward(torch.arange(3, 11)[None]).past_key_values
+        for layer in opened.layers:
+            _time(layer.experts, opened.shape.num_experts, found.us, driver, profiler)
+        for turn in range(tokens + tokens // 3):
+            if turn == tokens // 3:
+                warm = driver.num_launches
+                found.us.clear()
+            past = session.forward(torch.tensor([[3 + turn % 64]]), past=past).past_key_values
+    if profiler:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+    found.launches = (driver.num_launches - warm) / (tokens * layers)
+    return found
+
+
+def _time(experts, count: int, us: list[float], driver: NullDriver, profiler: cProfile.Profile | None) -> None:
+    """Make a layer's experts note the time of each call, with experts at random; what they return is not computed."""
+    run, random = experts.moectl_forward, np.random.default_rng(count)
+
+    def timed(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if len(hidden) > 1:
+            return torch.zeros_like(hidden)
+        drawn = torch.from_numpy(random.permutation(count)[None, : ids.shape[1]])
+        begin_s, own_s = time.thread_time(), driver.own_s
+        if profiler:
+            profiler.enable()
+        run(hidden, drawn, weights)
+        if profiler:
+            profiler.disable()
+        us.append((time.thread_time() - begin_s - (driver.own_s - own_s)) * 1e6)
+        return torch.zeros_like(hidden)
+
+    experts.moectl_forward = timed
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--road", nargs="+", default=list(ROADS), choices=ROADS)
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--profile", action="store_true", help="say where the time goes, too")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
