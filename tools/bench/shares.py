@@ -33,7 +33,7 @@ from moectl.shared.text import read_data
 from profilers.quantise.lockstep import batches
 from profilers.text.batches import padded
 from runtime.kernels.low_bit import dequantise
-from runtime.model.open import open_model
+from runtime.model.open import MoeModel, open_model
 from runtime.session.artefacts import load_artefacts
 from tools.bench.performance import Section, Table, conditions, write
 
@@ -191,10 +191,7 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
         guiding = read_data(opened, data, length=LENGTH, num_tokens=GUIDING_TOKENS, seed=0).sequences
         weights = {"ramp": passed_on(opened.shape.num_layers), "measured": reader.sensitivity(guiding)}
     for path in stores:
-        with Store.open(path, read_only=True) as store:
-            model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
-            recipe = store.latest_run("quantize", model.model_id).info.parameters["recipe"]
-            replicas = load_artefacts(store, model.model_id, opened.shape, wants=()).replicas
+        recipe, replicas = _stored(path, opened, name)
         whole = opened.shape.nbytes
         for share in SHARES if is_plain else OF_FEW_BITS:
             if min(replicas.nbytes.values()) * opened.shape.num_keys > share * whole:
@@ -217,6 +214,14 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
     columns = ("share of the checkpoint", "recipe", "chosen", *measured, "left out", "whole")
     note = f"{note}; experts in {opened.expert_format} a weight, {opened.shape.num_keys} of them"
     return Table("What a share of a checkpoint in few bits loses", columns, rows, note)
+
+
+def _stored(path: Path, opened: MoeModel, name: str) -> tuple[str, Replicas]:
+    """The recipe and replicas of a store."""
+    with Store.open(path, read_only=True) as store:
+        model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+        recipe = store.latest_run("quantize", model.model_id).info.parameters["recipe"]
+        return recipe, load_artefacts(store, model.model_id, opened.shape, wants=()).replicas
 
 
 def _mixture(replicas: Replicas, budget_nbytes: int, named: str) -> np.ndarray:
