@@ -157,12 +157,14 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     losses = quant_loss_matrices(store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts)
     gated, mse = losses["gated"], losses["mse"]
     use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # equal at every width
-    nothing, share = column_of(NOTHING), losses["relative"]  # of the square of an expert's output
-    mse[..., nothing] = np.nanmean(np.divide(mse, share, out=np.zeros_like(mse), where=share > 0), axis=2)
+    nothing = column_of(NOTHING)
     use[..., nothing] = np.nanmean(use, axis=2)
-    gated[..., nothing] = mse[..., nothing] * use[..., nothing]
+    gated[..., nothing] = np.nanmean(losses["energy"], axis=2)
+    mse[..., nothing] = _mean_square(mse, losses["relative"])
     # An expert that the profiled text did not use still has a loss, by its prior use.
     lost = (gated + _PRIOR_USE * mse * use.mean(axis=1, keepdims=True)) * passed_on(shape.num_layers)
+    # Large outputs meet large routing weights, so that leaving an expert out costs more than its mean square says.
+    np.divide(gated[..., nothing], use[..., nothing], out=mse[..., nothing], where=use[..., nothing] > 0)
     with as_written(run, store.path):
         no_smaller = [MADE_WIDTHS[MADE_WIDTHS.index(bits)] for bits in run.info.parameters.get("no_smaller", ())]
     replicas = Replicas(
@@ -175,3 +177,8 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
         hashes=tuple(hashes[key] for key in range(shape.num_keys)),
     )
     return replicas.without_larger(*no_smaller)
+
+
+def _mean_square(mse: np.ndarray, relative: np.ndarray) -> np.ndarray:
+    """[L, E] of experts' outputs, from squared errors [L, E, W] and the same relative to it."""
+    return np.nanmean(np.divide(mse, relative, out=np.zeros_like(mse), where=relative > 0), axis=2)
