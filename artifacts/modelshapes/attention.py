@@ -59,6 +59,7 @@ class Attention:
 
 
 _DEEPSEEK = Latent(512, 64, 128, 128, 1536)
+_QWEN3_235B = Attention(64, 4, 128)
 ATTENTIONS = {
     "mixtral-8x7b": Attention(32, 8, 128),
     "mixtral-8x22b": Attention(48, 8, 128),
@@ -69,7 +70,9 @@ ATTENTIONS = {
     "deepseek-v2": Attention(128, 128, 128, _DEEPSEEK),
     "deepseek-v3": Attention(128, 128, 128, _DEEPSEEK),
     "qwen3-30b-a3b": Attention(32, 4, 128),
-    "qwen3-235b-a22b": Attention(64, 4, 128),
+    "qwen3-235b-a22b": _QWEN3_235B,
+    "qwen3-235b-a22b-fp8": _QWEN3_235B,
+    "qwen3-235b-a22b-gptq-int4": _QWEN3_235B,
     "phi-3.5-moe": Attention(32, 8, 128),
     "gpt-oss-20b": Attention(64, 8, 64),
     "gpt-oss-120b": Attention(64, 8, 64),

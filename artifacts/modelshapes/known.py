@@ -23,6 +23,7 @@ _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _LIMIT = 1 << 40  # the largest count that a config may hold
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 _MXFP4_NBYTES = 4.25 / 8  # 4 bits a weight, and 8 bits for each 32 weights
+_GPTQ_4_NBYTES = (4 + (16 + 4) / 128) / 8  # 4 bits a weight, and a scale and a zero-point for each 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ MODELS = {
         _published("deepseek-v3", 58, 256, 8, 7168, 2048, 129280, shared=2048, weight_nbytes=1.0),
         _published("qwen3-30b-a3b", 48, 128, 8, 2048, 768, 151936),
         _published("qwen3-235b-a22b", 94, 128, 8, 4096, 1536, 151936),
+        _published("qwen3-235b-a22b-fp8", 94, 128, 8, 4096, 1536, 151936, weight_nbytes=1.0),
+        _published("qwen3-235b-a22b-gptq-int4", 94, 128, 8, 4096, 1536, 151936, weight_nbytes=_GPTQ_4_NBYTES),
         _published("phi-3.5-moe", 32, 16, 2, 4096, 6400, 32064),
         _published("gpt-oss-20b", 24, 32, 4, 2880, 2880, 201088, weight_nbytes=_MXFP4_NBYTES),
         _published("gpt-oss-120b", 36, 128, 4, 2880, 2880, 201088, weight_nbytes=_MXFP4_NBYTES),

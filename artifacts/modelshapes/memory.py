@@ -57,7 +57,11 @@ _LAYERS = {
     "deepseek-v2": (60, 12288),
     "deepseek-v3": (61, 18432),
 }
-_QUANTISED = {"deepseek-v3": _published({"quant_method": "fp8"})}
+_QUANTISED = {
+    "deepseek-v3": _published({"quant_method": "fp8"}),
+    "qwen3-235b-a22b-fp8": _published({"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}),
+    "qwen3-235b-a22b-gptq-int4": _published({"quant_method": "gptq", "bits": 4, "group_size": 128}),
+}
 
 
 def backbone_of(name: str) -> Backbone:

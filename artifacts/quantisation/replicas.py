@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.quantisation.widths import BASES, USUAL_WIDTHS, WIDTHS, column_of, columns_of, listed
+from artifacts.quantisation.widths import BASES, NOTHING, USUAL_WIDTHS, WIDTHS, Width, column_of, columns_of, listed
 from artifacts.shape import FULL_BITS
 
 NO_BASE = "leave out --base, or take a narrower one"
@@ -35,7 +35,8 @@ class Replicas:
 
     `loss` [L, E, W]: mean squared error of an expert's output at each of `WIDTHS`. `use` [L, E]: squared routing
     weights, summed over tokens, in any unit. `lost` [L, E, W]: what the model loses by it: loss times use, weighted by
-    how far the following layers pass the error on. NaN where no replica was built. `files`: path of each key's
+    how far the following layers pass the error on. NaN where no replica was built; of `NOTHING` it is the loss of
+    leaving the expert out. `files`: path of each key's
     replicas, and `hashes` of their content; both empty for a model that is only simulated.
     """
 
@@ -85,6 +86,13 @@ def _from_base(table: np.ndarray, bits: int) -> np.ndarray:
     return relative
 
 
+def resident_nbytes(nbytes: Mapping[Width, int], bits: Collection[Width]) -> int:
+    """Bytes of replicas that stay, of these bits, from those of one by its bits; all of `NOTHING` share a narrowest
+    one of zeros."""
+    zeros = nbytes[min(nbytes)] if NOTHING in bits else 0
+    return zeros + sum(nbytes[width] for width in bits if width != NOTHING)
+
+
 def in_memory(nbytes: int) -> int:
     """Bytes that a replica occupies: replicas are aligned to 16 bytes."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -107,6 +115,7 @@ def typical(
     nbytes = {bits: in_memory(round(num_weights * _bits_per_weight(bits) / 8)) for bits in sorted(widths)}
     loss = np.full((*use.shape, len(WIDTHS)), np.nan)
     loss[..., columns_of(sorted(widths))] = [_TYPICAL_RELATIVE_LOSS[bits] for bits in sorted(widths)]
+    loss[..., column_of(NOTHING)] = 1.0
     lost = loss * use[:, :, None] * passed_on(len(use))
     return Replicas({FULL_BITS: expert_nbytes} | nbytes, loss, lost, use).without_larger()
 

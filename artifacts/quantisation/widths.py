@@ -14,8 +14,14 @@ SCALAR_WIDTHS = (1, 2, 3, 4, 8)
 
 TRELLIS_WIDTHS = (0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4)
 
-WIDTHS = tuple(sorted({*SCALAR_WIDTHS, *TRELLIS_WIDTHS}))
+NOTHING = 0
+"""The width of an expert that is left out: it adds nothing to its layer."""
+
+WIDTHS = (NOTHING, *sorted({*SCALAR_WIDTHS, *TRELLIS_WIDTHS}))
 """Ascending: the columns of every loss table."""
+
+MADE_WIDTHS = WIDTHS[1:]
+"""What replicas may have."""
 
 USUAL_WIDTHS = SCALAR_WIDTHS[:4]
 """What GPTQ's recipes make unless they are told otherwise, and the prefix split gives out: 1, 2, 3 and 4."""

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import BadInput
-from artifacts.quantisation.widths import WIDTHS, columns_of, listed
+from artifacts.quantisation.widths import MADE_WIDTHS, WIDTHS, columns_of, listed
 from artifacts.routing.similarity import Similarity
 
 
@@ -61,12 +61,13 @@ def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Si
 
 
 def quant_loss_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, np.ndarray]:
-    """`mse`, `relative` and `gated`, each [L, E, W] at each of `WIDTHS`; NaN where there is no row."""
+    """`mse`, `relative`, `gated` and `energy`, each [L, E, W] at each of `WIDTHS`; NaN where there is no row."""
     layer, expert = _at(rows, ("layer", "expert"), (num_layers, num_experts))
     bits = _column(rows, "bits")
-    if not set(bits.tolist()) <= set(WIDTHS):
-        raise _damaged(f"replicas of {listed(sorted({*bits.tolist()} - {*WIDTHS}))} bits")
-    tables = {name: np.full((num_layers, num_experts, len(WIDTHS)), np.nan) for name in ("mse", "relative", "gated")}
+    if not set(bits.tolist()) <= set(MADE_WIDTHS):
+        raise _damaged(f"replicas of {listed(sorted({*bits.tolist()} - {*MADE_WIDTHS}))} bits")
+    names = ("mse", "relative", "gated", "energy")
+    tables = {name: np.full((num_layers, num_experts, len(WIDTHS)), np.nan) for name in names}
     for name, values in tables.items():
         values[layer, expert, columns_of(bits)] = _column(rows, name)
     return tables

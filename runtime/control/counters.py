@@ -47,6 +47,7 @@ class Counter(IntEnum):
     AT_1_BIT = auto()
     AT_0_8_BITS = auto()
     AT_0_6_BITS = auto()
+    AT_0_BITS = auto()
 
 
 # Looked up once, as numbers: enum access is slow.

@@ -8,6 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from artifacts.hardware.costs import Costs, Work
+from artifacts.quantisation.widths import NOTHING
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place, Plan
 
@@ -35,6 +36,7 @@ class ReplayTiming:
         self._costs, self._num_experts = costs, num_experts
         self._share = {bits: size / nbytes[FULL_BITS] for bits, size in nbytes.items()}
         self._fast_share = {**self._share, **costs.shares}
+        self._fast_share[NOTHING] = min(self._fast_share.values())  # it is computed as the narrowest, on zeros
         self._link = _Link()
         self._pending: dict[int, _Transfer] = {}  # by slot
         self._now_s = 0.0

@@ -1,6 +1,6 @@
 """Replays a trace on one machine, setting after setting, on virtual time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from artifacts.errors import BadInput
 from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
+from artifacts.quantisation.replicas import resident_nbytes
 from artifacts.splits.solve import EVEN, Latencies, SolvedSplit
 from artifacts.traces.clients import Clients, Served, serve
 from artifacts.traces.curves import Curves
@@ -77,12 +78,13 @@ class Workload:
         timing = ReplayTiming(self._costs_of(policies), shape.num_experts, controller.nbytes)
         reconfiguration = self._reconfiguration(policies, setting, scope, fast, controller)
         replay(self.trace, controller, timing, reconfiguration=reconfiguration, watch=watch)
+        shadows = [] if fast.shadows is None else fast.shadows.tolist()
         return Outcome(
             setting=setting,
             policies={axis: describe(getattr(policies, axis)) for axis in POLICIES},
             scope=scope,
             num_slots=fast.slots_nbytes(shape) // shape.expert_nbytes,
-            fast_nbytes=fast.slots_nbytes(shape) + _shadows_nbytes(fast, controller.nbytes),
+            fast_nbytes=fast.slots_nbytes(shape) + resident_nbytes(controller.nbytes, shadows),
             window=window,
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
@@ -228,7 +230,3 @@ def _repeated(served: Served | None) -> list[str]:
 
 def _candidate(split: SolvedSplit) -> str:
     return split.solver if split.solver != EVEN else f"all {split.theta[0]:g}"
-
-
-def _shadows_nbytes(fast: FastTier, nbytes: Mapping[int, int]) -> int:
-    return 0 if fast.shadows is None else sum(nbytes[bits] for bits in fast.shadows.tolist())

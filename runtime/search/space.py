@@ -80,6 +80,7 @@ def lossy(ratio: float, widths: Iterable[int] = USUAL_WIDTHS, tokens: float = in
     every = (*USUAL_WIDTHS, *more)
     shadows = (
         "shadow",
+        "shadow:bits=pruned",
         "shadow:slots=no",
         *(f"shadow:bits={bits}" for bits in every),
         *(f"shadow:bits={bits},slots=no" for bits in ("uniform", *every)),

@@ -9,7 +9,7 @@ from artifacts.errors import BadInput, Incompatible
 from artifacts.hardware.machines import HERE
 from artifacts.quantisation.replica_file import replica_root
 from artifacts.quantisation.replicas import Replicas, in_memory, passed_on
-from artifacts.quantisation.widths import WIDTHS, as_width
+from artifacts.quantisation.widths import MADE_WIDTHS, NOTHING, as_width, column_of
 from artifacts.routing.similarity import Similarity
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.splits.slots_by_layer import loads_on_demand
@@ -146,7 +146,7 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     rows = store.read("replicas", run.run_id)
     key = rows["layer"].to_numpy().astype(np.int64) * shape.num_experts + rows["expert"].to_numpy()
     bits, nbytes = rows["bits"].to_numpy(), rows["nbytes"].to_numpy()
-    if not set(bits.tolist()) <= set(WIDTHS):
+    if not set(bits.tolist()) <= set(MADE_WIDTHS):
         raise BadInput(f"{store.path} has replicas of widths that there are not: run moectl quantize again")
     files = dict(zip(key.tolist(), rows["file"].to_pylist(), strict=True))
     hashes = dict(zip(key.tolist(), rows["hash"].to_pylist(), strict=True))
@@ -157,10 +157,16 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     losses = quant_loss_matrices(store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts)
     gated, mse = losses["gated"], losses["mse"]
     use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # equal at every width
+    nothing = column_of(NOTHING)
+    use[..., nothing] = np.nanmean(use, axis=2)
+    gated[..., nothing] = np.nanmean(losses["energy"], axis=2)
+    mse[..., nothing] = _mean_square(mse, losses["relative"])
     # An expert that the profiled text did not use still has a loss, by its prior use.
     lost = (gated + _PRIOR_USE * mse * use.mean(axis=1, keepdims=True)) * passed_on(shape.num_layers)
+    # Large outputs meet large routing weights, so that leaving an expert out costs more than its mean square says.
+    np.divide(gated[..., nothing], use[..., nothing], out=mse[..., nothing], where=use[..., nothing] > 0)
     with as_written(run, store.path):
-        no_smaller = [WIDTHS[WIDTHS.index(bits)] for bits in run.info.parameters.get("no_smaller", ())]
+        no_smaller = [MADE_WIDTHS[MADE_WIDTHS.index(bits)] for bits in run.info.parameters.get("no_smaller", ())]
     replicas = Replicas(
         nbytes={FULL_BITS: shape.expert_nbytes}
         | {as_width(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits.tolist())},
@@ -171,3 +177,8 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
         hashes=tuple(hashes[key] for key in range(shape.num_keys)),
     )
     return replicas.without_larger(*no_smaller)
+
+
+def _mean_square(mse: np.ndarray, relative: np.ndarray) -> np.ndarray:
+    """[L, E] of experts' outputs, from squared errors [L, E, W] and the same relative to it."""
+    return np.nanmean(np.divide(mse, relative, out=np.zeros_like(mse), where=relative > 0), axis=2)

@@ -8,6 +8,7 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import HERE, machine
+from artifacts.quantisation.widths import NOTHING
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.shape import FULL_BITS
 from runtime.control import sizes
@@ -184,7 +185,8 @@ def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shado
         return None
     if slots.are_apart:
         raise BadUsage("replicas that stay are all on one GPU: leave out --devices, or choose another --residency")
-    stores = open_replicas(choices.opened, artefacts.replicas, sorted(set(bits.tolist())))
+    wanted = [artefacts.replicas.widths[0] if width == NOTHING else width for width in bits.tolist()]
+    stores = open_replicas(choices.opened, artefacts.replicas, sorted({*wanted}))
     return Shadows(stores, bits, choices.opened.model.device)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from artifacts.errors import Incompatible
 from artifacts.hardware.profile import from_rows, to_rows
-from artifacts.quantisation.widths import WIDTHS
+from artifacts.quantisation.widths import MADE_WIDTHS
 from artifacts.store.check import check_store
 from artifacts.store.schema import SCHEMA_VERSION
 from artifacts.store.store import Store
@@ -85,7 +85,7 @@ def test_every_released_schema_is_tried() -> None:
 def test_another_width_of_replicas_is_another_schema() -> None:
     """Code that does not know a width calls a store that has it damaged, so its schema must be refused before."""
     since = {1: (1, 2, 3, 4), 4: (1, 2, 3, 4, 8), 5: (0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 8)}
-    assert since[max(since)] == WIDTHS and max(since) <= SCHEMA_VERSION
+    assert since[max(since)] == MADE_WIDTHS and max(since) <= SCHEMA_VERSION
 
 
 def test_a_profile_of_the_second_version_is_read_and_brought_up_to_date(older: Older) -> None:

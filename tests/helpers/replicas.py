@@ -12,7 +12,7 @@ from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.replica_file import read_replica, replica_nbytes, write_replicas
 from artifacts.quantisation.replicas import Replicas, in_memory
 from artifacts.quantisation.trellis import Trellis, fitting
-from artifacts.quantisation.widths import SCALAR_WIDTHS, WIDTHS, Width, as_width
+from artifacts.quantisation.widths import NOTHING, SCALAR_WIDTHS, WIDTHS, Width, as_width
 from artifacts.shape import FULL_BITS, Shape
 from runtime.kernels.low_bit import dequantise
 from runtime.model.arithmetic import DOWN
@@ -49,7 +49,7 @@ def made(opened: MoeModel, folder: Path, *, is_coded: bool = False) -> Replicas:
         files.append(folder / f"{key}.safetensors")
         layer, expert = divmod(key, shape.num_experts)
         write_replicas(files[-1], replicas, {"model": opened.fingerprint, "layer": str(layer), "expert": str(expert)})
-    loss = np.tile(np.where(np.isin(WIDTHS, widths), 0.5 ** np.array(WIDTHS), np.nan), (*_grid(shape), 1))
+    loss = np.tile(np.where(np.isin(WIDTHS, [NOTHING, *widths]), 0.5 ** np.array(WIDTHS), np.nan), (*_grid(shape), 1))
     use = np.random.default_rng(0).random(_grid(shape))
     nbytes = {bits: in_memory(size) for bits, size in replica_nbytes(files[0]).items()}
     lost = loss * use[:, :, None]
@@ -72,7 +72,7 @@ def _coded(matrix: torch.Tensor, bits: Width, *, is_rotated: bool, seed: int) ->
 
 
 def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.ndarray) -> None:
-    """Set every expert of the plain model to its unpacked replica of `bits` [L * E]."""
+    """Set every expert of the plain model to its unpacked replica of `bits` [L * E], or to nothing."""
     buffer, layout = aligned(opened.store.layout.nbytes), opened.store.layout
     for layer in opened.layers:
         module = plain.get_submodule(layer.name)
@@ -80,7 +80,9 @@ def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.n
             key = layer.index * opened.shape.num_experts + expert
             opened.store.read(layer.index, expert, buffer)
             for name, part in layout.weights(buffer).items():
-                if bits[key] != FULL_BITS and not name.endswith("_bias"):
+                if bits[key] == NOTHING:
+                    part = torch.zeros_like(part)
+                elif bits[key] != FULL_BITS and not name.endswith("_bias"):
                     replica = read_replica(replicas.files[key], as_width(bits[key]))[name]
                     matrix = replica.dequantised() if isinstance(replica, Trellis) else dequantise(replica)
                     part = matrix.T if module.is_transposed else matrix

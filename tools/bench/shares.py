@@ -1,11 +1,12 @@
-"""What a model loses when all its experts are at a share of 16 bits, by recipe of the replicas.
+"""What a model loses when all its experts are at a share of 16 bits, or of the fewer bits of its checkpoint.
 
     moectl quantize --store gptq.duckdb
     moectl quantize --recipe trellis --store trellis.duckdb
     python -m tools.bench.shares --store gptq.duckdb --store trellis.duckdb [--write docs/quantisation.md]
 
 Replicas are chosen by the greedy over all experts, by gated loss times how much an error in their layer counts: by the
-ramp of `passed_on`, or as `sensitivity` measures it on calibration text. All bytes of replicas count. Text is read in
+ramp of `passed_on`, or as `sensitivity` measures it on calibration text. Of a checkpoint in few bits layers are weighed
+by the ramp, and the greedy may also leave experts out, or keep them whole. All bytes that stay count. Text is read in
 one pass, in float32, by transformers' own modules on dequantised weights.
 """
 
@@ -17,13 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from artifacts.quantisation.bit_allocation import greedy_columns
 from artifacts.quantisation.packing import Packed
 from artifacts.quantisation.replica_file import read_replica
-from artifacts.quantisation.replicas import Replicas, passed_on
-from artifacts.quantisation.widths import columns_of
+from artifacts.quantisation.replicas import Replicas, passed_on, resident_nbytes
+from artifacts.quantisation.widths import NOTHING, Width, columns_of
+from artifacts.shape import FULL_BITS
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
@@ -31,11 +33,18 @@ from moectl.shared.text import read_data
 from profilers.quantise.lockstep import batches
 from profilers.text.batches import padded
 from runtime.kernels.low_bit import dequantise
-from runtime.model.open import MoeModel
+from runtime.model.open import MoeModel, open_model
 from runtime.session.artefacts import load_artefacts
 from tools.bench.performance import Section, Table, conditions, write
 
-SHARES = (0.125, 0.1, 0.07)
+SHARES, OF_FEW_BITS = (0.125, 0.1, 0.07), (0.25, 0.375)
+MIXTURES = {
+    "mixed": ((), ()),
+    "mixed, or whole": ((), (FULL_BITS,)),
+    "pruned": ((NOTHING,), ()),
+    "pruned, or whole": ((NOTHING,), (FULL_BITS,)),
+}
+"""What the greedy gives out below the narrowest replica and above the widest."""
 PAST = "layers weighed by the ramp from 2 to 1, or as one pass backward over calibration text measures them"
 LENGTH, BATCH_TOKENS, GUIDING_TOKENS = 256, 4096, 12288
 
@@ -53,15 +62,21 @@ class Loss:
 class Reader:
     """The plain model on sequences of text, whole and with other experts."""
 
-    def __init__(self, name: str, opened: MoeModel, sequences: Sequence[np.ndarray]) -> None:
-        self.opened = opened
-        self.model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
+    def __init__(self, name: str, sequences: Sequence[np.ndarray]) -> None:
+        self.opened = open_model(name, dtype=torch.float32)
+        self.model = self.opened.model
+        self.model.set_experts_implementation("grouped_mm")
         self._parts = batches(sequences, num_tokens=BATCH_TOKENS)
-        self._modules = [self.model.get_submodule(layer.name) for layer in opened.layers]
+        self._modules = [layer.experts for layer in self.opened.layers]
+        for module in self._modules:
+            for part, parameter in module.named_parameters():
+                setattr(module, part, torch.nn.Parameter(torch.empty(parameter.shape)))
+        for key in range(self.opened.shape.num_keys):
+            self._put_whole(key)
         self._full = [log_probabilities(self.model, part) for part in self._parts]
 
     def loss(self, replicas: Replicas, bits: np.ndarray) -> Loss:
-        """Put replicas of `bits` [L * E] in the place of all experts, and read."""
+        """Put replicas of `bits` [L * E] in the place of experts, and read."""
         self._put(replicas, bits)
         differences, kl, count = [], 0.0, 0
         for part, full in zip(self._parts, self._full, strict=True):
@@ -71,18 +86,34 @@ class Reader:
                 kl += float((theirs.exp() * (theirs - mine)).sum())
                 count += len(wanted)
         ratio, error = _ratio(np.array(differences))
-        nbytes = sum(replicas.nbytes[width] for width in bits.tolist())
-        return Loss(nbytes, ratio, error, kl / count)
+        return Loss(resident_nbytes(replicas.nbytes, bits.tolist()), ratio, error, kl / count)
 
     def _put(self, replicas: Replicas, bits: np.ndarray) -> None:
-        num_experts = self.opened.shape.num_experts
         for key, width in enumerate(bits.tolist()):
-            layer, expert = divmod(key, num_experts)
+            layer, expert = divmod(key, self.opened.shape.num_experts)
             module = self._modules[layer]
-            for name, part in read_replica(replicas.files[key], width).items():
-                if not isinstance(part, torch.Tensor):
-                    weight = dequantise(part) if isinstance(part, Packed) else part.dequantised()
-                    getattr(module, name).data[expert] = weight.T if module.is_transposed else weight
+            if width == FULL_BITS:
+                self._put_whole(key)
+            elif width == NOTHING:
+                for parameter in module.parameters():
+                    parameter.data[expert] = 0
+            else:
+                self._put_replica(module, expert, replicas.files[key], width)
+
+    @staticmethod
+    def _put_replica(module: torch.nn.Module, expert: int, path: Path, width: Width) -> None:
+        for name, part in read_replica(path, width).items():
+            if not isinstance(part, torch.Tensor):
+                weight = dequantise(part) if isinstance(part, Packed) else part.dequantised()
+                getattr(module, name).data[expert] = weight.T if module.is_transposed else weight
+
+    def _put_whole(self, key: int) -> None:
+        layer, expert = divmod(key, self.opened.shape.num_experts)
+        layout = self.opened.store.layout
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+        self.opened.store.read(layer, expert, buffer)
+        for name, numbers in layout.weights(buffer).items():
+            getattr(self._modules[layer], name).data[expert] = numbers
 
     def sensitivity(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
         """[L, 1, 1]: how much a squared error in the output of each layer's experts costs, by one pass backward over
@@ -131,51 +162,75 @@ def log_probabilities(model: PreTrainedModel, part: tuple[np.ndarray, ...]) -> l
     return [row[: len(own) - 1].log_softmax(-1) for row, own in zip(logits, part, strict=True)]
 
 
-def chosen(replicas: Replicas, weight: np.ndarray, budget_nbytes: int) -> np.ndarray:
-    """Bits [L * E] by the greedy, from losses that are weighted by `weight` in place of the ramp."""
+def chosen(
+    replicas: Replicas,
+    weight: np.ndarray,
+    budget_nbytes: int,
+    *,
+    below: tuple[Width, ...] = (),
+    above: tuple[Width, ...] = (),
+) -> np.ndarray:
+    """Bits [L * E] by the greedy, from losses that are weighted by `weight` in place of the ramp, of all widths and of
+    those `below` and `above` them."""
     lost = replicas.lost / passed_on(len(replicas.use)) * weight
-    widths = replicas.widths
-    costs = lost.reshape(-1, lost.shape[-1])[:, columns_of(widths)]
-    columns = greedy_columns(costs, [replicas.nbytes[width] for width in widths], budget_nbytes)
+    lost = lost.reshape(-1, lost.shape[-1])[:, columns_of([*below, *replicas.widths])]
+    costs = np.pad(lost, ((0, 0), (0, len(above))))
+    widths = [*below, *replicas.widths, *above]
+    nbytes = replicas.nbytes | dict.fromkeys(below, 0)
+    zeros = replicas.nbytes[replicas.widths[0]] if below else 0
+    columns = greedy_columns(costs, [nbytes[width] for width in widths], budget_nbytes - zeros)
     return np.array(widths, object)[columns]
 
 
 def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int) -> Table:
-    """A row for each store, share and way to weigh layers."""
+    """A row for each store and share, and for each way to weigh layers, or each mixture."""
     opened = open_quietly(name, device="cpu")
-    text = [
-        read_data(opened, each, length=LENGTH, num_tokens=count, seed=0).sequences
-        for each, count in ((held, tokens), (data, GUIDING_TOKENS))
-    ]
-    reader = Reader(name, opened, text[0])
-    weights = {"ramp": passed_on(opened.shape.num_layers), "measured": reader.sensitivity(text[1])}
-    rows = []
+    text = read_data(opened, held, length=LENGTH, num_tokens=tokens, seed=0).sequences
+    reader, rows, is_plain = Reader(name, text), [], opened.store.layout.is_plain
+    if is_plain:
+        guiding = read_data(opened, data, length=LENGTH, num_tokens=GUIDING_TOKENS, seed=0).sequences
+        weights = {"ramp": passed_on(opened.shape.num_layers), "measured": reader.sensitivity(guiding)}
     for path in stores:
-        with Store.open(path, read_only=True) as store:
-            model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
-            recipe = store.latest_run("quantize", model.model_id).info.parameters["recipe"]
-            replicas = load_artefacts(store, model.model_id, opened.shape, wants=()).replicas
+        recipe, replicas = _stored(path, opened, name)
         whole = opened.shape.nbytes
-        for share in SHARES:
-            for way, weight in weights.items():
-                if min(replicas.nbytes.values()) * opened.shape.num_keys > share * whole:
-                    continue
-                loss = reader.loss(replicas, chosen(replicas, weight, int(share * whole)))
-                rows.append(
-                    (
-                        f"{share:.1%}",
-                        recipe,
-                        way,
-                        f"{loss.nbytes / whole:.2%}",
-                        f"{loss.ratio:.4f}",
-                        f"{loss.error:.4f}",
-                        f"{loss.kl:.4f}",
-                    )
-                )
+        for share in SHARES if is_plain else OF_FEW_BITS:
+            if min(replicas.nbytes.values()) * opened.shape.num_keys > share * whole:
+                continue
+            budget = int(share * whole)
+            if is_plain:
+                ways = {way: chosen(replicas, weight, budget) for way, weight in weights.items()}
+            else:
+                ways = {way: _mixture(replicas, budget, way) for way in MIXTURES}
+            for way, bits in ways.items():
+                rows.append((f"{share:.1%}", recipe, way, *_cells(reader.loss(replicas, bits), whole)))
+                if not is_plain:
+                    rows[-1] += ((bits == NOTHING).sum(), (bits == FULL_BITS).sum())
                 print(name, *rows[-1], flush=True)
-    columns = ("share of 16 bits", "recipe", "layers weighed", "bytes", "perplexity ratio", "standard error", "KL")
-    note = f"{sum(map(len, text[0])):,} held-out tokens of {Path(held).name}, sequences of at most {LENGTH}; {PAST}"
-    return Table("What a share of 16 bits loses", columns, rows, note)
+    note = f"{sum(map(len, text)):,} held-out tokens of {Path(held).name}, sequences of at most {LENGTH}"
+    measured = ("bytes", "perplexity ratio", "standard error", "KL")
+    if is_plain:
+        columns = ("share of 16 bits", "recipe", "layers weighed", *measured)
+        return Table("What a share of 16 bits loses", columns, rows, f"{note}; {PAST}")
+    columns = ("share of the checkpoint", "recipe", "chosen", *measured, "left out", "whole")
+    note = f"{note}; experts in {opened.expert_format} a weight, {opened.shape.num_keys} of them"
+    return Table("What a share of a checkpoint in few bits loses", columns, rows, note)
+
+
+def _stored(path: Path, opened: MoeModel, name: str) -> tuple[str, Replicas]:
+    """The recipe and replicas of a store."""
+    with Store.open(path, read_only=True) as store:
+        model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+        recipe = store.latest_run("quantize", model.model_id).info.parameters["recipe"]
+        return recipe, load_artefacts(store, model.model_id, opened.shape, wants=()).replicas
+
+
+def _mixture(replicas: Replicas, budget_nbytes: int, named: str) -> np.ndarray:
+    below, above = MIXTURES[named]
+    return chosen(replicas, passed_on(len(replicas.use)), budget_nbytes, below=below, above=above)
+
+
+def _cells(loss: Loss, whole_nbytes: int) -> tuple[str, ...]:
+    return f"{loss.nbytes / whole_nbytes:.2%}", f"{loss.ratio:.4f}", f"{loss.error:.4f}", f"{loss.kl:.4f}"
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ PUBLISHED = {
     "deepseek-v3": 671,
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235,
+    "qwen3-235b-a22b-fp8": 235,
+    "qwen3-235b-a22b-gptq-int4": 235,
     "phi-3.5-moe": 41.9,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,

@@ -23,6 +23,8 @@ TOTALS = {
     "deepseek-v3": 671.0,
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235.1,
+    "qwen3-235b-a22b-fp8": 235.1,
+    "qwen3-235b-a22b-gptq-int4": 235.1,
     "phi-3.5-moe": 41.9,
 }
 

@@ -7,8 +7,8 @@ from artifacts.quantisation.widths import BASES, WIDTHS, as_width, column_of, co
 
 
 def test_a_column_is_the_place_in_the_table_and_not_the_bits() -> None:
-    assert [column_of(bits) for bits in WIDTHS] == [*range(10)]
-    assert columns_of(np.array([[8, 1], [0.6, 2.5]])).tolist() == [[9, 2], [0, 6]]
+    assert [column_of(bits) for bits in WIDTHS] == [*range(11)]
+    assert columns_of(np.array([[8, 1], [0.6, 2.5]])).tolist() == [[10, 3], [1, 7]]
     assert columns_of(()).tolist() == [] and BASES == (16, 8, 4, 3, 2)
     with pytest.raises(ValueError):
         column_of(5)

@@ -67,7 +67,7 @@ def test_losses_by_width_are_nan_where_there_is_none(stored):
     rows = keys | {"bits": np.array([1, 4, 8], np.uint16), "mse": [0.5, 0.25, 0.1], "relative": [0.1, 0.2, 0.3]}
     rows |= {"samples": [70, 3, 5], "basis": ["own", "layer", "own"], "gated": [3.0, 0.0, 1.0], "energy": [9.0] * 3}
     losses = quant_loss_matrices(stored("quant_loss", rows), 2, 3)
-    assert losses.keys() == {"mse", "relative", "gated"}
+    assert losses.keys() == {"mse", "relative", "gated", "energy"}
     of_1, of_4, of_8 = columns_of([1, 4, 8])
     assert losses["mse"][0, 1, of_8] == 0.1
     assert (losses["mse"][1, 2, of_1], losses["relative"][0, 0, of_4], losses["gated"][1, 2, of_1]) == (0.5, 0.2, 3.0)

@@ -17,7 +17,7 @@ def prepared(axis: str, text: str, *, replicas: tuple[int, ...] = (16, 4, 2), ne
     """Return the policy that `text` names, ready for its first step."""
     policy = parse(axis, text)
     nbytes = {bits: SHAPE.expert_nbytes * bits // 16 for bits in replicas}
-    loss = np.tile(8.0 / np.array(WIDTHS), (SHAPE.num_layers, SHAPE.num_experts, 1))
+    loss = np.tile(8.0 / np.maximum(WIDTHS, 0.5), (SHAPE.num_layers, SHAPE.num_experts, 1))
     policy.prepare(SHAPE, Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0]), next_use=next_use))
     return policy
 

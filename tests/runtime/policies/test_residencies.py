@@ -8,7 +8,7 @@ import pytest
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.quantisation.bit_allocation import prefix_split
 from artifacts.quantisation.replicas import Replicas
-from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS, columns_of
+from artifacts.quantisation.widths import NOTHING, USUAL_WIDTHS, WIDTHS, column_of, columns_of
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies import parse
@@ -19,9 +19,10 @@ NBYTES = {16: 160, 4: 40, 3: 30, 2: 20, 1: 10}
 
 
 def table(losses: list[float] | np.ndarray, experts: tuple[int, ...]) -> np.ndarray:
-    """Losses [L, E, W] from those at 1, 2, 3 and 4 bits."""
+    """Losses [L, E, W] from those at 1, 2, 3 and 4 bits; leaving an expert out costs twice the first."""
     out = np.full((*experts, len(WIDTHS)), np.nan)
     out[..., columns_of(USUAL_WIDTHS)] = losses
+    out[..., column_of(NOTHING)] = 2 * out[..., column_of(1)]
     return out
 
 
@@ -53,6 +54,15 @@ def test_mixed_gives_the_bits_to_the_experts_used_most() -> None:
     assert fast.shadows.tolist() == [1] * 10 + [4] + [1] * 7 and fast.num_slots == 0
 
 
+def test_pruned_leaves_out_what_costs_least() -> None:
+    """Nothing for 9 experts that are hardly used pays for 2 bits of the others, and for the zeros that the 9 share."""
+    use = np.where(np.arange(18) % 2, 1.0, 1e-3).reshape(3, 6)
+    fast = shadow("shadow:bits=pruned", use=use).share(18 * 10 + 10)
+    assert fast.shadows.tolist() == [0, 2] * 9 and fast.num_slots == 0
+    with pytest.raises(BadUsage, match="at 1 bits: give at least 180 bytes"):
+        shadow("shadow:bits=pruned").share(179)
+
+
 def test_prefix_and_random_spend_no_more_than_the_budget() -> None:
     use = np.random.default_rng(0).random((3, 6))
     budget = 18 * 24
@@ -75,7 +85,7 @@ def test_only_widths_that_were_built() -> None:
 def test_a_budget_that_does_not_hold_them_is_refused_with_one_that_does() -> None:
     with pytest.raises(BadUsage, match=r"does not hold a replica of every expert at 1 bits: give at least 180 bytes"):
         shadow("shadow").share(179)
-    with pytest.raises(BadUsage, match="bits is one of mixed, uniform, prefix, random, 0.6, 0.8, 1, .* 8, not '5'"):
+    with pytest.raises(BadUsage, match="one of mixed, pruned, uniform, prefix, random, 0.6, 0.8, 1, .* 8, not '5'"):
         parse("residency", "shadow:bits=5")
 
 

@@ -27,8 +27,8 @@ from tests.runtime.session.test_session import plain_model
 PLAIN = "bfloat16 or float32"
 PRESETS = {
     "shadow": Settings("shadow", budget="60%", window="1KiB"),
-    "fused": Settings("shadow", budget="45%", experts=FUSED, window="1KiB"),
-    "uniform": Settings("uniform-bits", policies={"residency": "shadow:bits=1.25,slots=no"}, budget="60%"),
+    "pruned": Settings("shadow", {"residency": "shadow:bits=pruned"}, "26%", experts=FUSED, window="1KiB"),
+    "uniform": Settings("uniform-bits", policies={"residency": "shadow:bits=1.25"}, budget="60%"),
     "fetched": Settings("specmd", policies={"miss": "fetch_lowest"}, budget="50%", window="1KiB"),
 }
 Known = tuple[str, PreTrainedModel, MoeModel, Artefacts]
@@ -48,8 +48,8 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "fetched"])
 def test_experts_without_a_slot_are_their_replicas(known: Known, name: str) -> None:
-    _, plain, opened, artefacts = known
-    residency = {"residency": PRESETS[name].policies.get("residency", "shadow:slots=no")}
+    method, plain, opened, artefacts = known
+    residency = {"residency": PRESETS[name].policies.get("residency", "shadow:bits=mixed") + ",slots=no"}
     settings = Settings(PRESETS[name].preset, residency, PRESETS[name].budget, experts=PRESETS[name].experts)
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         ours = session.forward(PROMPT)
@@ -62,6 +62,7 @@ def test_experts_without_a_slot_are_their_replicas(known: Known, name: str) -> N
     told = receipt["replicas"]
     assert (told["code"], sum(told["resident"].values())) == ("trellis", opened.shape.num_keys)
     assert told["kernel"].startswith("trellis codes: numba")
+    assert (told["resident"].get("0_bits", 0) > 0) == (name == "pruned" and method != PLAIN)
     if name == "uniform":
         assert told["resident"] == {"1_25_bits": opened.shape.num_keys}
 
