@@ -8,7 +8,7 @@ from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, Incompatible
 from artifacts.hardware.machines import HERE
 from artifacts.quantisation.replica_file import replica_root
-from artifacts.quantisation.replicas import Replicas, in_memory, passed_on
+from artifacts.quantisation.replicas import Replicas, expected_use, in_memory, passed_on
 from artifacts.quantisation.widths import WIDTHS, as_width
 from artifacts.routing.similarity import Similarity
 from artifacts.shape import FULL_BITS, Shape
@@ -27,8 +27,6 @@ from artifacts.store.rows import (
 from artifacts.store.runs import StoredRun, as_written
 from artifacts.store.store import Store
 from runtime.policies.base import Artefacts
-
-_PRIOR_USE = 0.02  # added to the use of every expert, as a share of its layer's mean
 
 
 def load_artefacts(
@@ -157,8 +155,7 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     losses = quant_loss_matrices(store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts)
     gated, mse = losses["gated"], losses["mse"]
     use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # equal at every width
-    # An expert that the profiled text did not use still has a loss, by its prior use.
-    lost = (gated + _PRIOR_USE * mse * use.mean(axis=1, keepdims=True)) * passed_on(shape.num_layers)
+    lost = mse * expected_use(use) * passed_on(shape.num_layers)
     with as_written(run, store.path):
         no_smaller = [WIDTHS[WIDTHS.index(bits)] for bits in run.info.parameters.get("no_smaller", ())]
     replicas = Replicas(
