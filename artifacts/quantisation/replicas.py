@@ -103,7 +103,7 @@ def passed_on(num_layers: int) -> np.ndarray:
 
 
 def expected_use(use: np.ndarray) -> np.ndarray:
-    """[L, E, ...] use that a model's other text is expected to make of experts, from the `use` that the calibration text
+    """[L, E, ...] use that other text is expected to make of experts, in the unit of the `use` that calibration text
     made: logarithms shrink toward the layer's, whose mean use stays.
 
     Where the logarithms of two texts' uses are jointly normal, the expected use by one is a power of that by the other,
