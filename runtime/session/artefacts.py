@@ -8,7 +8,7 @@ from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, Incompatible
 from artifacts.hardware.machines import HERE
 from artifacts.quantisation.replica_file import replica_root
-from artifacts.quantisation.replicas import Replicas, in_memory, passed_on
+from artifacts.quantisation.replicas import Replicas, expected_use, in_memory, passed_on
 from artifacts.quantisation.widths import MADE_WIDTHS, NOTHING, as_width, column_of
 from artifacts.routing.similarity import Similarity
 from artifacts.shape import FULL_BITS, Shape
@@ -27,8 +27,6 @@ from artifacts.store.rows import (
 from artifacts.store.runs import StoredRun, as_written
 from artifacts.store.store import Store
 from runtime.policies.base import Artefacts
-
-_PRIOR_USE = 0.02  # added to the use of every expert, as a share of its layer's mean
 
 
 def load_artefacts(
@@ -161,10 +159,9 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     use[..., nothing] = np.nanmean(use, axis=2)
     gated[..., nothing] = np.nanmean(losses["energy"], axis=2)
     mse[..., nothing] = _mean_square(mse, losses["relative"])
-    # An expert that the profiled text did not use still has a loss, by its prior use.
-    lost = (gated + _PRIOR_USE * mse * use.mean(axis=1, keepdims=True)) * passed_on(shape.num_layers)
     # Large outputs meet large routing weights, so that leaving an expert out costs more than its mean square says.
     np.divide(gated[..., nothing], use[..., nothing], out=mse[..., nothing], where=use[..., nothing] > 0)
+    lost = mse * expected_use(use) * passed_on(shape.num_layers)
     with as_written(run, store.path):
         no_smaller = [MADE_WIDTHS[MADE_WIDTHS.index(bits)] for bits in run.info.parameters.get("no_smaller", ())]
     replicas = Replicas(

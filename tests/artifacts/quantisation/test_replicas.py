@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from artifacts.errors import Incompatible
-from artifacts.quantisation.replicas import typical
+from artifacts.quantisation.replicas import expected_use, typical
 from artifacts.quantisation.widths import SCALAR_WIDTHS, column_of, columns_of
 from artifacts.shape import FULL_BITS
 
@@ -43,3 +43,13 @@ def test_what_is_known_to_be_no_smaller_needs_no_replica() -> None:
     with pytest.raises(Incompatible, match="replicas of 3 bits are no smaller than the experts of the checkpoint"):
         replicas.on_base(3)
     assert (replicas.on_base(2).widths, replicas.on_base(2).at_full) == ([1], (2,))
+
+
+def test_uses_by_other_text_are_nearer_to_the_layers_mean_in_the_same_order() -> None:
+    """Layers keep their mean use; a layer that nothing used, and a width without replicas, stay as they are."""
+    use = np.array([[[0.0], [1.0], [7.0]], [[0.0], [0.0], [0.0]]]) * [1.0, np.nan]
+    expected = expected_use(use)
+    assert expected.mean(axis=1)[:, 0] == pytest.approx([8 / 3, 0])
+    assert 0 < expected[0, 0, 0] < 1 < expected[0, 1, 0] < 8 / 3 < expected[0, 2, 0] < 7
+    assert (expected[0, 2, 0] / expected[0, 1, 0]) == pytest.approx(7**0.8, rel=0.05)
+    assert np.isnan(expected[..., 1]).all()
