@@ -35,9 +35,8 @@ from runtime.model.open import MoeModel
 from runtime.session.artefacts import load_artefacts
 from tools.bench.performance import Section, Table, conditions, write
 
-SHARES = (0.175, 0.15, 0.125, 0.1, 0.085, 0.07)
-COLUMNS = ("share of 16 bits", "recipe", "bytes", "perplexity ratio", "standard error", "KL", "measured: ratio", "KL")
-PAST = "layers weighed by the ramp from 2 to 1; *measured*: as one pass backward over calibration text weighs them"
+SHARES, BOTH_WAYS = (0.175, 0.15, 0.125, 0.1, 0.085, 0.07), (0.125, 0.1, 0.07)
+PAST = "layers weighed by the ramp from 2 to 1, or as one pass backward over calibration text measures them"
 LENGTH, BATCH_TOKENS, GUIDING_TOKENS = 256, 4096, 12288
 
 
@@ -142,31 +141,43 @@ def chosen(replicas: Replicas, weight: np.ndarray, budget_nbytes: int) -> np.nda
 
 
 def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int) -> Table:
-    """A row for each store and share that its replicas reach."""
+    """A row for each store, share and way to weigh layers, where `BOTH_WAYS` has the share."""
     opened = open_quietly(name, device="cpu")
     text = [
         read_data(opened, each, length=LENGTH, num_tokens=count, seed=0).sequences
         for each, count in ((held, tokens), (data, GUIDING_TOKENS))
     ]
     reader = Reader(name, opened, text[0])
-    ramp, measured = passed_on(opened.shape.num_layers), reader.sensitivity(text[1])
-    rows, whole = [], opened.shape.nbytes
+    weights = {"ramp": passed_on(opened.shape.num_layers), "measured": reader.sensitivity(text[1])}
+    rows = []
     for path in stores:
         with Store.open(path, read_only=True) as store:
             model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
             recipe = store.latest_run("quantize", model.model_id).info.parameters["recipe"]
             replicas = load_artefacts(store, model.model_id, opened.shape, wants=()).replicas
+        whole = opened.shape.nbytes
         for share in SHARES:
-            if min(replicas.nbytes.values()) * opened.shape.num_keys > share * whole:
-                continue
-            loss, beside = (
-                reader.loss(replicas, chosen(replicas, weight, int(share * whole))) for weight in (ramp, measured)
-            )
-            of_ramp = (f"{loss.nbytes / whole:.2%}", *(f"{value:.4f}" for value in (loss.ratio, loss.error, loss.kl)))
-            rows.append((f"{share:.1%}", recipe, *of_ramp, f"{beside.ratio:.4f}", f"{beside.kl:.4f}"))
-            print(name, *rows[-1], flush=True)
+            for way, weight in weights.items():
+                if min(replicas.nbytes.values()) * opened.shape.num_keys > share * whole:
+                    continue
+                if way == "measured" and share not in BOTH_WAYS:
+                    continue
+                loss = reader.loss(replicas, chosen(replicas, weight, int(share * whole)))
+                rows.append(
+                    (
+                        f"{share:.1%}",
+                        recipe,
+                        way,
+                        f"{loss.nbytes / whole:.2%}",
+                        f"{loss.ratio:.4f}",
+                        f"{loss.error:.4f}",
+                        f"{loss.kl:.4f}",
+                    )
+                )
+                print(name, *rows[-1], flush=True)
+    columns = ("share of 16 bits", "recipe", "layers weighed", "bytes", "perplexity ratio", "standard error", "KL")
     note = f"{sum(map(len, text[0])):,} held-out tokens of {Path(held).name}, sequences of at most {LENGTH}; {PAST}"
-    return Table("What a share of 16 bits loses", COLUMNS, rows, note)
+    return Table("What a share of 16 bits loses", columns, rows, note)
 
 
 def main() -> None:

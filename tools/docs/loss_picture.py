@@ -37,7 +37,7 @@ class Row:
 
 
 def read(page: str) -> dict[str, list[Row]]:
-    """The rows of every model's table, by the names of `MODELS`."""
+    """The rows of every model's table with layers weighed by the ramp, by the names of `MODELS`."""
     return {name: _rows(page, name) for name in MODELS}
 
 
@@ -65,8 +65,12 @@ def drawing(models: dict[str, list[Row]]) -> Drawing:
 def _rows(page: str, name: str) -> list[Row]:
     table = page.partition(f"<!-- shares-{name}: -->")[2].partition(f"<!-- :shares-{name} -->")[0]
     head, _, *rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in table.splitlines() if line.startswith("|")]
-    recipe, nbytes, kl = (head.index(column) for column in ("recipe", "bytes", "KL"))
-    return [Row(row[recipe], 16 * float(row[nbytes].rstrip("%")) / 100, float(row[kl])) for row in rows]
+    records = [dict(zip(head, row, strict=True)) for row in rows]
+    return [
+        Row(record["recipe"], 16 * float(record["bytes"].rstrip("%")) / 100, float(record["KL"]))
+        for record in records
+        if record["layers weighed"] == "ramp"
+    ]
 
 
 def _panel(name: str, rows: list[Row], x: AxisScale, y: AxisScale, frame: Frame) -> str:
