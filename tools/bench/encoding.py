@@ -1,9 +1,10 @@
 """How near trellis codes come to the limit on Gaussian numbers, and how long an expert takes beside GPTQ.
 
     python -m tools.bench.encoding [--model FOLDER] [--write docs/quantisation.md]
+    python -m tools.bench.encoding --model FOLDER --experts 6144 [--write docs/quantisation.md]
 
 Recipes take turns in rounds; a round is one expert at all widths with random inputs, on one thread. Times are of the
-processor.
+processor. With `--experts`, so many experts like those of FOLDER, which may have fewer, are scaled from one.
 """
 
 import argparse
@@ -61,19 +62,40 @@ def times(name: str, *, rounds: int, tokens: int) -> Table:
     return Table("Time of an expert and width", ("recipe", "ms", "ratio to refined"), rows, note)
 
 
+def hours(name: str, num_experts: int, *, tokens: int) -> Table:
+    """Processor seconds of one expert at the widths that each recipe makes unasked, and hours of all on two cores."""
+    opened, rows = open_quietly(name, device="cpu"), []
+    for method in (Method(), Method(recipe=TRELLIS, bits=TRELLIS_WIDTHS)):
+        seconds = expert_s(opened, method, tokens, clock=process_time)
+        all_h = seconds * num_experts / 3600
+        rows.append((method.recipe, len(method.bits), f"{seconds:.1f}", f"{all_h:.1f}", f"{all_h / 2:.1f}"))
+    own = tokens * opened.shape.top_k // opened.shape.num_experts
+    shapes = ", ".join(f"{rows_} x {columns}" for rows_, columns in opened.layers[0].shapes.values())
+    note = f"experts of {shapes}, a text of {tokens:,} tokens, {own:,} of them the expert's own, losses included"
+    columns = ("recipe", "widths", "s an expert", f"h, {num_experts:,} experts on one core", "on two")
+    return Table("Time of all experts", columns, rows, note)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of the model; else the bundled one")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48000)
+    parser.add_argument("--experts", type=int, help="how many the model has: says the hours of all")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tables = [distortions(), times(options.model or str(demo_model()), rounds=options.rounds, tokens=options.tokens)]
+    name, command = options.model or str(demo_model()), "python -m tools.bench.encoding"
+    if options.experts:
+        tables = [hours(name, options.experts, tokens=options.tokens)]
+        command += f" --model MODEL --experts {options.experts} --tokens {options.tokens}"
+    else:
+        tables = [distortions(), times(name, rounds=options.rounds, tokens=options.tokens)]
     for table in tables:
         print(table.markdown(), flush=True)
     if options.write:
-        write(options.write, [Section("encoding", tables)], conditions("python -m tools.bench.encoding"))
+        section = Section("encoding-hours" if options.experts else "encoding", tables)
+        write(options.write, [section], conditions(command))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ from runtime.model.open import MoeModel, open_model
 from runtime.session.artefacts import load_artefacts
 from tools.bench.performance import Section, Table, conditions, write
 
-SHARES, OF_FEW_BITS = (0.125, 0.1, 0.07), (0.25, 0.375)
+SHARES, OF_FEW_BITS = (0.175, 0.15, 0.125, 0.1, 0.085, 0.07), (0.25, 0.375)
+BOTH_WAYS = (0.125, 0.1, 0.07)
 MIXTURES = {
     "mixed": ((), ()),
     "mixed, or whole": ((), (FULL_BITS,)),
@@ -183,7 +184,7 @@ def chosen(
 
 
 def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int) -> Table:
-    """A row for each store and share, and for each way to weigh layers, or each mixture."""
+    """A row for each store and share, and for each mixture or way to weigh layers, both ways where `BOTH_WAYS` says."""
     opened = open_quietly(name, device="cpu")
     text = read_data(opened, held, length=LENGTH, num_tokens=tokens, seed=0).sequences
     reader, rows, is_plain = Reader(name, text), [], opened.store.layout.is_plain
@@ -198,7 +199,8 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
                 continue
             budget = int(share * whole)
             if is_plain:
-                ways = {way: chosen(replicas, weight, budget) for way, weight in weights.items()}
+                taken = weights if share in BOTH_WAYS else {"ramp": weights["ramp"]}
+                ways = {way: chosen(replicas, weight, budget) for way, weight in taken.items()}
             else:
                 ways = {way: _mixture(replicas, budget, way) for way in MIXTURES}
             for way, bits in ways.items():
