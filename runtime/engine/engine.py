@@ -168,7 +168,8 @@ class Engine:
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
         if self.road:
-            self.road.end_pass()
+            with made_current(self._opened.model.device):
+                self.road.end_pass()
         self.stall_s.append(self.steps.link.drain_stalls())
         self._num_finished = len(self.controller.counters.passes)
         self._is_in_pass = False

@@ -69,7 +69,7 @@ print(json.dumps([said[tokens + 1 : batch], said[batch + 1 :], error, counts == 
 @pytest.mark.parametrize(("family", "how"), [("olmoe", "kernels"), ("gpt_oss", "torch")])
 def test_the_host_computes_once_the_gpu_has_work(checkpoint: Checkpoint, family: str, how: str) -> None:
     """A token's residents are launched before the host computes, its result goes to the device in one piece, and the
-    experts are added up after that; gpt-oss has no kernels on a CPU."""
+    experts are added up after that, where all are resident by `_down` itself; gpt-oss has no kernels on a CPU."""
     chosen = {"preset": "near", "budget": "50%"}
     (line,) = interpret(NEAR, json.dumps([str(checkpoint(family)), chosen]))
     tokens, batch, error, counts_alike = json.loads(line)
@@ -82,5 +82,5 @@ def test_the_host_computes_once_the_gpu_has_work(checkpoint: Checkpoint, family:
 
 def layers(said: Iterable[str]) -> set[str]:
     """What was said of each layer, every word once."""
-    of_each = " ".join(word for word in said if word != "_send").split(" finish _combine")
+    of_each = " ".join(word for word in said if word not in ("_send", "_combine")).split(" finish")
     return {" ".join(dict.fromkeys(words.split())) for words in of_each if words}
