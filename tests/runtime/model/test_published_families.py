@@ -25,6 +25,7 @@ from tools.make.families import PUBLISHED, tiny
 WIDER = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "v_head_dim": 16}  # groups of 32
 PAIRS = [(method, family) for method, families in PUBLISHED.items() for family in families]
 FORMATS_AND_FAMILIES = [*PAIRS, *(("gguf", family) for family in gguf_files.ARCHITECTURES)]
+OF_EACH_FORMAT = [*{method: (method, family) for method, family in reversed(FORMATS_AND_FAMILIES)}.values()]
 FURTHER = 1.5  # how much further fused may lie from float32 than exact, both in 16 bits
 
 
@@ -78,6 +79,7 @@ def test_fused_it_decodes_within_bounds(checkpoint_in_few_bits: str, request: py
         assert errors[1] <= FURTHER * errors[0], dtype
 
 
+@pytest.mark.parametrize("checkpoint_in_few_bits", OF_EACH_FORMAT, ids="-".join, indirect=True)
 def test_fused_it_counts_as_its_replay(checkpoint_in_few_bits: str, tmp_path: Path) -> None:
     opened = open_model(checkpoint_in_few_bits, dtype=torch.float16)  # as most GPTQ and AWQ checkpoints name
     settings = Settings("horizon", budget="50%", experts=FUSED)

@@ -108,6 +108,11 @@ RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
 LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires & {"next_use"}]
 
 
+@pytest.fixture(scope="module")
+def replicas(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Replicas:
+    return made(open_model(str(checkpoint("olmoe"))), tmp_path_factory.mktemp("replicas"))
+
+
 @pytest.mark.parametrize("preset", LIVE)
 @pytest.mark.parametrize(
     "policies",
@@ -118,9 +123,11 @@ LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires 
         {"prefetch": "frequency:distance=2", "routing": "cache_aware", "miss": "random_resident"},
     ],
 )
-def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str, policies: dict[str, str]) -> None:
+def test_live_equals_replay(
+    checkpoint: Checkpoint, replicas: Replicas, tmp_path: Path, preset: str, policies: dict[str, str]
+) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    known = artefacts(opened.shape, made(opened, tmp_path))
+    known = artefacts(opened.shape, replicas)
     if preset in ("shadow", "uniform-bits"):
         policies = {axis: text for axis, text in policies.items() if axis != "miss"}
     settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
@@ -144,11 +151,11 @@ def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str,
     ],
 )
 def test_requests_that_share_passes_equal_their_replay(
-    checkpoint: Checkpoint, tmp_path: Path, preset: str, policies: dict[str, str]
+    checkpoint: Checkpoint, replicas: Replicas, tmp_path: Path, preset: str, policies: dict[str, str]
 ) -> None:
     """Five requests of different lengths, three at a time, whose prompts are read six tokens a pass."""
     opened = open_model(str(checkpoint("olmoe")))
-    known = artefacts(opened.shape, made(opened, tmp_path))
+    known = artefacts(opened.shape, replicas)
     settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
     with Session(opened, settings, artefacts=known) as session:
         recorder = session.record()
