@@ -1,11 +1,12 @@
 """What a module is made of: its source, and that of every module of ours that it imports."""
 
-import ast
+import dis
 import sys
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from types import CodeType
 
 _OURS = ("artifacts", "runtime")
 
@@ -28,13 +29,13 @@ def digest(name: str) -> bytes:
 @cache
 def _imported(path: Path) -> tuple[str, ...]:
     """The names that a file imports at its top level, of which some are modules."""
-    return tuple(_names(ast.parse(path.read_bytes())))
+    return tuple(_names(compile(path.read_bytes(), path, "exec", dont_inherit=True)))
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def _names(code: CodeType) -> Iterator[str]:
+    module = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            yield (module := instruction.argval)
+        elif instruction.opname == "IMPORT_FROM":
+            yield f"{module}.{instruction.argval}"
