@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, w
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # of whoever starts the tests: tables to a pipe would be as wide
 
+import gc
 import signal
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it runs in the background
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+gc.set_threshold(700, 10, 50)  # a full collection walks through all of torch and transformers
 
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

@@ -1,7 +1,7 @@
 """Every command that the documents show runs, in the order shown, as a reader would type them, on less text.
 
-Less: fewer tokens, a few of the questions and turns of each measurement, the beginning of one text of the demo. `make
-demo` is the whole of it.
+Less: fewer tokens, a few of the questions and turns of each measurement, one request of the bundled trace, the
+beginning of one text of the demo. `make demo` is the whole of it.
 """
 
 import fcntl
@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyarrow import compute, parquet
 
-from moectl.bundled import demo_model
+from moectl.bundled import bundled_trace, demo_model
 from moectl.cli import main
 from moectl.commands import demo, doctor_measured, hardware
 from moectl.commands.reproduce import REPRODUCTIONS
+from moectl.shared import trace_source
 from profilers.compare import check_prediction as prediction
 from profilers.compare import continuations
 from profilers.hardware.load_times import TimingEffort
@@ -39,7 +41,7 @@ def commands(page: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     little = TimingEffort(lengths=(16,), turns=3)
     monkeypatch.setattr(hardware, "THOROUGH", little)
     monkeypatch.setattr(doctor_measured, "QUICK", little)
@@ -47,6 +49,15 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_NUM_SEQUENCES", 1)
     monkeypatch.setattr(demo, "_DECODE", 8)
     monkeypatch.setattr(continuations, "COUNT", 3)
+
+    def first_request(name: Path) -> Path | None:
+        if (whole := bundled_trace(name)) is None:
+            return None
+        rows = parquet.read_table(whole)
+        parquet.write_table(rows.filter(compute.equal(rows["request"], rows["request"][0])), tmp_path / "first.parquet")
+        return tmp_path / "first.parquet"
+
+    monkeypatch.setattr(trace_source, "bundled_trace", first_request)
 
 
 @pytest.fixture(autouse=True)
