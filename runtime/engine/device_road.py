@@ -21,9 +21,9 @@ class DeviceRoad:
     """Computes tokens whose layers the device decides, by the kernels of `runtime.kernels.gpu.decide`.
 
     The device has the cache from the first such token until `give_back`, which the host asks for where it decides
-    itself again, as for a prompt. Meanwhile the controller's cache is out of date. Its counters follow: the device
-    sends them at the end of each pass, and they are read once they are there, at the end of a later one or when
-    somebody asks for counters.
+    itself again, as for a prompt. Meanwhile the controller's cache is out of date. The device sends its counters at the
+    end of each pass. The host reads them at the end of a later pass, if they have come by then, or waits for them when
+    counters are asked for.
     """
 
     def __init__(self, opened: MoeModel, books: CacheOnDevice, resident: ResidentExperts, output: GpuOutput) -> None:

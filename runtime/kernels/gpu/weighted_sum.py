@@ -44,7 +44,7 @@ def sum_last(
 ):  # fmt: skip
     """The end of every program of a grid [columns, K] that writes `block` outputs of one token's pair to y: the last of
     K adds them up."""
-    tl.debug_barrier()  # all threads have written; whoever sees what one of them releases then sees all of it
+    tl.debug_barrier()  # all threads of this program have stored their outputs before its count is released
     num_before = tl.atomic_add(done_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
     if num_before == tl.num_programs(1) - 1:
         tl.debug_barrier()

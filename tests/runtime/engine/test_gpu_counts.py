@@ -94,9 +94,9 @@ def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, polici
 
 
 def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
-    """The host waits for nothing. The counters, which a kernel sends at the end of a token, are read when they are
-    there; those of the last two tokens are held back here until somebody asks. A layer has four kernels: `resolve`,
-    `fill`, and two for its experts."""
+    """The host waits for nothing. A kernel sends the counters at the end of a token, and the host reads them once they
+    have come. This test delays the counters of the last two tokens until they are asked for. A layer has four kernels:
+    `resolve`, `fill`, and two for its experts."""
     each, layers, misses, hit_rate = counted(str(checkpoint("olmoe")), decide="device", budget="60%")
     assert 0.3 < hit_rate < 1 and misses
     assert each == {"launches": 4 * layers + 1}
