@@ -8,9 +8,23 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 
 from tests import ROOT
-from tools.docs.rooms import DATA, PACKAGES, ROOMS, WITHOUT_TORCH, imports, is_allowed, modules, purpose, room_of
+from tools.docs.rooms import (
+    DATA,
+    PACKAGES,
+    ROOMS,
+    WITHOUT_TORCH,
+    Import,
+    imports,
+    is_allowed,
+    modules,
+    purpose,
+    room_of,
+)
 
-EVERY_IMPORT = [one for package in PACKAGES for name, path in modules(package) for one in imports(name, path)]
+
+@pytest.fixture(scope="module")
+def every_import() -> list[Import]:
+    return [one for package in PACKAGES for name, path in modules(package) for one in imports(name, path)]
 
 
 def test_a_package_is_rooms_and_the_few_flat_modules_that_are_named() -> None:
@@ -25,9 +39,9 @@ def test_every_room_says_what_it_is_for(package: str) -> None:
     assert all(purpose(package, room).endswith(".") for room in ROOMS[package])
 
 
-def test_imports_run_one_way() -> None:
+def test_imports_run_one_way(every_import: list[Import]) -> None:
     """Between packages and between rooms; imports in functions and for types count as well."""
-    forbidden = [f"{one.module}:{one.line} imports {one.target}" for one in EVERY_IMPORT if not is_allowed(one)]
+    forbidden = [f"{one.module}:{one.line} imports {one.target}" for one in every_import if not is_allowed(one)]
     assert not forbidden, "\n".join(forbidden)
 
 
@@ -40,11 +54,11 @@ def test_rooms_stand_in_an_order(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_module_imports_one_that_imports_it(package: str) -> None:
+def test_no_module_imports_one_that_imports_it(package: str, every_import: list[Import]) -> None:
     """However long the circle would be; imports in functions and for types count as well."""
     names = {name for name, _ in modules(package)}
     imported: dict[str, set[str]] = {name: set() for name in names}
-    for one in EVERY_IMPORT:
+    for one in every_import:
         if one.module in names and (target := _module_of(one.target, names)):
             imported[one.module].add(target)
     try:

@@ -113,6 +113,7 @@ def take_places(places, panel):
     row = np.empty(panel.shape[1], panel.dtype)
     for r in range(len(panel)):
         out = panel[r]
-        row[:] = out
+        for k in range(len(out)):  # numba compiles `row[:] = out` for a second longer
+            row[k] = out[k]
         for k in range(len(places)):
             out[k] = row[places[k]]

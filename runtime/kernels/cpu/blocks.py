@@ -57,6 +57,7 @@ from runtime.kernels.cpu.published import (
     TABLES,
     beyond_bfloat16,
     f32,
+    in_turns,
     u32,
 )
 
@@ -119,9 +120,7 @@ def _excess_of(kind, is_narrow):
 def _in_steps_of_two(x, order):
     """x, float16, as two in bfloat16, whose steps take turns."""
     first, second = _in_steps(x, order), _in_steps(beyond_bfloat16(x), order)
-    token = np.empty((len(first) // STEP, 2, STEP), np.uint16)
-    token[:, 0], token[:, 1] = first.reshape(len(token), STEP), second.reshape(len(token), STEP)
-    return token
+    return in_turns(first.reshape(len(first) // STEP, STEP), second.reshape(len(second) // STEP, STEP))
 
 
 @part

@@ -32,6 +32,7 @@ from runtime.kernels.cpu.published import (
     f32,
     i32,
     in_order,
+    in_turns,
     number,
     u32,
 )
@@ -95,7 +96,9 @@ def _in_steps(values, kind, filler):
     """The values in the order of `row_vectors`, [steps, inputs of one]; the filler ends the last."""
     count = _codes_of_step(kind)
     steps = np.full((-(-len(values) // count), count), filler, values.dtype)
-    steps.reshape(steps.size)[: len(values)] = values
+    flat = steps.reshape(steps.size)
+    for k in range(len(values)):
+        flat[k] = values[k]
     turned = np.empty_like(steps)
     if _is_half(kind):
         _turn(steps, turned, *HALF_BYTES_TURNED)
@@ -126,10 +129,7 @@ def _token(x, kind):
 @part
 def _token_in_two(x, kind):
     """x, float16, as two in bfloat16: [steps, 2, inputs of one]."""
-    first, second = _token(x, kind), _token(beyond_bfloat16(x), kind)
-    token = np.empty((len(first), 2, first.shape[1]), np.uint16)
-    token[:, 0], token[:, 1] = first, second
-    return token
+    return in_turns(_token(x, kind), _token(beyond_bfloat16(x), kind))
 
 
 @part

@@ -71,6 +71,17 @@ def beyond_bfloat16(x):
 
 
 @part
+def in_turns(first, second):
+    """Rows [n, size] of one and the other in turn: [n, 2, size], in loops, because numba compiles an assignment to a
+    slice for seconds."""
+    both = np.empty((len(first), 2, first.shape[1]), first.dtype)
+    for row in range(len(first)):
+        for k in range(first.shape[1]):
+            both[row, 0, k], both[row, 1, k] = first[row, k], second[row, k]
+    return both
+
+
+@part
 def float8(byte, shift):
     """An 8-bit float over a power of two, which is `float8_worth`: its exponent goes where that of float32 ends."""
     magnitude = u32(u32(byte & u32(0x7F)) << shift)
@@ -135,7 +146,8 @@ def read_scales(address, kind, first, whole, is_inverse, out):
     """Fill out [n] with the scales from number `first` on; `whole` is the address of a further factor, or -1."""
     if kind == FLOAT32:
         stored = carray(pointer(address + 4 * first, _FLOAT_LIKE), out.shape)
-        out[:] = stored
+        for i in range(len(out)):  # numba compiles `out[:] = stored` for a second longer
+            out[i] = stored[i]
     elif kind in (FLOAT16, BFLOAT16):
         halves = carray(pointer(address + 2 * first, UINT16_LIKE), out.shape)
         _read_halves(halves, kind == FLOAT16, out)

@@ -184,7 +184,10 @@ def _add_vectors(functions, addresses, sizes, numbers, sums):
             bit = (is_high[column >> 3] >> (column & 7)) & 1
             low[v, i], high[v, j] = numbers[v, column], numbers[v, column]
             i, j = i + 1 - bit, j + bit
-        low[v, num_low:], high[v, num_high:] = 0, 0
+        for place in range(num_low, low.shape[1]):
+            low[v, place] = 0
+        for place in range(num_high, high.shape[1]):
+            high[v, place] = 0
     codes = addresses[CODES]
     if num_low:
         _add_columns(functions, codes, half_bits, num_low, sizes[FACTOR], low, sums)
