@@ -37,6 +37,8 @@ import torch
 import tools.gpu.checks.kernels, runtime.session.session
 import runtime.kernels.gpu.gated, runtime.kernels.gpu.gated_packed, runtime.kernels.gpu.gated_tiles
 import runtime.kernels.gpu.gated_published, tools.gpu.checks.published
+from numba.core.registry import cpu_target
+cpu_target.typing_context.refresh(), cpu_target.target_context.refresh()  # what else every fork would do
 torch.set_num_threads(1)
 for request in sys.stdin:
     code, *arguments = json.loads(request)
