@@ -25,7 +25,7 @@ from moectl.commands import demo, doctor_measured, hardware
 from moectl.commands.reproduce import REPRODUCTIONS
 from moectl.shared import trace_source
 from profilers.compare import check_prediction as prediction
-from profilers.compare import continuations
+from profilers.compare import continuations, price_precision
 from profilers.hardware.load_times import TimingEffort
 from tests import ROOT
 
@@ -49,6 +49,7 @@ def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_NUM_SEQUENCES", 1)
     monkeypatch.setattr(demo, "_DECODE", 8)
     monkeypatch.setattr(continuations, "COUNT", 3)
+    monkeypatch.setattr(price_precision, "AVERAGES", (2.0,))
 
     def first_request(name: Path) -> Path | None:
         if (whole := bundled_trace(name)) is None:

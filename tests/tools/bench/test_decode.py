@@ -63,7 +63,7 @@ def test_a_link_is_measured_and_simulated(checkpoint: Checkpoint, monkeypatch: p
 
 
 def test_a_prompt_is_held_against_the_longer_of_two(checkpoint: Checkpoint) -> None:
-    table = bench_prefill.table("tiny", checkpoint("olmoe"), rounds=2, length=16)
+    table = bench_prefill.table("tiny", checkpoint("olmoe"), rounds=1, length=16)
     slow, alike, fast = (float(row[4]) for row in table.rows)
     assert slow == pytest.approx(2 * alike, abs=2) and alike == pytest.approx(2 * fast, abs=2)
     assert all(ratio.median > 0.25 for ratio in table.ratios.values()), "three quarters of the bytes are missing"

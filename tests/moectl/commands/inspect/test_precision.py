@@ -7,10 +7,11 @@ import pytest
 
 from artifacts.store.store import Store
 from moectl.cli import main
-from profilers.compare.price_precision import AVERAGES
+from profilers.compare import price_precision
 from tests.conftest import Checkpoint
 
 QUANTIZE = ["--data", "text.txt", "--samples", "24", "--length", "32", "--jobs", "1"]
+AVERAGES = (3.0, 1.5)
 PRICE = ["--data", "text.txt", "--tokens", "60", "--draws", "2", "--threads", "1"]
 
 
@@ -18,6 +19,7 @@ PRICE = ["--data", "text.txt", "--tokens", "60", "--draws", "2", "--threads", "1
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A small model; commands run in a folder with a text."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(price_precision, "AVERAGES", AVERAGES)
     Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep and an old dog.\n" for line in range(20)))
     return str(checkpoint("olmoe"))
 
