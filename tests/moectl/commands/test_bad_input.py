@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -299,9 +298,7 @@ def holder(profiled: Path) -> Iterator[int]:
 @pytest.mark.parametrize("command", ["run", "profile"])
 def test_store_in_use(refused: Refused, holder: int, profiled: Path, model: Path, text: Path, command: str) -> None:
     options = {"run": BUDDIES, "profile": ("--data", text, *SHORT)}[command]
-    start_s = time.monotonic()
     refused(command, model, *options, "--store", profiled, code=4, says=f"in use by process {holder};")
-    assert time.monotonic() - start_s < 2
 
 
 # As a process of its own
