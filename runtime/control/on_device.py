@@ -55,10 +55,10 @@ class CacheOnDevice:
         """What the device's clock is during the token whose first step comes next."""
         return self._controller.now.step - self._first_step + 1
 
-    def stepped(self, layer: int) -> None:
-        """Note that the device has begun a token's step of this layer; a token takes all layers in their order."""
-        self._controller.now.step += 1
-        self._controller.now.layer = layer
+    def stepped(self, first: int, num_layers: int = 1) -> None:
+        """Note that the device has begun a token's steps of these layers; a token takes all layers in their order."""
+        self._controller.now.step += num_layers
+        self._controller.now.layer = first + num_layers - 1
 
     @property
     def counters(self) -> Counters:

@@ -44,15 +44,30 @@ class DeviceRoad:
         self._sent: deque[tuple[Mailbox, np.ndarray]] = deque()  # with the table of their pass, the oldest first
         self._counting = threading.Lock()  # any thread may ask for counters
         books.counters.catch_up = self.catch_up
-        self._cache = None  # a `DeviceCache` while the device has it
-        self._is_in_token = False
+        self._cache = None  # a `DeviceCache`, whose addresses stay
+        self._has_cache = self._is_in_token = False
         self._counted = np.zeros((2, self._num_layers), np.int64)
 
     def forward(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """One layer of one token: hidden [1, H], ids and weights [1, K] as the router left them -> [1, H]."""
         if not self._is_in_token:
-            self._begin_token()
+            self.begin_token()
         self._books.stepped(layer)
+        return self.launch(layer, hidden, ids, weights)
+
+    def begin_token(self) -> None:
+        """See to it that the device has the cache, and knows the time of this token."""
+        self._is_in_token = True
+        if not self._has_cache:
+            self._take_over()
+        self._cache.clock.fill_(self._books.clock())
+
+    def count_steps(self) -> None:
+        """Note that the device has begun the steps of all layers."""
+        self._books.stepped(0, self._num_layers)
+
+    def launch(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Queue the kernels of `forward`, which read and write at the same addresses each time."""
         decide, ids = kernels("gpu.decide"), ids.contiguous()
         decide.resolve(self._cache, layer, ids, self._slots, self._missing)
         decide.fill(
@@ -90,25 +105,23 @@ class DeviceRoad:
 
     def give_back(self) -> None:
         """Give the cache to the controller if the device has it. Waits for the device."""
-        if self._cache is not None:
+        if self._has_cache:
             self.catch_up()
             self._books.take_back(self._cache.owner.cpu().numpy(), self._cache.stamp.cpu().numpy())
             self.clear()
 
     def clear(self) -> None:
         """Forget the device's cache, and a token that did not end."""
-        self._cache, self._is_in_token = None, False
-
-    def _begin_token(self) -> None:
-        self._is_in_token = True
-        if self._cache is None:
-            self._take_over()
-        self._cache.clock.fill_(self._books.clock())
+        self._has_cache = self._is_in_token = False
 
     def _take_over(self) -> None:
         self.catch_up()  # the next counts begin at 0
         tables = self._books.hand_over()
         with torch.inference_mode(False):
             sent = [torch.from_numpy(one).to(self._device) for one in (tables.table, tables.owner, tables.stamp)]
-            self._cache = kernels("gpu.decide").DeviceCache.holding(*sent, self._books.num_slots)
+            if self._cache is None:
+                self._cache = kernels("gpu.decide").DeviceCache.holding(*sent, self._books.num_slots)
+            else:
+                self._cache.hold(*sent)
+        self._has_cache = True
         self._counted = np.zeros((2, self._num_layers), np.int64)

@@ -1,7 +1,7 @@
 """Observes a model's routers by hooks and makes the steps that policies see, with one copy from device to host each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from runtime.policies.step import Opening, Step, last_tokens
 
 
 @dataclass(slots=True)
-class _Routed:
+class RouterFindings:
     """A router's input, its logits and what it carries to the next router, kept until its experts are called."""
 
     x: torch.Tensor | None = None
@@ -45,7 +45,8 @@ class Watcher:
     `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_opening` once the input
     of a pass is embedded. `first_request` is the number of the first request of the coming passes; with `decodes` they
     count as decoding, however many tokens they have. `token_requests`, if given, has the request of each token of the
-    next pass, in place of one request for each row of it; the tokens of a request stand together.
+    next pass, in place of one request for each row of it; the tokens of a request stand together. With `is_watching`
+    routers are hooked, with `sees_embeddings` the embedding.
     """
 
     def __init__(self, opened: MoeModel) -> None:
@@ -57,16 +58,16 @@ class Watcher:
         self.token_requests: np.ndarray | None = None
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
-        self._wants_probabilities = self._wants_embeddings = False
+        self._wants_probabilities = self.sees_embeddings = False
         self._distance = 0
         self.predictor: Predictor | None = None
-        self._routed = [_Routed() for _ in opened.layers]
+        self._routed = [RouterFindings() for _ in opened.layers]
         self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._pass_index = -1
         self._newest = -1  # of the requests that were seen
         self._handles: list = []
-        self._is_watching = False
+        self.is_watching = False
 
     @property
     def rows(self) -> np.ndarray | None:
@@ -80,8 +81,8 @@ class Watcher:
 
     def see_embeddings(self) -> None:
         """Make steps carry the mean input embeddings of their pass from here on."""
-        if not self._wants_embeddings:
-            self._wants_embeddings = True
+        if not self.sees_embeddings:
+            self.sees_embeddings = True
             self._watch_embedding()
 
     def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
@@ -99,7 +100,7 @@ class Watcher:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._is_watching = self._wants_embeddings = False
+        self.is_watching = self.sees_embeddings = False
 
     def begin_pass(self, args: tuple, kwargs: dict) -> int:
         """Note whose tokens the model is given. Returns the number of tokens."""
@@ -130,7 +131,7 @@ class Watcher:
 
     def take_embedded(self, kwargs: dict) -> None:
         """Note the input of a pass that is given embeddings in place of ids, once the pass has begun."""
-        if self._wants_embeddings and self._pass.ids is None:
+        if self.sees_embeddings and self._pass.ids is None:
             self._embed(kwargs["inputs_embeds"])
 
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
@@ -170,10 +171,19 @@ class Watcher:
             self.on_step(step)
         return step
 
+    def findings(self, layer: int) -> RouterFindings:
+        """What the router of this layer left since its last step."""
+        return replace(self._routed[layer])
+
+    def take_findings(self, layer: int, found: RouterFindings) -> None:
+        """Take these for the router's of the step to come, where its hook was not called."""
+        own = self._routed[layer]
+        own.x, own.logits, own.carried = found.x, found.logits, found.carried
+
     def _watch_routers(self) -> None:
         """Hook the routers, once. Only when asked: a hook costs a layer of one token some five microseconds."""
-        if not self._is_watching:
-            self._is_watching = True
+        if not self.is_watching:
+            self.is_watching = True
             for layer in self._opened.layers:
                 self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
 
@@ -202,7 +212,7 @@ class Watcher:
 
         return hook
 
-    def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
+    def _predictions(self, layer: int, routed: RouterFindings) -> list[torch.Tensor]:
         """The distributions [T, E] of each of the next D routers on this router's input. The ids of the next pass are
         not known yet, nor what its routers carry: routers that read them are asked with those of this pass."""
         if layer < self._distance:

@@ -19,7 +19,8 @@ counts: Counter[str] = Counter()
 
 
 class Stream:
-    def __init__(self, device: object = None) -> None: ...
+    def __init__(self, device: object = None) -> None:
+        self.device = device
 
     def wait_event(self, event: "Event") -> None:
         counts["event calls"] += 1

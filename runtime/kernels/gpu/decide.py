@@ -42,6 +42,13 @@ class DeviceCache:
         """A cache that holds what these tensors say, with its clock and its counts at 0."""
         return cls(table, owner, stamp, table.new_zeros(1), table.new_zeros(2, len(table)), num_slots)
 
+    def hold(self, table: torch.Tensor, owner: torch.Tensor, stamp: torch.Tensor) -> None:
+        """Hold from here on what these tensors say, at the same addresses."""
+        for own, new in ((self.table, table), (self.owner, owner), (self.stamp, stamp)):
+            own.copy_(new)
+        self.clock.zero_()
+        self.counts.zero_()
+
 
 def resolve(cache: DeviceCache, layer: int, ids: torch.Tensor, slots: torch.Tensor, missing: torch.Tensor) -> None:
     """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K] int32, of the layer,

@@ -1,0 +1,43 @@
+"""The calls of a model that decode one token of one sequence, by what they are given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+_TAKEN = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache"}
+_TAKEN |= {"logits_to_keep", "return_dict"}  # which change nothing for one token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneToken:
+    """A token `ids` [1, 1] behind the `num_tokens` that `past` has; at `positions` [1, 1], or None for the next one.
+    `mask` [1, num_tokens + 1] has ones for tokens that are seen; None: all are."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor | None
+    mask: torch.Tensor | None
+    past: object
+    num_tokens: int
+
+    @classmethod
+    def of(cls, args: tuple, named: Mapping[str, object]) -> "OneToken | None":
+        """What a forward is asked for; None for anything else than one more token and its logits."""
+        ids, past = named.get("input_ids"), named.get("past_key_values")
+        others = (value for name, value in named.items() if name not in _TAKEN)
+        is_plain = not args and named.get("use_cache") and named.get("return_dict") is not False
+        if not is_plain or ids is None or past is None or ids.shape != (1, 1) or any(map(_is_asked, others)):
+            return None
+        positions, mask, num_tokens = named.get("position_ids"), named.get("attention_mask"), past.get_seq_length()
+        is_next = positions is None or positions.shape == (1, 1)
+        is_next &= mask is None or mask.shape == (1, num_tokens + 1)
+        return cls(ids, positions, mask, past, num_tokens) if is_next and num_tokens else None
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether no token before is hidden. Waits for the device where there is a mask."""
+        return self.mask is None or bool(self.mask.all())
+
+
+def _is_asked(value: object) -> bool:
+    return value is not None and value is not False
