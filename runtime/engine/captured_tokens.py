@@ -73,6 +73,11 @@ class CapturedTokens:
         graphs = self._captured.num_graphs if self._captured else 0
         return {"tokens": self.num_tokens, "graphs": graphs, "captures": self.num_captures, "why_not": self.why_not}
 
+    def queue_again(self) -> None:
+        """Queue the last token once more, where it was a single graph: for measurements. Nothing is counted."""
+        self._past.count(self._past.num_tokens - 1)
+        self._captured.replay(_experts)
+
     def _run(self, *args: object, **named: object) -> object:
         token = None if self._is_off or torch.is_grad_enabled() else OneToken.of(args, named)
         if token is None or not self._is_ready(token):
