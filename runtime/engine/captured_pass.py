@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.engine.routers import RouterFindings, Watcher
+from runtime.engine.host_copy import Letter
+from runtime.engine.routers import Watcher
 from runtime.model.open import MoeLayer
 
 Launch = Callable[[MoeLayer, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -15,11 +16,11 @@ Launch = Callable[[MoeLayer, torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
 @dataclass(frozen=True, slots=True, eq=False)
 class Seam:
     """Between two graphs the host has the experts of `layer` computed: `given` is their input, as the first graph left
-    it, `found` what else its router left, and `out` is where the second graph reads their output."""
+    it, `letter` what it tells the host, and `out` is where the second graph reads their output."""
 
     layer: MoeLayer
     given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    found: RouterFindings
+    letter: Letter
     out: torch.Tensor
 
 
@@ -60,18 +61,20 @@ class CapturedPass:
         self.chosen.append(ids)
         if self._launch is not None:
             return self._launch(layer, hidden, ids, weights)
+        letter = self._watcher.send(layer.index, ids, weights)
         self._graphs[-1].capture_end()
         with torch.inference_mode(False):
             out = torch.empty_like(hidden)  # outside the pool: it is written between two graphs
-        self._seams.append(Seam(layer, (hidden, ids, weights), self._watcher.findings(layer.index), out))
+        self._seams.append(Seam(layer, (hidden, ids, weights), letter, out))
         self._begin()
         return out
 
     def replay(self, experts: Launch) -> None:
         """Queue the whole pass again; `experts` has those of each seam computed."""
         for graph, seam in zip(self._graphs, self._seams, strict=False):
+            seam.letter.forget()
             graph.replay()
-            self._watcher.take_findings(seam.layer.index, seam.found)
+            self._watcher.expect(seam.letter)
             seam.out.copy_(experts(seam.layer, *seam.given))
         self._graphs[-1].replay()
 

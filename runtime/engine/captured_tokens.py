@@ -23,7 +23,7 @@ _DEVICE, _RESIDENT, _HOST = "device", "resident", "host"  # who knows where a to
 
 class CapturedTokens:
     """Takes the place of the model's `forward` from `install` to `uninstall`. Hooks of the model itself are called as
-    ever; of hooks of modules inside only the routers' are made up for.
+    ever; what hooks of routers see is part of a graph, and no other hook of a module inside is.
 
     `launch` takes the place of a layer's experts while a pass is captured, and is None otherwise. `why_not` says why
     the last token was not one that can be captured. After a capture that fails no other one is tried.
@@ -89,7 +89,7 @@ class CapturedTokens:
         way, self.why_not = self._way(token)
         if way is None:
             return False
-        key = (way, self._watcher.is_watching)
+        key = (way, self._watcher.wanted)
         if key != self._key or not self._past.has_room(token.past, token.num_tokens):
             if key != self._seen:  # a first token compiles kernels, and makes what the host keeps
                 self._seen = key
@@ -121,7 +121,7 @@ class CapturedTokens:
         launches = {_DEVICE: self._on_device, _RESIDENT: self._resident, _HOST: None}
         try:
             captured = CapturedPass(self._watcher, launches[key[0]])
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), self._watcher.captured(self._ids):
                 past = FixedPast(token.past, _room(token.num_tokens))
                 past.count(token.num_tokens)
                 forward = partial(

@@ -38,6 +38,10 @@ class HostCopy:
             return [ids.detach().numpy(), *(tensor.detach().float().numpy() for tensor in others)]
         return separated(self._fetch(joined(tensors)), widths)
 
+    def send(self, tensors: list[torch.Tensor]) -> "Letter":
+        """Have a CUDA graph that is being captured send these [1, *] tensors each time it is replayed."""
+        return self._mailbox.repeated(tensors)
+
     def _fetch(self, values: torch.Tensor) -> np.ndarray:
         """Copy `values` to the host; the next call overwrites the result."""
         if self._buffer.numel() < values.numel():
@@ -61,8 +65,7 @@ class Mailbox:
         """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites it. Raises
         OutOfResources where the GPU ends its work without writing it."""
         self.send(tensors)
-        self._await()
-        return self._content()
+        return self.read()
 
     def send(self, tensors: list[torch.Tensor]) -> None:
         """Have the device send this, for `read`; the host goes on."""
@@ -84,23 +87,46 @@ class Mailbox:
     def read(self) -> np.ndarray:
         """What was sent last, as `__call__` returns it. Waits if it has not come."""
         if not self.has_come():
-            self._await()
-        return self._content()
-
-    def _content(self) -> np.ndarray:
+            self.wait_for(self._letter, self._number)
         return self._letter[1 : self._count].view(np.float32)[None]
 
-    def _await(self) -> None:
-        letter, polls = self._letter, 0
-        while letter[0] != self._number:
+    def repeated(self, tensors: list[torch.Tensor]) -> "Letter":
+        """As `send`, in a CUDA graph that is being captured."""
+        self.send(tensors)
+        widths = [tensor.shape[1] for tensor in tensors]
+        return Letter(self, self._letter, self._number, widths)
+
+    def wait_for(self, letter: np.ndarray, number: int) -> None:
+        """Return once this number is there."""
+        polls = 0
+        while letter[0] != number:
             time.sleep(0)  # the link's thread needs the interpreter meanwhile
             polls += 1
-            if polls % _POLLS == 0 and self._is_idle() and letter[0] != self._number:
+            if polls % _POLLS == 0 and self._is_idle() and letter[0] != number:
                 raise OutOfResources("the GPU ended its work and did not send what the host waits for: run it again")
 
     def _is_idle(self) -> bool:
         """Whether the GPU has ended all that was queued. Raises its error if there was one."""
         return torch.cuda.current_stream(self._device).query()
+
+
+class Letter:
+    """What a CUDA graph sends each time it is replayed, under a `number` that no other letter has: the host forgets the
+    one before, and then waits for it again."""
+
+    def __init__(self, mailbox: Mailbox, letter: np.ndarray, number: int, widths: list[int]) -> None:
+        self._mailbox, self._number, self._widths = mailbox, number, widths
+        self._letter = letter  # kept: the graph knows the address only
+
+    def forget(self) -> None:
+        """Call it before the graph is queued: the one before has been read, so that nothing else writes there."""
+        self._letter[0] = 0
+
+    def read(self) -> list[np.ndarray]:
+        """What `HostCopy` returns of the same tensors. Waits for it."""
+        self._mailbox.wait_for(self._letter, self._number)
+        content = self._letter[1 : 1 + sum(self._widths)].view(np.float32)[None]
+        return separated(content, self._widths)
 
 
 class HostTokens:

@@ -1,7 +1,8 @@
 """Observes a model's routers by hooks and makes the steps that policies see, with one copy from device to host each."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import DECODE, PREFILL
-from runtime.engine.host_copy import HostCopy, real_rows
+from runtime.engine.host_copy import HostCopy, Letter, real_rows
 from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import RouterAhead, carried_on, reason_not_asked, routers_ahead
 from runtime.model.open import MoeModel
@@ -17,7 +18,7 @@ from runtime.policies.step import Opening, Step, last_tokens
 
 
 @dataclass(slots=True)
-class RouterFindings:
+class _Routed:
     """A router's input, its logits and what it carries to the next router, kept until its experts are called."""
 
     x: torch.Tensor | None = None
@@ -61,9 +62,10 @@ class Watcher:
         self._wants_probabilities = self.sees_embeddings = False
         self._distance = 0
         self.predictor: Predictor | None = None
-        self._routed = [RouterFindings() for _ in opened.layers]
+        self._routed = [_Routed() for _ in opened.layers]
         self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
+        self._letter: Letter | None = None  # of which the next step is made
         self._pass_index = -1
         self._newest = -1  # of the requests that were seen
         self._handles: list = []
@@ -112,7 +114,7 @@ class Watcher:
             rows = real_rows(kwargs.get("attention_mask"), batch, length)
             requests = requests if rows is None else requests[rows]
         phase, prompts = self._phases(requests) if length > 1 and not self.decodes else (DECODE, None)
-        self._pass = _Pass(phase, rows, requests, prompts, ids)
+        self._pass, self._letter = _Pass(phase, rows, requests, prompts, ids), None
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)
@@ -136,15 +138,8 @@ class Watcher:
 
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
         """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a step to the host."""
-        routed = self._routed[layer]
-        tensors = [ids, weights]
-        if self._wants_probabilities:
-            tensors.append(self._opened.layers[layer].distribution(routed.logits))
-        tensors += self._predictions(layer, routed)
-        if self.predictor:
-            tensors += self.predictor.ahead(layer, routed.x)
-        arrays = self._to_host(tensors)
-        routed.x = routed.logits = routed.carried = None  # those of all layers of a long prompt would fill a GPU
+        letter, self._letter = self._letter, None
+        arrays = letter.read() if letter else self._to_host(self._to_be_seen(layer, ids, weights))
         if layer == len(self._routed) - 1:
             self._pass.ids = None
             self._pass.carried.clear()
@@ -171,14 +166,40 @@ class Watcher:
             self.on_step(step)
         return step
 
-    def findings(self, layer: int) -> RouterFindings:
-        """What the router of this layer left since its last step."""
-        return replace(self._routed[layer])
+    @property
+    def wanted(self) -> tuple[object, ...]:
+        """What else than ids and weights steps carry."""
+        return self._wants_probabilities, self._distance, self.predictor, self.is_watching
 
-    def take_findings(self, layer: int, found: RouterFindings) -> None:
-        """Take these for the router's of the step to come, where its hook was not called."""
-        own = self._routed[layer]
-        own.x, own.logits, own.carried = found.x, found.logits, found.carried
+    @contextmanager
+    def captured(self, ids: torch.Tensor) -> Iterator[None]:
+        """While a pass is captured, take it for one of these `ids` [1, 1], which stay where they are."""
+        before, self._pass.ids = self._pass.ids, ids
+        try:
+            yield
+        finally:
+            self._pass.ids = before
+            self._pass.carried.clear()
+
+    def send(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Letter:
+        """Have a graph that is being captured send what a step of this layer will be made of."""
+        return self._to_host.send(self._to_be_seen(layer, ids, weights))
+
+    def expect(self, letter: Letter) -> None:
+        """Make the next step of this letter, which a graph sends."""
+        self._letter = letter
+
+    def _to_be_seen(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+        """What the host must see of a layer, [T, *] each."""
+        routed = self._routed[layer]
+        tensors = [ids, weights]
+        if self._wants_probabilities:
+            tensors.append(self._opened.layers[layer].distribution(routed.logits))
+        tensors += self._predictions(layer, routed)
+        if self.predictor:
+            tensors += self.predictor.ahead(layer, routed.x)
+        routed.x = routed.logits = routed.carried = None  # those of all layers of a long prompt would fill a GPU
+        return tensors
 
     def _watch_routers(self) -> None:
         """Hook the routers, once. Only when asked: a hook costs a layer of one token some five microseconds."""
@@ -212,7 +233,7 @@ class Watcher:
 
         return hook
 
-    def _predictions(self, layer: int, routed: RouterFindings) -> list[torch.Tensor]:
+    def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
         """The distributions [T, E] of each of the next D routers on this router's input. The ids of the next pass are
         not known yet, nor what its routers carry: routers that read them are asked with those of this pass."""
         if layer < self._distance:

@@ -32,21 +32,21 @@ def decode(session, past, positions):
         said.append(now.logits[0, 0])
     return past, said
 
-held, letters = [], (mailbox.send, Mailbox._await)
+held, letters = [], (mailbox.send, Mailbox.wait_for)
 
 def hold_letters():
     # Letters come when the host waits for them.
-    send, wait = mailbox.send, Mailbox._await
+    send, wait = mailbox.send, Mailbox.wait_for
 
-    def come(self):
+    def come(self, *letter):
         send(*held.pop(0))
-        wait(self)
+        wait(self, *letter)
 
     def hold(ids, *others):
         counts["launches"] += 1
         held.append((ids.clone(), *others))
 
-    mailbox.send, Mailbox._await = hold, come
+    mailbox.send, Mailbox.wait_for = hold, come
 
 with Session(opened, Settings(**chosen, link="1GB/s")) as session:
     past = session.forward(ids[:, :12]).past_key_values
@@ -68,7 +68,7 @@ with with_mailbox(Session(opened, settings)) as session:
     each = {name: count / 8 for name, count in counts.items()}
     totals = session.controller.counters.totals(first_pass=first_pass)
     assert totals["requests"] == 8 * opened.shape.num_layers * opened.shape.top_k and not held
-    mailbox.send, Mailbox._await = letters
+    mailbox.send, Mailbox.wait_for = letters
     session.engine.captured.install()
     past, captured = decode(session, past, range(30, 32))  # the second one is captured
     counts.clear()
@@ -117,7 +117,7 @@ def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, polici
         assert each["copies of experts"] == found.misses
         assert each["event calls"] <= 6 * layers + 3 * found.misses
     assert found.replayed["graphs"] == layers + 1, "each ends at a router"
-    assert found.replayed["launches"] <= 5 * layers
+    assert found.replayed["launches"] <= 4 * layers, "the graph sends the ids"
     assert found.replayed["host waits"] <= layers + 1
 
 
