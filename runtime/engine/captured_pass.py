@@ -43,14 +43,15 @@ class CapturedPass:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def capture(self, forward: Callable[[], object], stream: torch.cuda.Stream) -> None:
-        """Capture what `forward` queues; it calls `experts` for each layer. Nothing is computed. Raises whatever the
-        model or the driver raises where the host would have to wait for the device."""
+    def capture(self, forward: Callable[[], object], stream: torch.cuda.Stream, end: Callable[[], None]) -> None:
+        """Capture what `forward` and then `end` queue; the former calls `experts` for each layer. Nothing is computed.
+        Raises whatever the model or the driver raises where the host would have to wait for the device."""
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             self._begin()
             try:
                 self.output = forward()
+                end()
             except BaseException:
                 self._abandon()
                 raise

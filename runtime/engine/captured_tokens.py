@@ -134,7 +134,7 @@ class CapturedTokens:
                 self.launch = _nothing
                 forward()  # libraries prepare kernels and memory when they are first called
                 self.launch = captured.experts
-                captured.capture(forward, self._stream)
+                captured.capture(forward, self._stream, self._road.queue_counters if self._road else _end)
             _check_output(captured.output)
         except Exception as error:  # of the model's own code, of the driver, or of too little memory
             first = str(error).strip().partition("\n")[0]
@@ -157,7 +157,7 @@ class CapturedTokens:
             self._road.begin_token()
         self._captured.replay(_experts)
         if self._road:
-            self._road.count_steps()
+            self._road.replayed()
         elif self._key[0] is _RESIDENT:
             self._steps.count_settled(self._captured.chosen)
         self._past.num_tokens += 1
@@ -187,6 +187,9 @@ def _experts(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: 
 
 def _nothing(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(hidden)
+
+
+def _end() -> None: ...
 
 
 def _room(num_tokens: int) -> int:

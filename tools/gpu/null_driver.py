@@ -1,13 +1,11 @@
 """A driver for Triton without a GPU: kernels are compiled and launched by Triton's own code, and then nothing runs, but
-for the kernel that sends a token's ids to the host."""
+for the kernels that send a token's ids, or counters, to the host."""
 
 import time
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
-
-_SENDS = "_send"  # the kernel of `runtime.kernels.gpu.mailbox`
 
 
 class NullDriver:
@@ -41,13 +39,13 @@ class NullDriver:
 
     def launcher_cls(self, src, metadata):
         """What launches a kernel."""
-        names, sends = src.fn.arg_names, src.fn.__name__ == _SENDS
+        names, sends = src.fn.arg_names, _SENDS.get(src.fn.__name__)
 
         def launch(x, y, z, stream, function, packed, metadata, enter, leave, *arguments) -> None:
             self.num_launches += 1
             if sends:
                 begin_s = time.thread_time()
-                _send(**dict(zip(names, arguments, strict=True)))
+                sends(**dict(zip(names, arguments, strict=True)))
                 self.own_s += time.thread_time() - begin_s
 
         return launch
@@ -57,3 +55,14 @@ def _send(ids_ptr: torch.Tensor, values_ptr: torch.Tensor, words_ptr: torch.Tens
     ids, values = ids_ptr.flatten().int(), values_ptr.flatten().float().view(torch.int32)
     words_ptr[1 : 1 + len(ids) + len(values)] = torch.cat([ids, values])
     words_ptr[0] = number
+
+
+def _send_next(
+    values_ptr: torch.Tensor, number_ptr: torch.Tensor, words_ptr: torch.Tensor, count: int, **_: object
+) -> None:
+    number_ptr += 1
+    letter = words_ptr.view(count, -1)[number_ptr.item() % count]
+    letter[1:], letter[0] = values_ptr.flatten(), number_ptr
+
+
+_SENDS = {"_send": _send, "_send_next": _send_next}  # kernels of `runtime.kernels.gpu.mailbox`
