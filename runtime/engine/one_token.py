@@ -23,9 +23,9 @@ class OneToken:
     @classmethod
     def of(cls, args: tuple, named: Mapping[str, object]) -> "OneToken | None":
         """What a forward is asked for; None for anything else than one more token and its logits."""
-        ids, past = named.get("input_ids"), named.get("past_key_values")
+        ids, past = named.get("input_ids", args[0] if args else None), named.get("past_key_values")
         others = (value for name, value in named.items() if name not in _TAKEN)
-        is_plain = not args and named.get("use_cache") and named.get("return_dict") is not False
+        is_plain = len(args) < 2 and named.get("use_cache") and named.get("return_dict") is not False
         if not is_plain or ids is None or past is None or ids.shape != (1, 1) or any(map(_is_asked, others)):
             return None
         positions, mask, num_tokens = named.get("position_ids"), named.get("attention_mask"), past.get_seq_length()

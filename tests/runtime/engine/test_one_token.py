@@ -20,6 +20,8 @@ def test_a_token_behind_others_is_one() -> None:
     assert token.num_tokens == 3 and token.positions is None and token.sees_all
     masked = OneToken.of((), named(attention_mask=torch.tensor([[0, 1, 1, 1]]), position_ids=torch.tensor([[2]])))
     assert not masked.sees_all and masked.positions.item() == 2
+    positional = named()
+    assert OneToken.of((positional.pop("input_ids"),), positional).ids.item() == 5
 
 
 @pytest.mark.parametrize(
@@ -41,4 +43,4 @@ def test_a_token_behind_others_is_one() -> None:
 )
 def test_anything_else_is_not(own: dict[str, object]) -> None:
     assert OneToken.of((), named(**own)) is None
-    assert OneToken.of((torch.tensor([[5]]),), named()) is None
+    assert OneToken.of((None, None), named(**own)) is None
