@@ -11,13 +11,14 @@ import torch
 
 from runtime.engine.captured_pass import CapturedPass, Launch
 from runtime.engine.device_road import DeviceRoad
-from runtime.engine.fixed_past import FixedPast, reason_not_lodged
+from runtime.engine.fixed_past import FixedPast, reason_not_lodged, twin_of
 from runtime.engine.one_token import OneToken
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
 from runtime.model.open import MoeLayer, MoeModel
 
 _LEAST, _SPARE = 512, 128  # tokens that there is room for, a power of two: a chat outgrows it rarely
+_ALIKE, _COARSE = {torch.float32: 1e-4}, 5e-2  # of the largest logit, by what is summed in another order
 _DEVICE, _RESIDENT, _HOST = "device", "resident", "host"  # who knows where a token's experts are
 
 
@@ -122,18 +123,12 @@ class CapturedTokens:
         try:
             captured = CapturedPass(self._watcher, launches[key[0]])
             with torch.inference_mode(False), torch.no_grad(), self._watcher.captured(self._ids):
-                past = FixedPast(token.past, _room(token.num_tokens))
-                past.count(token.num_tokens)
-                forward = partial(
-                    self._forward,
-                    input_ids=self._ids,
-                    position_ids=self._positions,
-                    past_key_values=past.cache,
-                    use_cache=True,
-                )
+                past = FixedPast(token.past, _room(token.num_tokens), self._ids.device)
+                self._put(token)
+                forward = partial(self._forward, input_ids=self._ids, position_ids=self._positions, use_cache=True)
                 self.launch = _nothing
-                forward()  # libraries prepare kernels and memory when they are first called
-                self.launch = captured.experts
+                _rehearse(forward, past, token)
+                self.launch, forward = captured.experts, partial(forward, past_key_values=past.cache)
                 captured.capture(forward, self._stream, self._road.queue_counters if self._road else _end)
             _check_output(captured.output)
         except Exception as error:  # of the model's own code, of the driver, or of too little memory
@@ -146,13 +141,17 @@ class CapturedTokens:
         self.num_captures += 1
         return True
 
-    def _replay(self, token: OneToken) -> object:
-        self._past.count(token.num_tokens)
+    def _put(self, token: OneToken) -> None:
+        """Write a token to where graphs read it."""
         self._ids.copy_(token.ids)
         if token.positions is None:
             self._positions.fill_(token.num_tokens)
         else:
             self._positions.copy_(token.positions)
+
+    def _replay(self, token: OneToken) -> object:
+        self._past.count(token.num_tokens)
+        self._put(token)
         if self._road:
             self._road.begin_token()
         self._captured.replay(_experts)
@@ -190,6 +189,19 @@ def _nothing(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: 
 
 
 def _end() -> None: ...
+
+
+def _rehearse(forward: Callable[..., object], past: FixedPast, token: OneToken) -> None:
+    """Compute the token without experts, once from its own memory and once from a fixed one: libraries prepare then
+    what a capture must not make. Raises RuntimeError where the model says something else of a fixed memory."""
+    theirs = forward(past_key_values=twin_of(token.past)).logits.float()
+    copied = twin_of(token.past)
+    past.lodge(copied, token.num_tokens)
+    past.count(token.num_tokens)
+    ours = forward(past_key_values=past.cache).logits
+    error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+    if not error <= _ALIKE.get(ours.dtype, _COARSE):
+        raise RuntimeError(f"from keys and values at fixed addresses its logits differ by {error:.1e}")
 
 
 def _room(num_tokens: int) -> int:

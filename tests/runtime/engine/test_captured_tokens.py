@@ -123,6 +123,10 @@ with counted_gpu.with_mailbox(Session(opened, settings)) as session:
     session.validate()
     print(session.receipt()["fallbacks"][-1])
 handle.remove()
+captured_tokens._ALIKE = {torch.float32: -1.0}
+with counted_gpu.with_mailbox(Session(opened, settings)) as session:
+    told(session)
+captured_tokens._ALIKE = {torch.float32: 1e-4}
 with counted_gpu.with_mailbox(Session(opened, settings)) as session:
     session.forward(ids[:, :5])
     padded = torch.tensor([[0, 1, 1, 1, 1, 1]])
@@ -135,9 +139,11 @@ with counted_gpu.with_mailbox(Session(opened, settings)) as session:
 
 
 def test_what_cannot_be_captured_is_launched_one_by_one_and_says_so(checkpoint: Checkpoint) -> None:
-    """An observer on the host, a session that was told so, a model whose code asks the host, a padded sequence. A
-    capture that fails has counted nothing."""
-    whole, observed, stopped, asked, is_right, line, padded = interpret(BEGUN + LEFT, str(checkpoint("olmoe")))
+    """An observer on the host, a session that was told so, a model whose code asks the host, one that says something
+    else from there, a padded sequence. A capture that fails has counted nothing."""
+    answers = interpret(BEGUN + LEFT, str(checkpoint("olmoe")))
+    whole, observed, stopped, asked, is_right, line, differs, padded = answers
+    assert differs.startswith("0 0 RuntimeError: from keys and values at fixed addresses its logits differ by")
     assert whole == "3 1 None" and stopped == "3 1 it was stopped"
     assert observed == "3 1 the host reads the embedded input"
     assert asked.startswith("0 0 Unsupported: operation not permitted when stream is capturing")
