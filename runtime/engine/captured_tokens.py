@@ -35,7 +35,7 @@ class CapturedTokens:
         self.why_not: str | None = None
         self.num_tokens = self.num_captures = 0
         self._model, self._steps, self._road, self._watcher = opened.model, steps, road, watcher
-        self._num_layers, self._is_off = opened.shape.num_layers, False
+        self._is_off = False
         self._past: FixedPast | None = None
         self._captured: CapturedPass | None = None
         self._key: tuple | None = None  # under which it was captured
@@ -125,10 +125,11 @@ class CapturedTokens:
             with torch.inference_mode(False), torch.no_grad(), self._watcher.captured(self._ids):
                 past = FixedPast(token.past, _room(token.num_tokens), self._ids.device)
                 self._put(token)
-                forward = partial(self._forward, input_ids=self._ids, position_ids=self._positions, use_cache=True)
+                own = {"input_ids": self._ids, "position_ids": self._positions, "past_key_values": past.cache}
+                forward = partial(self._forward, **own, use_cache=True)
                 self.launch = _nothing
-                _rehearse(forward, past, token)
-                self.launch, forward = captured.experts, partial(forward, past_key_values=past.cache)
+                _rehearse(self._forward, forward, past, token)
+                self.launch = captured.experts
                 captured.capture(forward, self._stream, self._road.queue_counters if self._road else _end)
             _check_output(captured.output)
         except Exception as error:  # of the model's own code, of the driver, or of too little memory
@@ -191,14 +192,15 @@ def _nothing(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: 
 def _end() -> None: ...
 
 
-def _rehearse(forward: Callable[..., object], past: FixedPast, token: OneToken) -> None:
-    """Compute the token without experts, once from its own memory and once from a fixed one: libraries prepare then
-    what a capture must not make. Raises RuntimeError where the model says something else of a fixed memory."""
-    theirs = forward(past_key_values=twin_of(token.past)).logits.float()
+def _rehearse(model: Callable[..., object], forward: Callable[[], object], past: FixedPast, token: OneToken) -> None:
+    """Compute the token without experts, once as it was asked for and once from a fixed memory: libraries prepare then
+    what a capture must not make. Raises RuntimeError where something else is said from there."""
+    asked = {"input_ids": token.ids, "position_ids": token.positions, "use_cache": True}
+    theirs = model(**asked, past_key_values=twin_of(token.past)).logits.float()
     copied = twin_of(token.past)
     past.lodge(copied, token.num_tokens)
     past.count(token.num_tokens)
-    ours = forward(past_key_values=past.cache).logits
+    ours = forward().logits
     error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
     if not error <= _ALIKE.get(ours.dtype, _COARSE):
         raise RuntimeError(f"from keys and values at fixed addresses its logits differ by {error:.1e}")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from transformers.cache_utils import Cache
 
 _TAKEN = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache"}
 _TAKEN |= {"logits_to_keep", "return_dict"}  # which change nothing for one token
@@ -17,7 +18,7 @@ class OneToken:
     ids: torch.Tensor
     positions: torch.Tensor | None
     mask: torch.Tensor | None
-    past: object
+    past: Cache
     num_tokens: int
 
     @classmethod
@@ -25,10 +26,13 @@ class OneToken:
         """What a forward is asked for; None for anything else than one more token and its logits."""
         ids, past = named.get("input_ids", args[0] if args else None), named.get("past_key_values")
         others = (value for name, value in named.items() if name not in _TAKEN)
-        is_plain = len(args) < 2 and named.get("use_cache") and named.get("return_dict") is not False
-        if not is_plain or ids is None or past is None or ids.shape != (1, 1) or any(map(_is_asked, others)):
+        is_plain = len(args) < 2 and bool(named.get("use_cache")) and named.get("return_dict") is not False
+        is_plain &= isinstance(past, Cache) and ids is not None and ids.shape == (1, 1)
+        if not is_plain or any(map(_is_asked, others)):
             return None
         positions, mask, num_tokens = named.get("position_ids"), named.get("attention_mask"), past.get_seq_length()
+        if not isinstance(num_tokens, int):  # it is counted on the device
+            return None
         is_next = positions is None or positions.shape == (1, 1)
         is_next &= mask is None or mask.shape == (1, num_tokens + 1)
         return cls(ids, positions, mask, past, num_tokens) if is_next and num_tokens else None
