@@ -95,6 +95,7 @@ class CapturedTokens:
             if key != self._seen:  # a first token compiles kernels, and makes what the host keeps
                 self._seen = key
                 return False
+            self._show_embedded(token)
             if not self._capture(key, token):
                 return False
         if not self._past.holds(token.past):
@@ -106,9 +107,7 @@ class CapturedTokens:
 
     def _way(self, token: OneToken) -> tuple[str | None, str | None]:
         """Who knows where the token's experts are; or why it cannot be captured."""
-        reason = reason_not_lodged(token.past)
-        if reason is None and self._watcher.sees_embeddings:
-            reason = "the host reads the embedded input"
+        reason = f"forwards are given {', '.join(token.others)}" if token.others else reason_not_lodged(token.past)
         if reason is None and self._road and (self._watcher.on_step or self._steps.on_plan):
             reason = "the host sees every step"
         if reason is not None:
@@ -142,6 +141,12 @@ class CapturedTokens:
         self.num_captures += 1
         return True
 
+    def _show_embedded(self, token: OneToken) -> None:
+        """Have the embedding's hook show the host what a policy or an observer asks for: once a pass, and not from
+        within a graph."""
+        if self._watcher.sees_embeddings:
+            self._model.get_input_embeddings()(token.ids)
+
     def _put(self, token: OneToken) -> None:
         """Write a token to where graphs read it."""
         self._ids.copy_(token.ids)
@@ -151,6 +156,7 @@ class CapturedTokens:
             self._positions.copy_(token.positions)
 
     def _replay(self, token: OneToken) -> object:
+        self._show_embedded(token)
         self._past.count(token.num_tokens)
         self._put(token)
         if self._road:

@@ -96,6 +96,35 @@ def test_replayed_tokens_are_the_plain_models(
     assert captured == {"tokens": 17, "graphs": graphs, "captures": 2, "why_not": None}, "all but the first"
 
 
+REPLAYED = """
+from pathlib import Path
+from runtime.engine import host_copy
+from runtime.policies.base import Artefacts
+from tests.runtime.replay.test_replay import live_and_replayed
+
+on_gpu()
+made = host_copy.HostCopy.__init__
+
+def with_mailbox(own, device):
+    made(own, device)
+    own._mailbox = host_copy.Mailbox(device)
+
+host_copy.HostCopy.__init__ = with_mailbox
+settings = Settings(budget="60%", link="1GB/s", experts="fused", policies={"prefetch": "next_gate"})
+opened = open_model(sys.argv[1])
+live, again = live_and_replayed(opened, settings, Artefacts(), Path(sys.argv[2]))
+passes = zip(live.counters.passes, again.counters.passes, strict=True)
+print(recorded_graphs.counts["graphs"], sum(bool((one != other).any()) for one, other in passes))
+print(int((live.cache.state != again.cache.state).sum()), live.now == again.now)
+"""
+
+
+def test_the_simulator_replays_what_was_recorded_of_graphs(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Six of the seven tokens that `generate` decodes, on a thread of its own, three graphs each."""
+    passes, state = interpret(BEGUN + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet"))
+    assert passes == "18 0" and state == "0 True"
+
+
 LEFT = """
 opened = open_model(sys.argv[1])
 on_gpu()
@@ -109,8 +138,12 @@ def told(session, **mask):
 
 with counted_gpu.with_mailbox(Session(opened, settings)) as session:
     whole = told(session)
+    openings = []
     session.watcher.see_embeddings()
+    session.watcher.on_opening = openings.append
     told(session)
+    embedded = opened.model.get_input_embeddings()(ids[0, 5:9]).detach().numpy()
+    print(len(openings), all((one.embedding == own).all() for one, own in zip(openings[1:], embedded, strict=True)))
     session.engine.captured.stop()
     told(session)
 
@@ -139,13 +172,13 @@ with counted_gpu.with_mailbox(Session(opened, settings)) as session:
 
 
 def test_what_cannot_be_captured_is_launched_one_by_one_and_says_so(checkpoint: Checkpoint) -> None:
-    """An observer on the host, a session that was told so, a model whose code asks the host, one that says something
+    """A session that was told so, a model whose code asks the host, one that says something
     else from there, a padded sequence. A capture that fails has counted nothing."""
     answers = interpret(BEGUN + LEFT, str(checkpoint("olmoe")))
-    whole, observed, stopped, asked, is_right, line, differs, padded = answers
+    whole, observed, embedded, stopped, asked, is_right, line, differs, padded = answers
     assert differs.startswith("0 0 RuntimeError: from keys and values at fixed addresses its logits differ by")
-    assert whole == "3 1 None" and stopped == "3 1 it was stopped"
-    assert observed == "3 1 the host reads the embedded input"
+    assert whole == "3 1 None" and stopped == "7 1 it was stopped"
+    assert observed == "7 1 None" and embedded == "5 True", "the host sees what a replayed token is embedded as"
     assert asked.startswith("0 0 Unsupported: operation not permitted when stream is capturing")
     assert is_right.startswith("True") and padded == "the sequence is padded"
     assert line.startswith("decoded tokens are launched one by one, not as CUDA graphs: Unsupported")
