@@ -1,5 +1,5 @@
-"""The device road: a GPU finds a decoded token's experts, evicts as `lru`, brings what is missing and computes, and the
-host waits for none of it, nor for the counters."""
+"""The device road: a GPU finds a decoded token's experts, evicts as `lru` or `lfu`, brings what is missing and
+computes, and the host waits for none of it, nor for the counters."""
 
 import threading
 from collections import deque
@@ -130,7 +130,8 @@ class DeviceRoad:
         with torch.inference_mode(False):
             sent = [torch.from_numpy(one).to(self._device) for one in (tables.table, tables.owner, tables.stamp)]
             if self._cache is None:
-                self._cache = kernels("gpu.decide").DeviceCache.holding(*sent, self._books.num_slots)
+                own = {"counts_uses": self._books.counts_uses}
+                self._cache = kernels("gpu.decide").DeviceCache.holding(*sent, self._books.num_slots, **own)
             else:
                 self._cache.hold(*sent)
         self._has_cache = True

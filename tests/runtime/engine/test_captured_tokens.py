@@ -78,7 +78,7 @@ print(json.dumps([error(ours, theirs), key_error, all(alike), receipt["captured"
 @pytest.mark.parametrize(
     ("family", "decide", "chosen", "graphs"),
     [
-        ("olmoe", "device", {"budget": "60%"}, 1),
+        ("olmoe", "device", {"budget": "60%", "policies": {"eviction": "lfu"}}, 1),
         ("deepseek_v2", "host", {"preset": "full"}, 1),
         ("gpt_oss", "host", {"budget": "60%", "policies": {"prefetch": "next_gate"}}, 3),
     ],
