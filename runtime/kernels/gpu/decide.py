@@ -112,12 +112,7 @@ def _resolve(
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
     row_ptr = table_ptr + layer * num_experts
     if counts_uses:
-        uses_ptr = stamp_ptr + layer * num_experts
-        for rank in tl.static_range(top_k):
-            use_ptr = uses_ptr + tl.load(ids_ptr + rank)
-            tl.store(use_ptr, tl.load(use_ptr) + 1)
-        tl.debug_barrier()
-        stamps = tl.load(uses_ptr + owners, mask=is_slot & (owners >= 0), other=-1)
+        stamps = _used(ids_ptr, stamp_ptr + layer * num_experts, owners, is_slot, top_k)
         latest = latest * 0 + 2147483647
     else:
         stamps = tl.load(stamp_ptr + own, mask=is_slot, other=0)
@@ -147,6 +142,16 @@ def _resolve(
     loads_ptr, evictions_ptr = counts_ptr + layer, counts_ptr + num_layers + layer
     tl.store(loads_ptr, tl.load(loads_ptr) + num_loaded)
     tl.store(evictions_ptr, tl.load(evictions_ptr) + num_evicted)
+
+
+@triton.jit
+def _used(ids_ptr, uses_ptr, owners, is_slot, top_k: tl.constexpr):
+    """Count the uses of a token's experts. Returns how often the expert of each slot was used; -1 for a free slot."""
+    for rank in tl.static_range(top_k):
+        use_ptr = uses_ptr + tl.load(ids_ptr + rank)
+        tl.store(use_ptr, tl.load(use_ptr) + 1)
+    tl.debug_barrier()  # what was written is read by other threads
+    return tl.load(uses_ptr + owners, mask=is_slot & (owners >= 0), other=-1)
 
 
 @triton.jit(do_not_specialize=["first_key", "first_slot"])
