@@ -18,6 +18,7 @@ from runtime.kernels.gpu.blocks import expert_start
 from runtime.kernels.gpu.repeated import Repeated, blocks, width
 
 _BLOCK = 4096  # words of one program of `fill`
+_MOST = tl.constexpr((1 << 31) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,7 @@ def _resolve(
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
     row_ptr = table_ptr + layer * num_experts
     if counts_uses:
-        stamps = _used(ids_ptr, stamp_ptr + layer * num_experts, owners, is_slot, top_k)
-        latest = latest * 0 + 2147483647
+        stamps, latest = _used(ids_ptr, stamp_ptr + layer * num_experts, owners, is_slot, top_k), _MOST + latest * 0
     else:
         stamps = tl.load(stamp_ptr + own, mask=is_slot, other=0)
     for rank in tl.static_range(top_k):
@@ -139,17 +139,20 @@ def _resolve(
     if not counts_uses:
         tl.store(stamp_ptr + own, stamps, mask=is_slot)
     tl.store(owner_ptr + own, owners, mask=is_slot)
-    loads_ptr, evictions_ptr = counts_ptr + layer, counts_ptr + num_layers + layer
-    tl.store(loads_ptr, tl.load(loads_ptr) + num_loaded)
-    tl.store(evictions_ptr, tl.load(evictions_ptr) + num_evicted)
+    _add(counts_ptr + layer, num_loaded)
+    _add(counts_ptr + num_layers + layer, num_evicted)
+
+
+@triton.jit
+def _add(number_ptr, amount):
+    tl.store(number_ptr, tl.load(number_ptr) + amount)
 
 
 @triton.jit
 def _used(ids_ptr, uses_ptr, owners, is_slot, top_k: tl.constexpr):
     """Count the uses of a token's experts. Returns how often the expert of each slot was used; -1 for a free slot."""
     for rank in tl.static_range(top_k):
-        use_ptr = uses_ptr + tl.load(ids_ptr + rank)
-        tl.store(use_ptr, tl.load(use_ptr) + 1)
+        _add(uses_ptr + tl.load(ids_ptr + rank), 1)
     tl.debug_barrier()  # what was written is read by other threads
     return tl.load(uses_ptr + owners, mask=is_slot & (owners >= 0), other=-1)
 
