@@ -1,4 +1,5 @@
-"""Hands the cache of `lru` to a device that decides by itself, and takes it back, so that both decide as one."""
+"""Hands the cache of `lru` or `lfu` to a device that decides by itself, and takes it back, so that both decide as
+one."""
 
 from dataclasses import dataclass
 
@@ -6,6 +7,7 @@ import numpy as np
 
 from runtime.control.controller import Controller
 from runtime.control.counters import Counter, Counters
+from runtime.policies.eviction.lfu import Lfu
 from runtime.policies.eviction.lru import Lru
 
 _FREE = -1
@@ -15,8 +17,9 @@ _BEFORE_ALL = np.iinfo(np.int32).min  # the stamp of a free slot: older than any
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTables:
     """What a device must know of every layer's slots, int32: `table` [L, E] is the slot of each expert in its layer,
-    `owner` [L, S] the expert of each slot, -1 for none; `stamp` [L, S] orders a layer's slots by their last use. A
-    layer with fewer than S slots has the first ones."""
+    `owner` [L, S] the expert of each slot, -1 for none. For `lru` `stamp` [L, S] orders a layer's slots by their last
+    use, for `lfu` `stamp` [L, E] is how often each expert was used. A layer with fewer than S slots has the first
+    ones."""
 
     table: np.ndarray
     owner: np.ndarray
@@ -24,41 +27,52 @@ class SlotTables:
 
 
 class CacheOnDevice:
-    """The controller's books of one-token steps that a device decides: on-demand loads, eviction `lru` in each layer.
+    """The controller's books of one-token steps that a device decides: on-demand loads, and in each layer eviction by
+    `lru`, or by `lfu` without decay, which `counts_uses`.
 
     After `hand_over` the device's clock is `clock()` during a token, and it stamps slots with that. Until `take_back`
     the controller's cache stays what it was. A step that the device has begun is noted by `stepped`, its loads and
     evictions by `count`, which may come later; the controller then counts as if it had decided itself.
     """
 
-    def __init__(self, controller: Controller, eviction: Lru) -> None:
+    def __init__(self, controller: Controller, eviction: Lru | Lfu) -> None:
         self._controller, self._eviction, self._first_step = controller, eviction, 0
+        self.counts_uses = isinstance(eviction, Lfu)
         self.num_slots = [pool.num_slots for pool in controller.cache.pools]
         self.first_slots = np.cumsum([0, *self.num_slots[:-1]]).tolist()
 
     def hand_over(self) -> SlotTables:
         """What the controller's cache holds between two passes, as the device takes it."""
         controller = self._controller
-        cache, shape, last_use = controller.cache, controller.shape, self._eviction.last_use
+        cache, shape = controller.cache, controller.shape
         self._first_step = controller.now.step
         table = np.full((shape.num_layers, shape.num_experts), _FREE, np.int32)
         owner = np.full((shape.num_layers, max(self.num_slots)), _FREE, np.int32)
-        stamp = np.full_like(owner, _BEFORE_ALL)
         for place in filter(None, cache.places):
             layer, expert = divmod(place.key, shape.num_experts)
             slot = place.slot - self.first_slots[layer]
             table[layer, expert], owner[layer, slot] = slot, expert
-            stamp[layer, slot] = max(last_use[place.key] - self._first_step - layer, _BEFORE_ALL + 1)
-        return SlotTables(table, owner, stamp)
+        return SlotTables(table, owner, self._uses() if self.counts_uses else self._last_uses(owner))
+
+    def _uses(self) -> np.ndarray:
+        return self._eviction.uses.astype(np.int32).reshape(self._controller.shape.num_layers, -1)
+
+    def _last_uses(self, owner: np.ndarray) -> np.ndarray:
+        """When the expert of each slot was used last, in steps before the first one of the device."""
+        stamp, num_experts = np.full_like(owner, _BEFORE_ALL), self._controller.shape.num_experts
+        for layer, slot in zip(*np.nonzero(owner >= 0), strict=True):
+            used = self._eviction.last_use[layer * num_experts + owner[layer, slot]] - self._first_step - layer
+            stamp[layer, slot] = max(used, _BEFORE_ALL + 1)
+        return stamp
 
     def clock(self) -> int:
         """What the device's clock is during the token whose first step comes next."""
         return self._controller.now.step - self._first_step + 1
 
-    def stepped(self, layer: int) -> None:
-        """Note that the device has begun a token's step of this layer; a token takes all layers in their order."""
-        self._controller.now.step += 1
-        self._controller.now.layer = layer
+    def stepped(self, first: int, num_layers: int = 1) -> None:
+        """Note that the device has begun a token's steps of these layers; a token takes all layers in their order."""
+        self._controller.now.step += num_layers
+        self._controller.now.layer = first + num_layers - 1
 
     @property
     def counters(self) -> Counters:
@@ -74,13 +88,15 @@ class CacheOnDevice:
         table[Counter.DEMAND_BYTES] += loads * shape.expert_nbytes
 
     def take_back(self, owner: np.ndarray, stamp: np.ndarray) -> None:
-        """Make the controller's cache what the device says, `owner` and `stamp` [L, S]."""
-        controller, keys = self._controller, []
-        num_experts, last_use = controller.shape.num_experts, self._eviction.last_use
+        """Make the controller's cache what the device says, `owner` [L, S] and `stamp` as in `SlotTables`."""
+        num_experts, keys = self._controller.shape.num_experts, []
         for layer, count in enumerate(self.num_slots):
-            for expert, used in zip(owner[layer, :count].tolist(), stamp[layer, :count].tolist(), strict=True):
-                key = layer * num_experts + expert if expert >= 0 else _FREE
-                keys.append(key)
-                if key >= 0:
-                    last_use[key] = self._first_step + layer + used
-        controller.cache.rearrange(keys)
+            own = owner[layer, :count].astype(np.int64)
+            own_keys = np.where(own >= 0, own + layer * num_experts, _FREE)
+            if not self.counts_uses:
+                is_there = own >= 0
+                self._eviction.last_use[own_keys[is_there]] = self._first_step + layer + stamp[layer, :count][is_there]
+            keys += own_keys.tolist()
+        if self.counts_uses:
+            self._eviction.uses[:] = stamp.reshape(-1)
+        self._controller.cache.rearrange(keys)

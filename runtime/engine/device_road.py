@@ -1,5 +1,5 @@
-"""The device road: a GPU finds a decoded token's experts, evicts as `lru`, brings what is missing and computes, and the
-host waits for none of it, nor for the counters."""
+"""The device road: a GPU finds a decoded token's experts, evicts as `lru` or `lfu`, brings what is missing and
+computes, and the host waits for none of it, nor for the counters."""
 
 import threading
 from collections import deque
@@ -9,7 +9,7 @@ import torch
 
 from artifacts.shape import FULL_BITS
 from runtime.control.on_device import CacheOnDevice
-from runtime.engine.host_copy import Mailbox
+from runtime.engine.host_copy import NumberedLetters
 from runtime.engine.output_gpu import GpuOutput
 from runtime.kernels.gpu.addressing import WORD
 from runtime.kernels.load import kernels
@@ -40,19 +40,39 @@ class DeviceRoad:
             )
             ends = zip(books.first_slots, books.num_slots, strict=True)
             self._starts = [output.starts(range(first, first + count)) for first, count in ends]
-        self._read: deque[Mailbox] = deque()
-        self._sent: deque[tuple[Mailbox, np.ndarray]] = deque()  # with the table of their pass, the oldest first
+        self._letters = NumberedLetters(self._device, 2 * shape.num_layers)
+        self._sent: deque[tuple[int, np.ndarray]] = deque()  # numbers and tables of passes, the oldest first
         self._counting = threading.Lock()  # any thread may ask for counters
         books.counters.catch_up = self.catch_up
-        self._cache = None  # a `DeviceCache` while the device has it
-        self._is_in_token = False
+        self._cache = None  # a `DeviceCache`, whose addresses stay
+        self._has_cache = self._is_in_token = self._is_queued = False
         self._counted = np.zeros((2, self._num_layers), np.int64)
 
     def forward(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """One layer of one token: hidden [1, H], ids and weights [1, K] as the router left them -> [1, H]."""
         if not self._is_in_token:
-            self._begin_token()
+            self.begin_token()
         self._books.stepped(layer)
+        return self.launch(layer, hidden, ids, weights)
+
+    def begin_token(self) -> None:
+        """See to it that the device has the cache, and knows the time of this token."""
+        self._is_in_token = True
+        if not self._has_cache:
+            self._take_over()
+        self._cache.clock.fill_(self._books.clock())
+
+    def replayed(self) -> None:
+        """Note that a graph has queued the steps of all layers, and the counters."""
+        self._books.stepped(0, self._num_layers)
+        self._is_queued = True
+
+    def queue_counters(self) -> None:
+        """Have the device send its counters, for the host to read when they are there."""
+        self._letters.queue(self._cache.counts)
+
+    def launch(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Queue the kernels of `forward`, which read and write at the same addresses each time."""
         decide, ids = kernels("gpu.decide"), ids.contiguous()
         decide.resolve(self._cache, layer, ids, self._slots, self._missing)
         decide.fill(
@@ -69,11 +89,11 @@ class DeviceRoad:
     def end_pass(self) -> None:
         """Have the device send the counters of this pass if it went this way, and count those that have come."""
         if self._is_in_token:
-            self._is_in_token = False
+            if not self._is_queued:
+                self.queue_counters()
+            self._sent.append((self._letters.sent(), self._books.counters.table))
+            self._is_in_token = self._is_queued = False
             self._count_sent(waits=False)
-            mailbox = self._read.popleft() if self._read else Mailbox(self._device)
-            mailbox.send([self._cache.counts.view(1, -1)])
-            self._sent.append((mailbox, self._books.counters.table))
 
     def catch_up(self) -> None:
         """Count all tokens that have ended. Waits for the device where it has not computed the last one yet."""
@@ -81,34 +101,38 @@ class DeviceRoad:
 
     def _count_sent(self, *, waits: bool) -> None:
         with self._counting:
-            while self._sent and (waits or self._sent[0][0].has_come()):
-                mailbox, table = self._sent.popleft()
-                counts = mailbox.read().view(np.int32).reshape(2, -1).astype(np.int64)
+            while self._sent and (waits or self._is_full or self._letters.has_come(self._sent[0][0])):
+                number, table = self._sent.popleft()
+                counts = self._letters.read(number).reshape(2, -1).astype(np.int64)
                 self._books.count(table, *(counts - self._counted))
                 self._counted = counts
-                self._read.append(mailbox)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the next letter would overwrite one that was not read."""
+        return len(self._sent) == self._letters.COUNT
 
     def give_back(self) -> None:
         """Give the cache to the controller if the device has it. Waits for the device."""
-        if self._cache is not None:
+        if self._has_cache:
             self.catch_up()
             self._books.take_back(self._cache.owner.cpu().numpy(), self._cache.stamp.cpu().numpy())
             self.clear()
 
     def clear(self) -> None:
         """Forget the device's cache, and a token that did not end."""
-        self._cache, self._is_in_token = None, False
-
-    def _begin_token(self) -> None:
-        self._is_in_token = True
-        if self._cache is None:
-            self._take_over()
-        self._cache.clock.fill_(self._books.clock())
+        self._has_cache = self._is_in_token = self._is_queued = False
 
     def _take_over(self) -> None:
         self.catch_up()  # the next counts begin at 0
+        self._letters.skip()  # a token that failed may have sent one
         tables = self._books.hand_over()
         with torch.inference_mode(False):
             sent = [torch.from_numpy(one).to(self._device) for one in (tables.table, tables.owner, tables.stamp)]
-            self._cache = kernels("gpu.decide").DeviceCache.holding(*sent, self._books.num_slots)
+            if self._cache is None:
+                own = {"counts_uses": self._books.counts_uses}
+                self._cache = kernels("gpu.decide").DeviceCache.holding(*sent, self._books.num_slots, **own)
+            else:
+                self._cache.hold(*sent)
+        self._has_cache = True
         self._counted = np.zeros((2, self._num_layers), np.int64)

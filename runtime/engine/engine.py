@@ -14,6 +14,7 @@ from artifacts.errors import BadUsage, OutOfResources
 from runtime.control.cache import RESIDENT
 from runtime.control.controller import Controller
 from runtime.control.on_device import CacheOnDevice
+from runtime.engine import captured_tokens
 from runtime.engine.across_devices import made_current
 from runtime.engine.device_road import DeviceRoad
 from runtime.engine.routers import Watcher
@@ -44,7 +45,8 @@ class Engine:
     With `on_device` tokens that are alone in their pass take the `road` on which the device decides, unless plans are
     asked for (`steps.on_plan`); there is then no split that would lay slots out anew.
 
-    `stall_s` has the exposed stall of each pass in seconds.
+    `stall_s` has the exposed stall of each pass in seconds. `captured` replays decoded tokens as CUDA graphs, where
+    kernels compute the experts and the device has graphs.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class Engine:
         )
         output = self.steps.gpu_output
         self.road = DeviceRoad(opened, on_device, self.steps.resident, output) if on_device else None
+        has_graphs = output is not None and captured_tokens.has_graphs(opened.model.device)
+        self.captured = captured_tokens.CapturedTokens(opened, self.steps, self.road, watcher) if has_graphs else None
         self.stall_s: list[float] = []
         self._opened, self._slow = opened, tiers.slow
         self._handles: list = []
@@ -83,6 +87,8 @@ class Engine:
             layer.experts.moectl_forward = self._layer_forward(layer)
         self._handles.append(model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end_pass))
+        if self.captured:
+            self.captured.install()
         if self._loads_all:  # a layer that lacks one expert would ask the host which it needs
             self.steps.load_all()
 
@@ -91,6 +97,8 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self.captured:
+            self.captured.uninstall()
         self.watcher.stop()
         for layer in self._opened.layers:
             layer.experts.__dict__.pop("moectl_forward", None)
@@ -101,6 +109,8 @@ class Engine:
         """Empty the fast tier, whose slots may hold anything after a failed step, and drop the counts of the unfinished
         pass. An interrupt may end this call early; the next pass then begins with another one."""
         self._must_wait = True
+        if self.captured:
+            self.captured.drop()
         self.steps.clear()
         if self.road:
             self.road.clear()
@@ -116,6 +126,8 @@ class Engine:
     def release_slots(self) -> None:
         """Drop every reference to the slots, so that their memory can be used for others. Call it between passes and
         follow it with `lay_out`. Raises OutOfResources, and keeps the slots, where a copy into one does not end."""
+        if self.captured:
+            self.captured.drop()
         try:
             self.steps.release_slots()
         except OutOfResources:
@@ -177,9 +189,11 @@ class Engine:
 
     def _layer_forward(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         device = self._opened.model.device
-        run = self._run_by_either if self.road else self.steps.run
+        run, captured = self._run_by_either if self.road else self.steps.run, self.captured
 
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            if captured and captured.launch:
+                return captured.launch(layer, hidden, ids, weights)
             try:
                 return run(layer, hidden, ids, weights)
             except BaseException:

@@ -3,6 +3,7 @@
 import time
 from importlib.util import find_spec
 from itertools import accumulate
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +39,10 @@ class HostCopy:
             return [ids.detach().numpy(), *(tensor.detach().float().numpy() for tensor in others)]
         return separated(self._fetch(joined(tensors)), widths)
 
+    def send(self, tensors: list[torch.Tensor]) -> "Letter":
+        """Have a CUDA graph that is being captured send these [1, *] tensors each time it is replayed."""
+        return self._mailbox.repeated(tensors)
+
     def _fetch(self, values: torch.Tensor) -> np.ndarray:
         """Copy `values` to the host; the next call overwrites the result."""
         if self._buffer.numel() < values.numel():
@@ -60,12 +65,16 @@ class Mailbox:
     def __call__(self, tensors: list[torch.Tensor]) -> np.ndarray:
         """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites it. Raises
         OutOfResources where the GPU ends its work without writing it."""
-        self.send(tensors)
-        self._await()
-        return self._content()
+        self._send(tensors)
+        wait_for(self._letter, self._number, self._device)
+        return self._letter[1 : self._count].view(np.float32)[None]
 
-    def send(self, tensors: list[torch.Tensor]) -> None:
-        """Have the device send this, for `read`; the host goes on."""
+    def repeated(self, tensors: list[torch.Tensor]) -> "Letter":
+        """Have the CUDA graph that is being captured send these each time it is replayed."""
+        self._send(tensors)
+        return Letter(self._letter, self._number, [tensor.shape[1] for tensor in tensors], self._device)
+
+    def _send(self, tensors: list[torch.Tensor]) -> None:
         ids, *others = tensors
         values = torch.cat(others, dim=1) if len(others) > 1 else (*others, ids[:, :0])[0]
         count = 1 + ids.numel() + values.numel()
@@ -77,30 +86,78 @@ class Mailbox:
         self._count = count
         kernels("gpu.mailbox").send(ids.contiguous(), values.contiguous(), self._words, self._number)
 
-    def has_come(self) -> bool:
+
+class Letter:
+    """What a CUDA graph sends each time it is replayed, under a `number` that no other letter has: the host forgets the
+    one before, and then waits for it again."""
+
+    def __init__(self, letter: np.ndarray, number: int, widths: list[int], device: torch.device) -> None:
+        self._number, self._widths, self._device = number, widths, device
+        self._letter = letter  # kept: the graph knows the address only
+
+    def forget(self) -> None:
+        """Call it before the graph is queued: the one before has been read, so that nothing else writes there."""
+        self._letter[0] = 0
+
+    def read(self) -> list[np.ndarray]:
+        """What `HostCopy` returns of the same tensors. Waits for it."""
+        wait_for(self._letter, self._number, self._device)
+        content = self._letter[1 : 1 + sum(self._widths)].view(np.float32)[None]
+        return separated(content, self._widths)
+
+
+class NumberedLetters:
+    """Memory of the host for the last `COUNT` letters of `width` int32 each. The device numbers them itself: they are
+    sent in the same way each time, so that a CUDA graph can."""
+
+    COUNT: ClassVar[int] = 16
+
+    def __init__(self, device: torch.device, width: int) -> None:
+        self._device, self._number = device, 0
+        self._words = page_locked(self.COUNT * (1 + width), torch.int32).zero_()
+        self._letters = self._words.view(self.COUNT, -1).numpy()  # the same memory
+        with torch.inference_mode(False):
+            self._on_device = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def queue(self, values: torch.Tensor) -> None:
+        """Have the device send these [width] int32 next."""
+        kernels("gpu.mailbox").send_next(values, self._on_device, self._words, self.COUNT)
+
+    def sent(self) -> int:
+        """Note that the next letter was queued. Returns its number; `COUNT` letters later it is overwritten."""
+        self._number = self._number % _MOST + 1
+        return self._number
+
+    def skip(self) -> None:
+        """Let no letter that was queued and not noted be taken for a later one."""
+        self._number = (self._number + self.COUNT) % _MOST + 1
+        self._on_device.fill_(self._number)
+
+    def has_come(self, number: int) -> bool:
         """Whether `read` would return at once."""
-        return bool(self._letter[0] == self._number)
+        return bool(self._letters[number % self.COUNT, 0] == number)
 
-    def read(self) -> np.ndarray:
-        """What was sent last, as `__call__` returns it. Waits if it has not come."""
-        if not self.has_come():
-            self._await()
-        return self._content()
+    def read(self, number: int) -> np.ndarray:
+        """The values [width] of this letter. Waits for it."""
+        letter = self._letters[number % self.COUNT]
+        if not self.has_come(number):
+            wait_for(letter, number, self._device)
+        return letter[1:]
 
-    def _content(self) -> np.ndarray:
-        return self._letter[1 : self._count].view(np.float32)[None]
 
-    def _await(self) -> None:
-        letter, polls = self._letter, 0
-        while letter[0] != self._number:
-            time.sleep(0)  # the link's thread needs the interpreter meanwhile
-            polls += 1
-            if polls % _POLLS == 0 and self._is_idle() and letter[0] != self._number:
-                raise OutOfResources("the GPU ended its work and did not send what the host waits for: run it again")
+def wait_for(letter: np.ndarray, number: int, device: torch.device) -> None:
+    """Return once this number begins the letter. Raises OutOfResources where the GPU ends its work without it."""
+    polls = 0
+    while letter[0] != number:
+        time.sleep(0)  # the link's thread needs the interpreter meanwhile
+        polls += 1
+        if polls % _POLLS == 0 and _is_idle(device) and letter[0] != number:
+            raise OutOfResources("the GPU ended its work and did not send what the host waits for: run it again")
 
-    def _is_idle(self) -> bool:
-        """Whether the GPU has ended all that was queued. Raises its error if there was one."""
-        return torch.cuda.current_stream(self._device).query()
+
+def _is_idle(device: torch.device) -> bool:
+    """Whether the GPU has ended all that was queued. Raises its error if there was one."""
+    return torch.cuda.current_stream(device).query()
 
 
 class HostTokens:

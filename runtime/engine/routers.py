@@ -1,6 +1,7 @@
 """Observes a model's routers by hooks and makes the steps that policies see, with one copy from device to host each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import nn
 
 from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import DECODE, PREFILL
-from runtime.engine.host_copy import HostCopy, real_rows
+from runtime.engine.host_copy import HostCopy, Letter, real_rows
 from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import RouterAhead, carried_on, reason_not_asked, routers_ahead
 from runtime.model.open import MoeModel
@@ -45,7 +46,8 @@ class Watcher:
     `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_opening` once the input
     of a pass is embedded. `first_request` is the number of the first request of the coming passes; with `decodes` they
     count as decoding, however many tokens they have. `token_requests`, if given, has the request of each token of the
-    next pass, in place of one request for each row of it; the tokens of a request stand together.
+    next pass, in place of one request for each row of it; the tokens of a request stand together. With `is_watching`
+    routers are hooked, with `sees_embeddings` the embedding.
     """
 
     def __init__(self, opened: MoeModel) -> None:
@@ -57,16 +59,17 @@ class Watcher:
         self.token_requests: np.ndarray | None = None
         self._opened = opened
         self._to_host = HostCopy(opened.model.device)
-        self._wants_probabilities = self._wants_embeddings = False
+        self._wants_probabilities = self.sees_embeddings = False
         self._distance = 0
         self.predictor: Predictor | None = None
         self._routed = [_Routed() for _ in opened.layers]
         self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
+        self._letter: Letter | None = None  # of which the next step is made
         self._pass_index = -1
         self._newest = -1  # of the requests that were seen
         self._handles: list = []
-        self._is_watching = False
+        self.is_watching = False
 
     @property
     def rows(self) -> np.ndarray | None:
@@ -80,8 +83,8 @@ class Watcher:
 
     def see_embeddings(self) -> None:
         """Make steps carry the mean input embeddings of their pass from here on."""
-        if not self._wants_embeddings:
-            self._wants_embeddings = True
+        if not self.sees_embeddings:
+            self.sees_embeddings = True
             self._watch_embedding()
 
     def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
@@ -99,7 +102,7 @@ class Watcher:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._is_watching = self._wants_embeddings = False
+        self.is_watching = self.sees_embeddings = False
 
     def begin_pass(self, args: tuple, kwargs: dict) -> int:
         """Note whose tokens the model is given. Returns the number of tokens."""
@@ -111,7 +114,7 @@ class Watcher:
             rows = real_rows(kwargs.get("attention_mask"), batch, length)
             requests = requests if rows is None else requests[rows]
         phase, prompts = self._phases(requests) if length > 1 and not self.decodes else (DECODE, None)
-        self._pass = _Pass(phase, rows, requests, prompts, ids)
+        self._pass, self._letter = _Pass(phase, rows, requests, prompts, ids), None
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)
@@ -130,20 +133,13 @@ class Watcher:
 
     def take_embedded(self, kwargs: dict) -> None:
         """Note the input of a pass that is given embeddings in place of ids, once the pass has begun."""
-        if self._wants_embeddings and self._pass.ids is None:
+        if self.sees_embeddings and self._pass.ids is None:
             self._embed(kwargs["inputs_embeds"])
 
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
         """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a step to the host."""
-        routed = self._routed[layer]
-        tensors = [ids, weights]
-        if self._wants_probabilities:
-            tensors.append(self._opened.layers[layer].distribution(routed.logits))
-        tensors += self._predictions(layer, routed)
-        if self.predictor:
-            tensors += self.predictor.ahead(layer, routed.x)
-        arrays = self._to_host(tensors)
-        routed.x = routed.logits = routed.carried = None  # those of all layers of a long prompt would fill a GPU
+        letter, self._letter = self._letter, None
+        arrays = letter.read() if letter else self._to_host(self._to_be_seen(layer, ids, weights))
         if layer == len(self._routed) - 1:
             self._pass.ids = None
             self._pass.carried.clear()
@@ -170,10 +166,45 @@ class Watcher:
             self.on_step(step)
         return step
 
+    @property
+    def wanted(self) -> tuple[object, ...]:
+        """What else than ids and weights steps carry."""
+        return self._wants_probabilities, self._distance, self.predictor, self.is_watching
+
+    @contextmanager
+    def captured(self, ids: torch.Tensor) -> Iterator[None]:
+        """While a pass is captured, take it for one of these `ids` [1, 1], which stay where they are."""
+        before, self._pass.ids = self._pass.ids, ids
+        try:
+            yield
+        finally:
+            self._pass.ids = before
+            self._pass.carried.clear()
+
+    def send(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Letter:
+        """Have a graph that is being captured send what a step of this layer will be made of."""
+        return self._to_host.send(self._to_be_seen(layer, ids, weights))
+
+    def expect(self, letter: Letter) -> None:
+        """Make the next step of this letter, which a graph sends."""
+        self._letter = letter
+
+    def _to_be_seen(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+        """What the host must see of a layer, [T, *] each."""
+        routed = self._routed[layer]
+        tensors = [ids, weights]
+        if self._wants_probabilities:
+            tensors.append(self._opened.layers[layer].distribution(routed.logits))
+        tensors += self._predictions(layer, routed)
+        if self.predictor:
+            tensors += self.predictor.ahead(layer, routed.x)
+        routed.x = routed.logits = routed.carried = None  # those of all layers of a long prompt would fill a GPU
+        return tensors
+
     def _watch_routers(self) -> None:
         """Hook the routers, once. Only when asked: a hook costs a layer of one token some five microseconds."""
-        if not self._is_watching:
-            self._is_watching = True
+        if not self.is_watching:
+            self.is_watching = True
             for layer in self._opened.layers:
                 self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
 

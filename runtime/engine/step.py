@@ -158,12 +158,19 @@ class StepExecutor:
 
     def whole(self) -> WholeExperts | None:
         """Where the experts of all layers are, if one token can be computed without asking the controller."""
-        is_settled = self.watcher.on_step is None and not self.pending and self._can_skip_planning
-        if not is_settled or not isinstance(self._whole_output, CpuOutput):
-            return None
-        for layer in range(self.controller.shape.num_layers):
-            self._is_noted(layer)
-        return self._whole_output.all_whole
+        is_there = isinstance(self._whole_output, CpuOutput) and self.is_settled()
+        return self._whole_output.all_whole if is_there else None
+
+    def is_settled(self) -> bool:
+        """Whether one token can be computed without asking the controller in any layer."""
+        can_skip = self.watcher.on_step is None and not self.pending and self._can_skip_planning
+        layers = range(self.controller.shape.num_layers)
+        return can_skip and self._whole_output is not None and all(map(self._is_noted, layers))
+
+    def count_settled(self, chosen: Sequence[torch.Tensor]) -> None:
+        """Count one token's use of all layers, whose ids [1, K] are on a device and are not read."""
+        self.last_token.update(enumerate(chosen))
+        self.controller.count_fixed(0, len(chosen))
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
         """Count one token's use of n layers from number `first` on, by what routers chose in each, [n, K]."""

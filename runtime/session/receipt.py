@@ -33,6 +33,7 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "policies": {axis: describe(getattr(policies, axis)) for axis in POLICIES},
         "decide": DEVICE if parts.engine.road else HOST,
         "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
+        "captured": _captured(parts),
         "dense": _dense(opened),
         "compiled": parts.dense.receipt() if parts.dense else {},
         "scope": str(parts.scope),
@@ -51,8 +52,18 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "link": parts.tiers.link.conditions(),
         "near": parts.tiers.near.conditions(),
         "scaled_to": settings.scaled_to,
-        "fallbacks": list(fallbacks),
+        "fallbacks": [*fallbacks, *_launched_singly(parts)],
     }
+
+
+def _captured(parts: Parts) -> dict[str, object]:
+    """How many tokens were replayed as CUDA graphs; empty where there are none."""
+    return parts.engine.captured.receipt() if parts.engine.captured else {}
+
+
+def _launched_singly(parts: Parts) -> list[str]:
+    reason = _captured(parts).get("why_not")
+    return [f"decoded tokens are launched one by one, not as CUDA graphs: {reason}"] if reason else []
 
 
 def _dense(opened: MoeModel) -> dict[str, object]:

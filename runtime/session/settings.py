@@ -6,6 +6,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
 from runtime.policies import POLICIES, Policies, build
+from runtime.policies.eviction.lfu import Lfu
 from runtime.policies.presets import Preset, Scope, preset
 
 EXACT, FUSED = "exact", "fused"  # how experts are computed: to the model's own bits, or by compiled kernels
@@ -54,10 +55,13 @@ class Settings:
     def _check_device_decides(self, policies: Policies) -> None:
         """Raise BadUsage where a device could not decide as the policies would."""
         plain = build(preset("on-demand").texts())
-        if any(type(getattr(policies, axis)) is not type(getattr(plain, axis)) for axis in POLICIES):
+        others = {axis for axis in POLICIES if type(getattr(policies, axis)) is not type(getattr(plain, axis))}
+        if isinstance(policies.eviction, Lfu) and policies.eviction.decay == 1:
+            others -= {"eviction"}
+        if others:
             raise BadUsage(
-                "--decide device decides as preset on-demand does, by lru and without prefetching: give --preset "
-                "on-demand and no other policies"
+                "--decide device decides as preset on-demand does, by lru or lfu and without prefetching: give "
+                "--preset on-demand, and no other policy than --eviction lfu"
             )
         if Scope(self.scope or preset(self.preset).scope) is not Scope.LAYER:
             raise BadUsage("--decide device keeps each layer's experts in slots of its own: give --scope layer")

@@ -19,7 +19,8 @@ counts: Counter[str] = Counter()
 
 
 class Stream:
-    def __init__(self, device: object = None) -> None: ...
+    def __init__(self, device: object = None) -> None:
+        self.device = device
 
     def wait_event(self, event: "Event") -> None:
         counts["event calls"] += 1
@@ -74,7 +75,7 @@ def install() -> None:
         slow, opened.shape, device=device, slot_nbytes=opened.store.layout.nbytes, is_pinned=True
     )
     _count(GridExecutor, "__call__", "launches")
-    _count(host_copy.Mailbox, "_await", "host waits")
+    _count(host_copy, "wait_for", "host waits")
     _count(output_gpu.GpuOutput, "_to_device", "small copies")
     _count(CudaLink, "_hand_over", "copies of experts")
 
@@ -84,7 +85,7 @@ def with_mailbox(session: Session) -> Session:
     return session
 
 
-def _count(owner: type, name: str, what: str) -> None:
+def _count(owner: object, name: str, what: str) -> None:
     work = getattr(owner, name)
 
     def counted(*arguments: object, **named: object) -> object:

@@ -1,13 +1,15 @@
 """A driver for Triton without a GPU: kernels are compiled and launched by Triton's own code, and then nothing runs, but
-for the kernel that sends a token's ids to the host."""
+for the kernels that send a token's ids, or counters, to the host."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-_SENDS = "_send"  # the kernel of `runtime.kernels.gpu.mailbox`
+from runtime.engine import captured_tokens
 
 
 class NullDriver:
@@ -41,19 +43,62 @@ class NullDriver:
 
     def launcher_cls(self, src, metadata):
         """What launches a kernel."""
-        names, sends = src.fn.arg_names, src.fn.__name__ == _SENDS
+        names, sends = src.fn.arg_names, _SENDS.get(src.fn.__name__)
+
+        def send(arguments: tuple) -> None:
+            begin_s = time.thread_time()
+            sends(**dict(zip(names, arguments, strict=True)))
+            self.own_s += time.thread_time() - begin_s
 
         def launch(x, y, z, stream, function, packed, metadata, enter, leave, *arguments) -> None:
             self.num_launches += 1
             if sends:
-                begin_s = time.thread_time()
-                _send(**dict(zip(names, arguments, strict=True)))
-                self.own_s += time.thread_time() - begin_s
+                (NullGraph.under_way.sends.append if NullGraph.under_way else _do)(partial(send, arguments))
 
         return launch
+
+
+class NullGraph:
+    """In the place of `torch.cuda.CUDAGraph`: a replay sends the letters that were captured, and does nothing else."""
+
+    under_way: "NullGraph | None" = None
+
+    def __init__(self) -> None:
+        self.sends: list[Callable[[], None]] = []
+
+    @classmethod
+    def activate(cls) -> None:
+        """Have sessions capture tokens so; `counted_gpu` has the streams."""
+        torch.cuda.CUDAGraph, torch.cuda.graph_pool_handle = cls, lambda: (0, 1)
+        captured_tokens.has_graphs = lambda device: True
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        NullGraph.under_way = self
+
+    def capture_end(self) -> None:
+        NullGraph.under_way = None
+
+    def replay(self) -> None:
+        for send in self.sends:
+            send()
+
+
+def _do(work: Callable[[], None]) -> None:
+    work()
 
 
 def _send(ids_ptr: torch.Tensor, values_ptr: torch.Tensor, words_ptr: torch.Tensor, number: int, **_: object) -> None:
     ids, values = ids_ptr.flatten().int(), values_ptr.flatten().float().view(torch.int32)
     words_ptr[1 : 1 + len(ids) + len(values)] = torch.cat([ids, values])
     words_ptr[0] = number
+
+
+def _send_next(
+    values_ptr: torch.Tensor, number_ptr: torch.Tensor, words_ptr: torch.Tensor, count: int, **_: object
+) -> None:
+    number_ptr += 1
+    letter = words_ptr.view(count, -1)[number_ptr.item() % count]
+    letter[1:], letter[0] = values_ptr.flatten(), number_ptr
+
+
+_SENDS = {"_send": _send, "_send_next": _send_next}  # kernels of `runtime.kernels.gpu.mailbox`

@@ -7,7 +7,8 @@ A very small model with 64 experts, 8 selected, that a stand-in for a GPU serves
 compute capability 9.0 and launches them by its own code, up to the driver, which does nothing; streams and events do
 nothing. From the call of a layer's experts to its return: CPU time of the thread, without attention, norms and routers.
 A driver's own time for a launch, a copy or an event is not in it. Experts are drawn at random; where they are not all
-resident, the budget has room for .7 of them.
+resident, the budget has room for .7 of them. Of tokens that are a single CUDA graph it is the whole forward instead,
+with a graph that does nothing.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from runtime.session.settings import DEVICE, FUSED
 from tests.helpers import counted_gpu
 from tools.bench.controller import quartiles
 from tools.gpu import models
-from tools.gpu.null_driver import NullDriver
+from tools.gpu.null_driver import NullDriver, NullGraph
 
 SHAPE = replace(models.SHAPES["olmoe-1b-7b"], tiny={"num_experts": 64, "num_experts_per_tok": 8})
 _PLAIN = Settings(budget="70%", link="1GB/s", experts=FUSED)
@@ -38,14 +39,16 @@ ROADS = {
     "device decides": replace(_PLAIN, decide=DEVICE),
     "all resident": replace(_PLAIN, preset="full"),
 }
+ONE_GRAPH = ("device decides", "all resident")  # roads on which a token is a single CUDA graph
 
 
 def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     counted_gpu.install()
-    driver, rows = NullDriver(capability=90), []
+    driver, rows, whole = NullDriver(capability=90), [], []
     driver.activate()
+    NullGraph.activate()
     with tempfile.TemporaryDirectory() as folder:
         models.save(SHAPE, Path(folder), layers=1, device="cpu", tiny=True)
         for road in options.road:
@@ -53,9 +56,16 @@ def main() -> None:
             found = measured(opened, ROADS[road], driver, tokens=options.tokens, profiles=options.profile)
             opened.store.close()
             rows.append((road, *quartiles(found.us), f"{found.launches:.2f}"))
+            if road in ONE_GRAPH:
+                opened = open_model(folder)
+                whole.append((road, *quartiles(replayed_us(opened, ROADS[road], driver, tokens=options.tokens))))
+                opened.store.close()
     title = f"Python of a layer's experts, {options.tokens} tokens of {opened.shape.num_layers} layers"
     columns = ("road", "us a layer, 1st quartile", "median", "3rd quartile", "launches")
     show_sheet(Sheet(title, columns, rows, ""))
+    if whole:
+        columns = ("road", "us a token, 1st quartile", "median", "3rd quartile")
+        show_sheet(Sheet(f"Python of a whole token as one CUDA graph, {options.tokens} tokens", columns, whole, ""))
 
 
 @dataclass(slots=True)
@@ -70,6 +80,7 @@ def measured(opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens
     """Decode `tokens` tokens after a third as many that warm up."""
     found, profiler, (layers, warm) = Python(), cProfile.Profile() if profiles else None, (opened.shape.num_layers, 0)
     with counted_gpu.with_mailbox(Session(opened, settings)) as session:
+        session.engine.captured.stop()
         past = session.forward(torch.arange(3, 11)[None]).past_key_values
         for layer in opened.layers:
             _time(layer.experts, opened.shape.num_experts, found.us, driver, profiler)
@@ -82,6 +93,20 @@ def measured(opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
     found.launches = (driver.num_launches - warm) / (tokens * layers)
     return found
+
+
+def replayed_us(opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int) -> list[float]:
+    """Microseconds of each token's forward, replayed as one graph: with hooks, counters and the few operations before
+    and behind it, by torch on a CPU."""
+    us = []
+    with counted_gpu.with_mailbox(Session(opened, settings)) as session:
+        past = session.forward(torch.arange(3, 11)[None]).past_key_values
+        for turn in range(tokens + tokens // 3):
+            begin_s, own_s = time.thread_time(), driver.own_s
+            past = session.forward(torch.tensor([[3 + turn % 64]]), past=past).past_key_values
+            us.append((time.thread_time() - begin_s - (driver.own_s - own_s)) * 1e6)
+        assert session.receipt()["captured"]["graphs"] == 1, session.receipt()["captured"]
+    return us[tokens // 3 :]
 
 
 def _time(experts, count: int, us: list[float], driver: NullDriver, profiler: cProfile.Profile | None) -> None:

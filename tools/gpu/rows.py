@@ -179,7 +179,7 @@ def session_row(
         hit_rate=hit_rate(totals),
         floor_ms=max(moving_s, active_nbytes(opened) / rates.memory) * 1e3,
         fast_nbytes=receipt["fast_bytes"],
-        experts=receipt["experts_of_a_token"],
+        experts=_experts(receipt),
     )
 
 
@@ -212,8 +212,13 @@ def prompt_row(opened: MoeModel, settings: Settings, prompts: list[np.ndarray], 
         hit_rate=hit_rate(totals),
         floor_ms=max(moved / rates.link, read_s) * 1e3,
         fast_nbytes=receipt["fast_bytes"],
-        experts=receipt["experts_of_a_token"],
+        experts=_experts(receipt),
     )
+
+
+def _experts(receipt: dict) -> str:
+    """Who computes experts, and whether tokens were replayed as CUDA graphs."""
+    return receipt["experts_of_a_token"] + (", graphs" if receipt["captured"].get("tokens") else "")
 
 
 def _budget(settings: Settings) -> str:

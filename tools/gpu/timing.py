@@ -34,15 +34,22 @@ def _replayed(work: Callable[[int], object], turns: int, calls: int, device: str
         with torch.cuda.graph(graph):
             for turn in range(turns):
                 work(turn)
-        replays = -(-calls // turns)
-        begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # the first one also uploads it
-        begun.record()
-        for _ in range(replays):
-            graph.replay()
-        done.record()
-        done.synchronize()
-        return begun.elapsed_time(done) * 1e3 / (replays * turns)
+        return device_microseconds(graph.replay, -(-calls // turns), device) / turns
+
+
+def device_microseconds(work: Callable[[], object], calls: int, device: str) -> float:
+    """Microseconds of one call of `work`, which queues on the current stream, from its first operation on the device to
+    its last. On a CPU by the host's clock."""
+    if device == "cpu":
+        return host_microseconds(lambda turn: work(), 1, calls, device)
+    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    work()  # the first replay of a graph also uploads it
+    begun.record()
+    for _ in range(calls):
+        work()
+    done.record()
+    done.synchronize()
+    return begun.elapsed_time(done) * 1e3 / calls
 
 
 def gbps(nbytes: float, us: float) -> float:

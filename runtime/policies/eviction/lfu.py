@@ -23,6 +23,11 @@ class Lfu(SimpleEviction):
         self._uses = np.zeros(shape.num_keys)
         self._counted_at = np.zeros(shape.num_keys, np.int64)
 
+    @property
+    def uses(self) -> np.ndarray:
+        """By key how often it was used: a view, in which it may be changed."""
+        return self._uses
+
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         self._uses[keys] = self._decayed(keys, now) + 1
         self._counted_at[keys] = now.pass_index

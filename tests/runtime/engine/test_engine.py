@@ -90,7 +90,7 @@ def test_experts_are_computed_with_their_device_as_the_current_one(
     second = torch.device("cuda", 1)
     on_second = replace(opened, model=SimpleNamespace(device=second))
     steps = SimpleNamespace(run=lambda layer, hidden, ids, weights: entered[-1])
-    engine = SimpleNamespace(steps=steps, road=None, _opened=on_second, clear=lambda: None)
+    engine = SimpleNamespace(steps=steps, road=None, captured=None, _opened=on_second, clear=lambda: None)
     forward = Engine._layer_forward(engine, opened.layers[0])
     assert forward(None, None, None) == second
     assert entered[-1] == torch.device("cuda", 0)

@@ -1,6 +1,7 @@
 """What a decoded token asks of a GPU's driver, counted without a GPU, so that it cannot grow unseen."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,16 +11,17 @@ from tests.helpers.triton_process import interpret, needs_triton
 pytestmark = needs_triton
 COUNTED = """
 import json, sys
-import torch
-from runtime.engine.host_copy import Mailbox
+import pytest, torch
+from runtime.engine import host_copy
 from runtime.kernels.gpu import gated, mailbox
 from runtime.model.open import open_model
+from runtime.session import build
 from runtime.session.session import Session, Settings
-from tests.helpers import counted_gpu
+from tests.helpers import counted_gpu, recorded_graphs
 from tests.helpers.counted_gpu import counts, with_mailbox
 gated._ROWS, gated._COLUMNS = 32, 64
 folder, decide, chosen = json.loads(sys.argv[1])
-ids = torch.randint(3, 96, (1, 30), generator=torch.Generator().manual_seed(2))
+ids = torch.randint(3, 96, (1, 36), generator=torch.Generator().manual_seed(2))
 opened = open_model(folder)
 
 def decode(session, past, positions):
@@ -30,28 +32,31 @@ def decode(session, past, positions):
         said.append(now.logits[0, 0])
     return past, said
 
-held = []
+held, real = [], (mailbox.send_next, host_copy.wait_for)
 
 def hold_letters():
     # Letters come when the host waits for them.
-    send, wait = mailbox.send, Mailbox._await
+    send, wait = mailbox.send_next, host_copy.wait_for
 
-    def come(self):
+    def come(letter, number, device):
         send(*held.pop(0))
-        wait(self)
+        wait(letter, number, device)
 
-    def hold(ids, *others):
+    def hold(values, *others):
         counts["launches"] += 1
-        held.append((ids.clone(), *others))
+        held.append((values.clone(), *others))
 
-    mailbox.send, Mailbox._await = hold, come
+    mailbox.send_next, host_copy.wait_for = hold, come
 
 with Session(opened, Settings(**chosen, link="1GB/s")) as session:
     past = session.forward(ids[:, :12]).past_key_values
-    _, theirs = decode(session, past, range(12, 30))
+    _, theirs = decode(session, past, range(12, 36))
+recorded_graphs.install(pytest.MonkeyPatch())
 counted_gpu.install()
+build.CompiledDecoder = lambda opened, threads: None  # numba's kernels are no operations of torch
 settings = Settings(**chosen, link="1GB/s", experts="fused", decide=decide)
 with with_mailbox(Session(opened, settings)) as session:
+    session.engine.captured.uninstall()
     past = session.forward(ids[:, :12]).past_key_values
     past, ours = decode(session, past, range(12, 22))
     counts.clear()
@@ -59,51 +64,76 @@ with with_mailbox(Session(opened, settings)) as session:
     past, rest = decode(session, past, range(22, 28))
     if decide == "device":
         hold_letters()
-    rest += decode(session, past, range(28, 30))[1]
+    past, more = decode(session, past, range(28, 30))
     each = {name: count / 8 for name, count in counts.items()}
     totals = session.controller.counters.totals(first_pass=first_pass)
     assert totals["requests"] == 8 * opened.shape.num_layers * opened.shape.top_k and not held
+    mailbox.send_next, host_copy.wait_for = real
+    session.engine.captured.install()
+    past, captured = decode(session, past, range(30, 32))  # the second one is captured
+    counts.clear()
+    recorded_graphs.counts.clear()
+    captured += decode(session, past, range(32, 36))[1]
+    replayed = {name: count / 4 for name, count in (counts | recorded_graphs.counts).items()}
     session.engine.validate()
-error = max((one - other).abs().max() / other.abs().max() for one, other in zip(ours + rest, theirs, strict=True))
+said = ours + rest + more + captured
+error = max((one - other).abs().max() / other.abs().max() for one, other in zip(said, theirs, strict=True))
 hits = totals["hits"] / totals["requests"]
-print(json.dumps([each, opened.shape.num_layers, totals["misses"] / 8, hits, error.item()]))
+print(json.dumps([each, replayed, opened.shape.num_layers, totals["misses"] / 8, hits, error.item()]))
 """
 
 
-def counted(folder: str, *, decide: str = "host", **chosen: object) -> tuple[dict[str, float], int, float, float]:
-    """What a token asks of the driver, the layers, misses a token and the hit rate; the logits are right."""
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a token asks of the driver, launched one by one and replayed, and what its experts were like."""
+
+    each: dict[str, float]
+    replayed: dict[str, float]
+    layers: int
+    misses: float
+    hit_rate: float
+
+
+def counted(folder: str, *, decide: str = "host", **chosen: object) -> Counted:
+    """Counts of a session whose logits are right."""
     (line,) = interpret(COUNTED, json.dumps([folder, decide, chosen]))
-    each, layers, misses, hit_rate, error = json.loads(line)
+    *found, error = json.loads(line)
     assert error < 5e-6
-    return each, layers, misses, hit_rate
+    return Counted(*found)
 
 
 @pytest.mark.parametrize("policies", [{}, {"prefetch": "next_gate"}], ids=["on demand", "next gate"])
 def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, policies: dict[str, str]) -> None:
     """Before: 3 operations to pack ids, 2 + m small copies, 3 + 2 m launches and 8 m calls for events a layer with m
     misses, two new events a copy."""
-    each, layers, misses, hit_rate = counted(str(checkpoint("olmoe")), budget="60%", policies=policies)
-    assert 0.3 < hit_rate < 1 and misses
+    found = counted(str(checkpoint("olmoe")), budget="60%", policies=policies)
+    each, layers = found.each, found.layers
+    assert 0.3 < found.hit_rate < 1 and found.misses
     assert each["host waits"] <= layers + 1, "the ids of a layer, and the stalls of a token"
     assert each["launches"] <= 5 * layers, "one that sends the ids, and two pairs for experts"
     assert each.get("small copies", 0) == 0
     assert each.get("events made", 0) <= 1, "a pool: more only where a token needs more than any before it"
     if not policies.get("prefetch"):
-        assert each["copies of experts"] == misses
-        assert each["event calls"] <= 6 * layers + 3 * misses
+        assert each["copies of experts"] == found.misses
+        assert each["event calls"] <= 6 * layers + 3 * found.misses
+    assert found.replayed["graphs"] == layers + 1, "each ends at a router"
+    assert found.replayed["launches"] <= 4 * layers, "the graph sends the ids"
+    assert found.replayed["host waits"] <= layers + 1
 
 
 def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
     """The host waits for nothing. A kernel sends the counters at the end of a token, and the host reads them once they
     have come. This test delays the counters of the last two tokens until they are asked for. A layer has four kernels:
     `resolve`, `fill`, and two for its experts."""
-    each, layers, misses, hit_rate = counted(str(checkpoint("olmoe")), decide="device", budget="60%")
-    assert 0.3 < hit_rate < 1 and misses
-    assert each == {"launches": 4 * layers + 1}
+    found = counted(str(checkpoint("olmoe")), decide="device", budget="60%")
+    assert 0.3 < found.hit_rate < 1 and found.misses
+    assert found.each == {"launches": 4 * found.layers + 1}
+    assert found.replayed == {"graphs": 1}
 
 
 def test_a_token_whose_experts_are_all_there(checkpoint: Checkpoint) -> None:
     """From the first one on: nothing is asked of the host."""
-    each, layers, misses, hit_rate = counted(str(checkpoint("olmoe")), preset="full")
-    assert (misses, hit_rate) == (0, 1)
-    assert each == {"launches": 2 * layers}
+    found = counted(str(checkpoint("olmoe")), preset="full")
+    assert (found.misses, found.hit_rate) == (0, 1)
+    assert found.each == {"launches": 2 * found.layers}
+    assert found.replayed == {"graphs": 1}

@@ -72,19 +72,44 @@ def test_a_letter_has_the_bits_of_the_copy() -> None:
     assert interpret(LETTERS) == ["1 1", "1 2", "1 1", "1 2"]  # the third needs a larger buffer
 
 
+NUMBERED = """
+import torch
+from runtime.engine import host_copy
+letters, values = host_copy.NumberedLetters(torch.device("cpu"), 3), torch.tensor([5, 6, 7], dtype=torch.int32)
+for _ in range(letters.COUNT + 2):
+    letters.queue(values)
+    last = letters.sent()
+    values += 1
+print(last, letters.read(last), letters.read(last - letters.COUNT + 1), letters.has_come(last - letters.COUNT))
+letters.queue(values)  # and the token fails
+letters.skip()
+letters.queue(values + 1)
+print(letters.read(letters.sent()), letters.has_come(last + 1))
+"""
+
+
+@needs_triton
+def test_letters_that_the_device_numbers_stay_until_as_many_have_followed() -> None:
+    """One that was sent for a token that failed is not taken for the next one."""
+    assert interpret(NUMBERED) == ["18 [22 23 24] [7 8 9] False", "[24 25 26] True"]
+
+
 @needs_triton
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_the_number_of_a_letter_is_released_to_the_whole_system(tmp_path, capability: int) -> None:
-    from runtime.kernels.gpu.mailbox import _send
+    from runtime.kernels.gpu.mailbox import _send, _send_next
 
-    tensors = {"ids_ptr": "*i64", "values_ptr": "*bf16", "words_ptr": "*i32"}
+    one = {"ids_ptr": "*i64", "values_ptr": "*bf16", "words_ptr": "*i32"}
+    next_one = {"values_ptr": "*i32", "number_ptr": "*i32", "words_ptr": "*i32"}
     with compiler(tmp_path):
-        ptx = compiled(_send, capability, tensors, block=8)["ptx"]
-    assert ptx.rindex("st.global") < ptx.rindex("bar") < ptx.index("atom.global.sys.release.exch")
+        codes = [compiled(kernel, capability, own, block=8) for kernel, own in ((_send, one), (_send_next, next_one))]
+    for code in codes:
+        ptx = code["ptx"]
+        assert ptx.rindex("st.global") < ptx.rindex("bar") < ptx.index("atom.global.sys.release.exch")
 
 
 def test_a_letter_that_never_comes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_copy, "kernels", lambda name: SimpleNamespace(send=lambda *_: None))
-    monkeypatch.setattr(Mailbox, "_is_idle", lambda self: True)
+    monkeypatch.setattr(host_copy, "_is_idle", lambda device: True)
     with pytest.raises(OutOfResources, match="did not send what the host waits for"):
         Mailbox(torch.device("cpu"))([torch.tensor([[3]]), torch.ones(1, 1)])

@@ -1,4 +1,5 @@
-"""The decision on the device equals that of the policy `lru`, expert by expert, and every slot holds what it should."""
+"""The decision on the device equals that of the policies `lru` and `lfu`, expert by expert, and every slot holds what
+it should."""
 
 import json
 import re
@@ -24,14 +25,14 @@ from runtime.policies.presets import Scope
 from runtime.policies.step import Step
 from runtime.session.settings import Settings
 decide._BLOCK = 64
-L, E, S, K, seed = json.loads(sys.argv[1])
+L, E, S, K, eviction = json.loads(sys.argv[1])
 WORDS = 96  # of an expert; slots of all layers lie mixed in the arena
-random = np.random.default_rng(seed)
+random = np.random.default_rng(0)
 shape = Shape(num_layers=L, num_experts=E, top_k=K, expert_nbytes=4 * WORDS)
 own = {"num_slots": S, "shadows": None, "split": None, "scope": Scope.LAYER, "window": 0, "num_devices": 1}
 
 def controlled():
-    policies = build(Settings(policies={"eviction": "lru"}).texts())
+    policies = build(Settings(policies={"eviction": eviction}).texts())
     return build_controller(policies, shape, artefacts=Artefacts(), **own), policies.eviction
 
 (controller, its), (live, ours) = controlled(), controlled()
@@ -44,7 +45,9 @@ liked, differing, wrong = random.random((L, E)) ** 3, 0, 0
 for turn in range(40):
     is_host, num_tokens = turn % 10 < 3, 3 if turn % 10 < 2 else 1  # the host has every tenth prompt, and a token
     if turn % 10 == 3:
-        cache = decide.DeviceCache.holding(*map(torch.from_numpy, astuple(books.hand_over())), books.num_slots)
+        own_tables = map(torch.from_numpy, astuple(books.hand_over()))
+        uses = {"counts_uses": books.counts_uses}
+        cache = decide.DeviceCache.holding(*own_tables, books.num_slots, **uses)
     elif turn % 10 == 0 and turn:
         books.take_back(cache.owner.numpy(), cache.stamp.numpy())
         live.validate()
@@ -80,17 +83,22 @@ books.take_back(cache.owner.numpy(), cache.stamp.numpy())
 differing += any((one != other).any() for one, other in zip(live.counters.passes, controller.counters.passes))
 there = controller.cache.state == 2
 differing += (live.cache.state != controller.cache.state).any() or live.now != controller.now
-differing += (ours.last_use[there] != its.last_use[there]).any()
+if eviction == "lru":
+    differing += (ours.last_use[there] != its.last_use[there]).any()
+else:
+    differing += (ours.uses != its.uses).any()
 totals = controller.counters.totals()
 print(int(differing), int(wrong), int(0 < totals["evictions"] < totals["misses"] < totals["requests"]))
 """
 
 
 @pytest.mark.parametrize("sizes", [(2, 16, 13, 4), (1, 12, 4, 4), (3, 9, 14, 2)], ids=str)
-def test_it_decides_as_lru_and_brings_what_is_missing(sizes: tuple[int, ...]) -> None:
-    """Loads, counters and last uses are those of the controller, also where the host decides prompts between; with as
-    many slots as a token has experts, with layers of different sizes, and with slots that stay free for long."""
-    assert interpret(DECIDED, json.dumps([*sizes, 0])) == ["0 0 1"]
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_it_decides_as_the_policy_and_brings_what_is_missing(sizes: tuple[int, ...], eviction: str) -> None:
+    """Loads, counters and last uses, or numbers of uses, are those of the controller, also where the host decides
+    prompts between; with as many slots as a token has experts, with layers of different sizes, and with slots that stay
+    free for long."""
+    assert interpret(DECIDED, json.dumps([*sizes, eviction])) == ["0 0 1"]
 
 
 @pytest.mark.parametrize("capability", [80, 90, 120])
@@ -100,6 +108,8 @@ def test_they_compile_and_read_16_bytes_a_thread(tmp_path: Path, capability: int
     names = ("table_ptr", "owner_ptr", "stamp_ptr", "clock_ptr", "counts_ptr", "slots_ptr", "missing_ptr")
     tensors = dict.fromkeys((*names, "host_ptr", "arena_ptr"), "*i32") | {"ids_ptr": "*i64", "starts_ptr": "*i64"}
     with compiler(tmp_path):
-        assert compiled(_resolve, capability, tensors, odd=("layer",), top_k=8, width=32)["cubin"]
+        for counts_uses in (False, True):
+            own = {"top_k": 8, "width": 32, "counts_uses": counts_uses}
+            assert compiled(_resolve, capability, tensors, odd=("layer",), **own)["cubin"]
         ptx = compiled(_fill, capability, tensors, odd=("first_key", "first_slot"), block=4096)["ptx"]
     assert len(re.findall(r"ld\.global[.\w:]*\.v4", ptx)) == len(re.findall(r"st\.global[.\w:]*\.v4", ptx)) == 8

@@ -29,6 +29,7 @@ SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=64)
         ({"decide": "gpu"}, "host, device"),
         ({"preset": "horizon"}, "give --preset on-demand"),
         ({"policies": {"prefetch": "next_gate"}}, "give --preset on-demand"),
+        ({"policies": {"eviction": "lfu:decay=0.9"}}, "no other policy than --eviction lfu"),
         ({"policies": {"residency": "split:theta=0.5"}}, "give --preset on-demand"),
         ({"scope": "global"}, "give --scope layer"),
         ({"experts": "exact"}, "give --experts fused"),

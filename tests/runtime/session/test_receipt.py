@@ -54,7 +54,7 @@ def parts_of(**own: object) -> SimpleNamespace:
         "packed_widths": [4],
         "has_trellis": False,
         "shadows": None,
-        "engine": SimpleNamespace(steps=SimpleNamespace(num_not_landed=3), road=None),
+        "engine": SimpleNamespace(steps=SimpleNamespace(num_not_landed=3), road=None, captured=None),
         "link": SimpleNamespace(kind="emulated"),
         "devices": devices,
     }
@@ -160,3 +160,14 @@ SPLIT = SimpleNamespace(split="split", holds=lambda shape: False)
 )
 def test_each_fallback_has_a_line(own: dict, lines: list[str]) -> None:
     assert fallbacks_of(parts_of(**own)) == ["a policy's", *lines]
+
+
+@pytest.mark.parametrize(
+    ("reason", "lines"),
+    [("why", ["decoded tokens are launched one by one, not as CUDA graphs: why"]), (None, [])],
+)
+def test_tokens_that_are_not_replayed_are_a_fallback(reason: str | None, lines: list[str]) -> None:
+    told = {"tokens": 3, "graphs": 1, "captures": 1, "why_not": reason}
+    steps, captured = SimpleNamespace(num_not_landed=0), SimpleNamespace(receipt=lambda: told)
+    said = receipt(parts_of(engine=SimpleNamespace(steps=steps, road=None, captured=captured)), None, fallbacks=[])
+    assert said["captured"] == told and said["fallbacks"] == lines

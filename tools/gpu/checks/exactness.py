@@ -72,6 +72,8 @@ def exactness(
 
     for name in runs_on(device):
         yield name, lambda name=name: check(name)
+        if dtype is torch.float32 and device != "cpu" and RUNS[name].get("experts") == "fused":
+            yield f"{name}, as graphs", lambda name=name: as_graphs(checkpoint(), dtype, device, RUNS[name])
 
 
 def runs_on(device: str) -> list[str]:
@@ -83,16 +85,35 @@ def runs_on(device: str) -> list[str]:
 
 
 def offloaded(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Said:
+    return _offloaded(folder, dtype, device, run)[0]
+
+
+def _offloaded(
+    folder: Path, dtype: torch.dtype, device: str, run: dict, *, singly: bool = False
+) -> tuple[Said, dict[str, object]]:
+    """What a session says, and what it says of graphs; `singly` without any."""
     from runtime.model.open import open_model
     from runtime.session.session import Session, Settings
 
     opened = open_model(str(folder), dtype=dtype, device=device)
     budget = run.get("budget", "25%").format(layers=opened.shape.num_layers)
     with Session(opened, Settings(**run | {"budget": budget})) as session:
+        if singly:
+            session.engine.captured.stop()
         said = listen(opened.model, opened.config.vocab_size)
-        session.controller.cache.validate()
+        session.validate()
+        captured = session.receipt()["captured"]
     opened.store.close()
-    return said
+    return said, captured
+
+
+def as_graphs(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Finding:
+    """Passed if tokens are replayed as CUDA graphs, and say what the same launched one by one say."""
+    (ours, told), (theirs, _) = (_offloaded(folder, dtype, device, run, singly=singly) for singly in (False, True))
+    is_near, detail, figures = compare(ours, theirs, dtype, allowed=COMPUTED_ELSEWHERE)
+    why_not = f"; {told['why_not']}" if told["why_not"] else ""
+    graphs = f"{told['tokens']} tokens of {told['graphs']} graphs, captured {told['captures']} times{why_not}"
+    return is_near and bool(told["tokens"]), f"{graphs}; {detail}", figures | told
 
 
 def forwards_then_generates(folder: Path, dtype: torch.dtype, device: str) -> Finding:

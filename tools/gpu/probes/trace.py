@@ -1,5 +1,5 @@
-"""Eight decoded tokens under torch's profiler: what the host calls a token (launches, copies, waits), at a quarter of
-the experts and with all of them.
+"""Eight decoded tokens under torch's profiler: what the host calls a token (launches, graphs, copies, waits), at a
+quarter of the experts and with all of them, as CUDA graphs and launched one by one.
 
 python -m tools.gpu.probes.trace
 """
@@ -37,14 +37,19 @@ def main() -> None:
         if options.device != "cpu":
             runs["25%, the GPU decides"] = replace(plain, decide=DEVICE)
         for name, settings in runs.items():
-            tell(name=f"a token at {name}", layers=opened.shape.num_layers, **_counted(opened, settings))
+            for singly in (False, True) if options.device != "cpu" else (True,):
+                how = "launched one by one" if singly else "as graphs"
+                counted = _counted(opened, settings, singly=singly)
+                tell(name=f"a token at {name}, {how}", layers=opened.shape.num_layers, **counted)
 
 
-def _counted(opened: MoeModel, settings: Settings) -> dict[str, object]:
+def _counted(opened: MoeModel, settings: Settings, *, singly: bool) -> dict[str, object]:
     (ids,) = models.texts(opened.config.vocab_size, count=1, length=PROMPT + 2 * TOKENS)
     ids, kinds = torch.from_numpy(ids)[None], [ProfilerActivity.CPU]
     kinds += [ProfilerActivity.CUDA] if opened.model.device.type == "cuda" else []
     with Session(opened, settings) as session:
+        if singly and session.engine.captured:
+            session.engine.captured.stop()
         past = session.forward(ids[:, :PROMPT]).past_key_values
         for position in range(PROMPT, PROMPT + TOKENS):  # what is compiled or allocated once is not counted
             past = session.forward(ids[:, position : position + 1], past=past).past_key_values
@@ -53,6 +58,7 @@ def _counted(opened: MoeModel, settings: Settings) -> dict[str, object]:
                 past = session.forward(ids[:, position : position + 1], past=past).past_key_values
     calls = Counter(event.name for event in profiled.events())
     return {
+        "graphs": calls["cudaGraphLaunch"] / TOKENS,
         "launches": sum(calls[name] for name in _LAUNCHES) / TOKENS,
         "copies": calls["cudaMemcpyAsync"] / TOKENS,
         "waits": sum(calls[name] for name in _WAITS) / TOKENS,

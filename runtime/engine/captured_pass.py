@@ -1,0 +1,92 @@
+"""One pass of a model as CUDA graphs: a single one, or pieces between which the host acts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from runtime.engine.host_copy import Letter
+from runtime.engine.routers import Watcher
+from runtime.model.open import MoeLayer
+
+Launch = Callable[[MoeLayer, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Queues a layer's experts: hidden [1, H], ids and weights [1, K] -> [1, H]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seam:
+    """Between two graphs the host has the experts of `layer` computed: `given` is their input, as the first graph left
+    it, `letter` what it tells the host, and `out` is where the second graph reads their output."""
+
+    layer: MoeLayer
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    letter: Letter
+    out: torch.Tensor
+
+
+class CapturedPass:
+    """Graphs that are captured one after another, and replayed in the same order. They share one pool of memory: what a
+    graph leaves there may be overwritten by a later one, never by an earlier one.
+
+    With `launch` the experts are part of the graph, which is then a single one; otherwise each layer's are a seam.
+    `chosen` has the ids [1, K] of each layer.
+    """
+
+    def __init__(self, watcher: Watcher, launch: Launch | None) -> None:
+        self._watcher, self._launch, self._pool = watcher, launch, torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._seams: list[Seam] = []
+        self.chosen: list[torch.Tensor] = []
+        self.output: object = None
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def capture(self, forward: Callable[[], object], stream: torch.cuda.Stream, end: Callable[[], None]) -> None:
+        """Capture what `forward` and then `end` queue; the former calls `experts` for each layer. Nothing is computed.
+        Raises whatever the model or the driver raises where the host would have to wait for the device."""
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            self._begin()
+            try:
+                self.output = forward()
+                end()
+            except BaseException:
+                self._abandon()
+                raise
+            self._graphs[-1].capture_end()
+
+    def experts(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Where a layer's experts would be computed."""
+        self.chosen.append(ids)
+        if self._launch is not None:
+            return self._launch(layer, hidden, ids, weights)
+        letter = self._watcher.send(layer.index, ids, weights)
+        self._graphs[-1].capture_end()
+        with torch.inference_mode(False):
+            out = torch.empty_like(hidden)  # outside the pool: it is written between two graphs
+        self._seams.append(Seam(layer, (hidden, ids, weights), letter, out))
+        self._begin()
+        return out
+
+    def replay(self, experts: Launch) -> None:
+        """Queue the whole pass again; `experts` has those of each seam computed."""
+        for graph, seam in zip(self._graphs, self._seams, strict=False):
+            seam.letter.forget()
+            graph.replay()
+            self._watcher.expect(seam.letter)
+            seam.out.copy_(experts(seam.layer, *seam.given))
+        self._graphs[-1].replay()
+
+    def _begin(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # the link's threads go on
+        self._graphs.append(graph)
+
+    def _abandon(self) -> None:
+        """End a capture that failed: the driver may say so again."""
+        try:
+            self._graphs[-1].capture_end()
+        except RuntimeError:
+            return

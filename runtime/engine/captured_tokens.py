@@ -1,0 +1,223 @@
+"""Decoded tokens as CUDA graphs: the model's own forward is captured once, and replayed token by token.
+
+Where nothing of a token is left to decide on the host, because all experts are resident or the device decides, the
+token is one graph. Elsewhere a graph ends at each layer's router, and the next one begins behind its experts.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+
+import torch
+
+from runtime.engine.captured_pass import CapturedPass, Launch
+from runtime.engine.device_road import DeviceRoad
+from runtime.engine.fixed_past import FixedPast, reason_not_lodged, twin_of
+from runtime.engine.one_token import OneToken
+from runtime.engine.routers import Watcher
+from runtime.engine.step import StepExecutor
+from runtime.model.open import MoeLayer, MoeModel
+
+_LEAST, _SPARE = 512, 128  # tokens that there is room for, a power of two: a chat outgrows it rarely
+_ALIKE, _COARSE = {torch.float32: 1e-4}, 5e-2  # of the largest logit, by what is summed in another order
+_DEVICE, _RESIDENT, _HOST = "device", "resident", "host"  # who knows where a token's experts are
+
+
+class CapturedTokens:
+    """Takes the place of the model's `forward` from `install` to `uninstall`. Hooks of the model itself are called as
+    ever; what hooks of routers see is part of a graph, and no other hook of a module inside is.
+
+    `launch` takes the place of a layer's experts while a pass is captured, and is None otherwise. `why_not` says why
+    the last token was not one that can be captured. After a capture that fails no other one is tried.
+    """
+
+    def __init__(self, opened: MoeModel, steps: StepExecutor, road: DeviceRoad | None, watcher: Watcher) -> None:
+        self.launch: Launch | None = None
+        self.why_not: str | None = None
+        self.num_tokens = self.num_captures = 0
+        self._model, self._steps, self._road, self._watcher = opened.model, steps, road, watcher
+        self._is_off = False
+        self._past: FixedPast | None = None
+        self._captured: CapturedPass | None = None
+        self._key: tuple | None = None  # under which it was captured
+        self._seen: tuple | None = None  # of the last token that was not
+        self._stream = torch.cuda.Stream(opened.model.device)
+        with torch.inference_mode(False):  # a session forwards within it, and `generate` without
+            self._ids = torch.zeros(1, 1, dtype=torch.int64, device=opened.model.device)
+            self._positions = torch.zeros_like(self._ids)
+
+    def install(self) -> None:
+        self._forward: Callable = self._model.forward
+
+        @wraps(self._forward)  # `generate` looks at the signature
+        def forward(*args: object, **named: object) -> object:
+            return self._run(*args, **named)
+
+        self._model.forward = forward
+
+    def uninstall(self) -> None:
+        self.drop()
+        del self._model.forward
+
+    def stop(self) -> None:
+        """Launch tokens one by one from here on."""
+        self.drop()
+        self._is_off, self.why_not = True, "it was stopped"
+
+    def drop(self) -> None:
+        """Forget what was captured: addresses may have changed. The next token is launched one by one."""
+        if self._past is not None:
+            self._past.leave()
+        self._past = self._captured = self._key = self._seen = None
+
+    def receipt(self) -> dict[str, object]:
+        """How many tokens were replayed, of how many graphs each, and how often they were captured."""
+        graphs = self._captured.num_graphs if self._captured else 0
+        return {"tokens": self.num_tokens, "graphs": graphs, "captures": self.num_captures, "why_not": self.why_not}
+
+    def queue_again(self) -> None:
+        """Queue the last token once more, where it was a single graph: for measurements. Nothing is counted."""
+        self._past.count(self._past.num_tokens - 1)
+        self._captured.replay(_experts)
+
+    def _run(self, *args: object, **named: object) -> object:
+        token = None if self._is_off or torch.is_grad_enabled() else OneToken.of(args, named)
+        if token is None or not self._is_ready(token):
+            return self._forward(*args, **named)
+        return self._replay(token)
+
+    def _is_ready(self, token: OneToken) -> bool:
+        """Whether a graph is there for this token, and its keys and values where it reads them."""
+        way, self.why_not = self._way(token)
+        if way is None:
+            return False
+        key = (way, self._watcher.wanted)
+        if key != self._key or not self._past.has_room(token.past, token.num_tokens):
+            if key != self._seen:  # a first token compiles kernels, and makes what the host keeps
+                self._seen = key
+                return False
+            self._show_embedded(token)
+            if not self._capture(key, token):
+                return False
+        if not self._past.holds(token.past):
+            if not token.sees_all:
+                self.why_not = "the sequence is padded"
+                return False
+            self._past.lodge(token.past, token.num_tokens)
+        return True
+
+    def _way(self, token: OneToken) -> tuple[str | None, str | None]:
+        """Who knows where the token's experts are; or why it cannot be captured."""
+        reason = f"forwards are given {', '.join(token.others)}" if token.others else reason_not_lodged(token.past)
+        if reason is None and self._road and (self._watcher.on_step or self._steps.on_plan):
+            reason = "the host sees every step"
+        if reason is not None:
+            return None, reason
+        return (_DEVICE if self._road else _RESIDENT if self._steps.is_settled() else _HOST), None
+
+    def _capture(self, key: tuple, token: OneToken) -> bool:
+        """Capture a token's pass without computing it. Returns False where that fails: nothing has happened then."""
+        seen = self._seen
+        self.drop()
+        launches = {_DEVICE: self._on_device, _RESIDENT: self._resident, _HOST: None}
+        try:
+            captured = CapturedPass(self._watcher, launches[key[0]])
+            with torch.inference_mode(False), torch.no_grad(), self._watcher.captured(self._ids):
+                past = FixedPast(token.past, _room(token.num_tokens), self._ids.device)
+                self._put(token)
+                own = {"input_ids": self._ids, "position_ids": self._positions, "past_key_values": past.cache}
+                forward = partial(self._forward, **own, use_cache=True)
+                self.launch = _nothing
+                _rehearse(self._forward, forward, past, token)
+                self.launch = captured.experts
+                captured.capture(forward, self._stream, self._road.queue_counters if self._road else _end)
+            _check_output(captured.output)
+        except Exception as error:  # of the model's own code, of the driver, or of too little memory
+            first = str(error).strip().partition("\n")[0]
+            self._is_off, self.why_not = True, f"{type(error).__name__}: {first}"[:200]
+            return False
+        finally:
+            self.launch = None
+        self._past, self._captured, self._key, self._seen = past, captured, key, seen
+        self.num_captures += 1
+        return True
+
+    def _show_embedded(self, token: OneToken) -> None:
+        """Have the embedding's hook show the host what a policy or an observer asks for: once a pass, and not from
+        within a graph."""
+        if self._watcher.sees_embeddings:
+            self._model.get_input_embeddings()(token.ids)
+
+    def _put(self, token: OneToken) -> None:
+        """Write a token to where graphs read it."""
+        self._ids.copy_(token.ids)
+        if token.positions is None:
+            self._positions.fill_(token.num_tokens)
+        else:
+            self._positions.copy_(token.positions)
+
+    def _replay(self, token: OneToken) -> object:
+        self._show_embedded(token)
+        self._past.count(token.num_tokens)
+        self._put(token)
+        if self._road:
+            self._road.begin_token()
+        self._captured.replay(_experts)
+        if self._road:
+            self._road.replayed()
+        elif self._key[0] is _RESIDENT:
+            self._steps.count_settled(self._captured.chosen)
+        self._past.num_tokens += 1
+        self.num_tokens += 1
+        own = {name: value.clone() for name, value in self._captured.output.items() if name != "past_key_values"}
+        return type(self._captured.output)(past_key_values=token.past, **own)
+
+    def _on_device(
+        self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        return self._road.launch(layer.index, hidden, ids, weights)
+
+    def _resident(
+        self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        return self._steps.gpu_output.forward_whole(layer.index, hidden, ids, weights)
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Whether work that is queued on the device can be captured."""
+    return device.type == "cuda"
+
+
+def _experts(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return layer.experts.moectl_forward(hidden, ids, weights)
+
+
+def _nothing(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(hidden)
+
+
+def _end() -> None: ...
+
+
+def _rehearse(model: Callable[..., object], forward: Callable[[], object], past: FixedPast, token: OneToken) -> None:
+    """Compute the token without experts, once as it was asked for and once from a fixed memory: libraries prepare then
+    what a capture must not make. Raises RuntimeError where something else is said from there."""
+    asked = {"input_ids": token.ids, "position_ids": token.positions, "use_cache": True}
+    theirs = model(**asked, past_key_values=twin_of(token.past)).logits.float()
+    copied = twin_of(token.past)
+    past.lodge(copied, token.num_tokens)
+    past.count(token.num_tokens)
+    ours = forward().logits
+    error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+    if not error <= _ALIKE.get(ours.dtype, _COARSE):
+        raise RuntimeError(f"from keys and values at fixed addresses its logits differ by {error:.1e}")
+
+
+def _room(num_tokens: int) -> int:
+    return max(_LEAST, 1 << (num_tokens + _SPARE - 1).bit_length())
+
+
+def _check_output(output: object) -> None:
+    """Raise TypeError where something other than tensors and the cache would have to be returned."""
+    others = {name for name, value in output.items() if not isinstance(value, torch.Tensor)} - {"past_key_values"}
+    if others:
+        raise TypeError(f"a forward returns {', '.join(sorted(others))} too")

@@ -1,0 +1,192 @@
+"""Layers of a cache at addresses that stay, by what a layer keeps: all keys and values, those of a window, the states
+of linear attention, or nothing. The layers of a lodged sequence show what lies there.
+
+Not those with an index of keys: which keys it selects among equal ones depends on the room behind them.
+"""
+
+import copy
+from typing import Protocol
+
+import torch
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    StaticLayer,
+)
+
+_PARTS = ("keys", "values", "cumulative_length")  # of a layer that grows; only a window has the last
+_STATES = ("conv_states", "recurrent_states")
+Fixed = StaticLayer | LinearAttentionLayer | DummyLayer
+
+
+class Lodging(Protocol):
+    """Knows how many tokens the lodged sequence has."""
+
+    num_tokens: int
+
+
+class FixedWindow(StaticLayer):
+    """The last `max_cache_len` tokens, in a ring. Its mask is made as if the ring were not turned: the order of keys
+    means nothing to attention, and all of a full ring are seen. So nothing in it depends on how many tokens there were,
+    and one graph serves them all."""
+
+    is_sliding = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take one token; returns the whole ring."""
+        place = self.cumulative_length.remainder(self.max_cache_len).view(1)
+        self.cumulative_length.add_(1)
+        self.keys.index_copy_(2, place, key_states)
+        self.values.index_copy_(2, place, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> torch.Tensor:
+        return self.cumulative_length.clamp(max=self.max_cache_len - 1)
+
+
+def fixed_like(layer: object, count: torch.Tensor, length: int) -> Fixed:
+    """Room for `length` tokens of what `layer` keeps. The device counts them in `count`."""
+    if isinstance(layer, DummyLayer):
+        return layer
+    if isinstance(layer, LinearAttentionLayer):
+        return _states_like(layer)
+    fixed = FixedWindow(min(layer.sliding_window, length + 1)) if layer.is_sliding else StaticLayer(length)
+    fixed.lazy_initialization(layer.keys, layer.values)
+    fixed.cumulative_length = count
+    return fixed
+
+
+def lodged(layer: object, fixed: Fixed, lodging: Lodging, num_tokens: int) -> object:
+    """Copy what a layer of so many tokens keeps to `fixed`. Returns the layer that takes its place in its cache."""
+    if isinstance(layer, LinearAttentionLayer):
+        _share(layer, fixed)
+    if isinstance(layer, LinearAttentionLayer | DummyLayer):
+        return layer
+    places = _places(fixed, num_tokens)
+    for name in ("keys", "values"):
+        getattr(fixed, name).index_copy_(2, places, getattr(layer, name)[:, :, -len(places) :])
+    return (LodgedWindow if layer.is_sliding else Lodged)(lodging, fixed, layer)
+
+
+def is_lodged(layer: object, fixed: Fixed) -> bool:
+    """Whether all that this layer keeps lies in `fixed`."""
+    if isinstance(layer, DummyLayer):
+        return True
+    if isinstance(layer, LinearAttentionLayer):
+        return all(getattr(layer, name)[0] is getattr(fixed, name)[0] for name in _STATES)
+    return isinstance(layer, _Shown) and layer.fixed is fixed and not any(name in vars(layer) for name in _PARTS)
+
+
+def settle(layer: object, fixed: Fixed) -> None:
+    """Give a layer of its own what it still has in `fixed`."""
+    if isinstance(layer, LinearAttentionLayer):
+        for name in _STATES:
+            own, there = getattr(layer, name), getattr(fixed, name)
+            own.update({key: one.clone() for key, one in own.items() if one is not None and one is there[key]})
+    elif isinstance(layer, _Shown) and layer.fixed is fixed:
+        layer.settle()
+
+
+def twin(layer: object) -> object:
+    """A layer that keeps the same, and leaves this one as it is whatever is added to it."""
+    other = copy.copy(layer)
+    if isinstance(layer, LinearAttentionLayer):  # the others put new tensors in the place of old ones
+        other.has_previous_state = dict(layer.has_previous_state)
+        for name in _STATES:
+            states = getattr(layer, name)
+            setattr(other, name, {key: one if one is None else one.clone() for key, one in states.items()})
+    return other
+
+
+def reason_not_fixed(layer: object) -> str | None:
+    """Why there is no room like this layer at addresses that stay; None if there is."""
+    if type(layer) not in _KINDS:
+        return f"a layer keeps a {type(layer).__name__}"
+    return "a layer records its past" if getattr(layer, "record_past", False) else None
+
+
+def _states_like(layer: LinearAttentionLayer) -> LinearAttentionLayer:
+    """The states of linear attention never grow; transformers writes them in place."""
+    fixed = LinearAttentionLayer(layer.number_of_states)
+    for number in range(layer.number_of_states):
+        states = {name: getattr(layer, name)[number] for name in _STATES}
+        fixed.lazy_initialization(**states, state_idx=number, conv_kernel_size=layer.conv_kernel_size[number])
+    fixed.has_previous_state = dict(layer.has_previous_state)
+    return fixed
+
+
+def _share(layer: LinearAttentionLayer, fixed: LinearAttentionLayer) -> None:
+    """Copy a layer's states to `fixed`, and have it use those."""
+    for name in _STATES:
+        own, there = getattr(layer, name), getattr(fixed, name)
+        for number, state in there.items():
+            if state is not None:
+                state.copy_(own[number])
+                own[number] = state
+
+
+def _places(fixed: StaticLayer, num_tokens: int) -> torch.Tensor:
+    """Where the tokens of a sequence lie, in their order; of a window, those that the next token sees."""
+    count = min(num_tokens, _most(fixed))
+    return torch.arange(num_tokens - count, num_tokens, device=fixed.keys.device) % fixed.max_cache_len
+
+
+def _most(fixed: StaticLayer) -> int:
+    """Tokens that the next one sees at most; it takes the place of the oldest in a window."""
+    return fixed.max_cache_len - fixed.is_sliding
+
+
+def _shown(name: str) -> property:
+    """What lies in the fixed layer until it is set."""
+
+    def get(layer: "_Shown") -> torch.Tensor | int:
+        return vars(layer)[name] if name in vars(layer) else layer.read(name)
+
+    def put(layer: "_Shown", value: torch.Tensor | int | None) -> None:
+        vars(layer)[name] = value
+
+    return property(get, put)
+
+
+class _Shown:
+    """A layer of a lodged sequence: as it was to whoever looks, and of its own again in whatever is set."""
+
+    keys, values, cumulative_length = map(_shown, _PARTS)
+
+    def __init__(self, lodging: Lodging, fixed: StaticLayer, layer: DynamicLayer) -> None:
+        vars(self).update({name: value for name, value in vars(layer).items() if name not in _PARTS})
+        self.fixed: StaticLayer | None = fixed
+        self._lodging = lodging
+
+    def read(self, name: str) -> torch.Tensor | int:
+        """A part as it lies there."""
+        num_tokens = self._lodging.num_tokens
+        if name == "cumulative_length":
+            return num_tokens
+        whole = getattr(self.fixed, name)
+        if num_tokens <= _most(self.fixed):
+            return whole[:, :, :num_tokens]
+        return whole.index_select(2, _places(self.fixed, num_tokens))
+
+    def settle(self) -> None:
+        """Copy out what still lies there."""
+        for name in _PARTS:
+            if name not in vars(self):
+                part = self.read(name)
+                setattr(self, name, part.clone() if isinstance(part, torch.Tensor) else part)
+        self.fixed = self._lodging = None
+
+
+class Lodged(_Shown, DynamicLayer):
+    """A layer that keeps all keys and values."""
+
+
+class LodgedWindow(_Shown, DynamicSlidingWindowLayer):
+    """A layer that keeps the last ones."""
+
+
+_KINDS = (DynamicLayer, DynamicSlidingWindowLayer, Lodged, LodgedWindow, LinearAttentionLayer, DummyLayer)

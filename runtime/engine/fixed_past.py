@@ -1,0 +1,71 @@
+"""What a model remembers of one sequence, at addresses that stay, as a CUDA graph needs it.
+
+A sequence is lodged there while its tokens are replayed; whoever holds its cache sees it as before. It is copied out
+when another one is lodged. A pass of another kind finds it there, and puts longer tensors in its place.
+"""
+
+import copy
+import weakref
+from collections.abc import Callable
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+
+from runtime.engine.fixed_layers import fixed_like, is_lodged, lodged, reason_not_fixed, settle, twin
+
+
+class FixedPast:
+    """Room for `length` tokens of a sequence like `past`. `cache` is what the model is given; its layers count tokens
+    on the device. `num_tokens` is how many the lodged sequence has."""
+
+    def __init__(self, past: DynamicCache, length: int, device: torch.device) -> None:
+        self.length, self.num_tokens = length, 0
+        self._guest: Callable[[], DynamicCache | None] = _nobody
+        with torch.inference_mode(False):  # a session forwards within it, and `generate` without
+            self._counts = torch.zeros(len(past.layers), dtype=torch.int64, device=device)
+            pairs = zip(past.layers, self._counts.unbind(), strict=True)
+            self._layers = [fixed_like(layer, count, length) for layer, count in pairs]
+        self.cache = Cache(layers=[*self._layers])
+
+    def has_room(self, past: DynamicCache, num_tokens: int) -> bool:
+        """Whether a sequence of so many tokens can be lodged, and one more be added."""
+        return num_tokens < self.length and len(past.layers) == len(self._layers)
+
+    def holds(self, past: DynamicCache) -> bool:
+        """Whether this sequence is lodged here, and nothing was done to it elsewhere."""
+        return self._guest() is past and all(map(is_lodged, past.layers, self._layers))
+
+    def lodge(self, past: DynamicCache, num_tokens: int) -> None:
+        """Copy a sequence here; the one before is copied out."""
+        self.leave()
+        pairs = zip(past.layers, self._layers, strict=True)
+        past.layers[:] = [lodged(layer, fixed, self, num_tokens) for layer, fixed in pairs]
+        self._guest, self.num_tokens = weakref.ref(past), num_tokens
+
+    def leave(self) -> None:
+        """Copy the lodged sequence out, if anybody still has it."""
+        if (past := self._guest()) is not None:
+            for layer, fixed in zip(past.layers, self._layers, strict=True):
+                settle(layer, fixed)
+        self._guest = _nobody
+
+    def count(self, num_tokens: int) -> None:
+        """Have the model take so many tokens for seen."""
+        self._counts.fill_(num_tokens)
+
+
+def twin_of(past: DynamicCache) -> DynamicCache:
+    """The memory of the same sequence, which may go on otherwise."""
+    other = copy.copy(past)
+    other.layers = [*map(twin, past.layers)]
+    return other
+
+
+def reason_not_lodged(past: object) -> str | None:
+    """Why a sequence with this memory cannot be lodged; None if it can."""
+    if type(past) is not DynamicCache or past.offloading:
+        return f"keys and values are in a {type(past).__name__}"
+    return next(filter(None, map(reason_not_fixed, past.layers)), None)
+
+
+def _nobody() -> None: ...

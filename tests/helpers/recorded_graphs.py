@@ -1,0 +1,141 @@
+"""A stand-in for CUDA graphs: a capture records torch's operations and the launches of triton's interpreter, and a
+replay does them again with the same tensors, at the same addresses.
+
+As on a GPU a capture computes nothing that lasts: what it has overwritten is put back at its end, and what it has made
+becomes NaN until the first replay. It refuses what CUDA refuses: whatever reads the device's memory on the host or
+copies from the host's, and page-locked memory. Import it under the interpreter only.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import GridExecutor
+
+from runtime.engine import captured_tokens, host_copy
+
+counts: Counter[str] = Counter()
+_READ_BY_HOST = {
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero", "lift_fresh",
+    "repeat_interleave.Tensor", "bincount",
+}  # fmt: skip
+_ON_HOST = ("cpu", "numpy", "tolist", "item")
+
+
+class Unsupported(RuntimeError):
+    """What CUDA says of a stream that is capturing."""
+
+
+class Graph:
+    """In the place of `torch.cuda.CUDAGraph`."""
+
+    under_way: "Graph | None" = None
+
+    def __init__(self) -> None:
+        self._work: list[Callable[[], object]] = []
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._made: dict[int, torch.Tensor] = {}
+
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        assert Graph.under_way is None and not self._work, "a capture within a capture, or a second one"
+        Graph.under_way, self._mode = self, _Recording(self)
+        self._mode.__enter__()
+
+    def capture_end(self) -> None:
+        if Graph.under_way is not self:
+            raise Unsupported("this graph is not being captured")
+        self._mode.__exit__(None, None, None)
+        Graph.under_way = None
+        for own, before in self._saved.values():
+            own.copy_(before)
+        for made in self._made.values():
+            if made.is_floating_point():
+                made.fill_(torch.nan)
+
+    def replay(self) -> None:
+        counts["graphs"] += 1
+        with torch.no_grad():
+            for work in self._work:
+                work()
+
+    def take(self, func, args: tuple, kwargs: dict) -> object:
+        """Record an operation of torch, and do it for the shapes of what it makes."""
+        written = [one for one in _written(func, args, kwargs) if _place(one) not in self._made]
+        for one in written:
+            if _place(one) not in self._saved:
+                whole = torch.empty(0, dtype=torch.uint8).set_(one.untyped_storage())
+                self._saved[_place(one)] = whole, whole.clone()
+        known = {_place(one) for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
+        result = func(*args, **kwargs)
+        new = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and _place(one) not in known]
+        self._made.update({_place(one): one for one in new})
+        if new or func._schema.is_mutable:
+            self._work.append(lambda: _again(func, args, kwargs, result))
+        return result
+
+    def launch(self, work: Callable[[], object]) -> None:
+        """Record a kernel's launch."""
+        self._work.append(work)
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._graph = graph
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        by_mask = name == "index" and any(one is not None and one.dtype == torch.bool for one in args[1])
+        if by_mask or name in _READ_BY_HOST or f"{name}.{func._overloadname}" in _READ_BY_HOST:
+            raise Unsupported(f"operation not permitted when stream is capturing: {name}")
+        return self._graph.take(func, args, kwargs or {})
+
+
+def _written(func, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The arguments that an operation writes to."""
+    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [one for one in tree_leaves([given.get(name) for name in names]) if isinstance(one, torch.Tensor)]
+
+
+def _again(func, args: tuple, kwargs: dict, before: object) -> None:
+    """Do an operation again, and put what it makes where it was the first time."""
+    for own, new in zip(tree_leaves(before), tree_leaves(func(*args, **kwargs)), strict=True):
+        if isinstance(own, torch.Tensor) and own.data_ptr() != new.data_ptr():
+            own.copy_(new)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Let sessions capture graphs in this process; `counted_gpu` has the streams."""
+    patch.setattr(captured_tokens, "has_graphs", lambda device: True)
+    patch.setattr(torch.cuda, "CUDAGraph", Graph)
+    patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    launch = GridExecutor.__call__
+
+    def launched(kernel: GridExecutor, *args: object, **kwargs: object) -> None:
+        if Graph.under_way:
+            Graph.under_way.launch(lambda: launch(kernel, *args, **kwargs))
+        else:
+            counts["launches"] += 1
+            launch(kernel, *args, **kwargs)
+
+    patch.setattr(GridExecutor, "__call__", launched)
+    for name in _ON_HOST:
+        patch.setattr(torch.Tensor, name, _refused(getattr(torch.Tensor, name)))
+    patch.setattr(host_copy, "page_locked", _refused(host_copy.page_locked))
+
+
+def _refused(work: Callable) -> Callable:
+    def refuse(*args: object, **kwargs: object) -> object:
+        if Graph.under_way:
+            raise Unsupported(f"operation not permitted when stream is capturing: {work.__name__}")
+        return work(*args, **kwargs)
+
+    return refuse

@@ -1,0 +1,116 @@
+"""Decoded tokens replayed as CUDA graphs and the same launched one by one, in turns, by each way to know where experts
+are: milliseconds a token, the milliseconds of the token that was captured, and whether both said and counted the same.
+Of a token that is a single graph also its time by the device's clock, once its experts are there.
+
+python -m tools.gpu.probes.captured
+"""
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from runtime.session.settings import DEVICE
+from runtime.tiers.ram import RamStore
+from tools.gpu import models
+from tools.gpu.groups import tell
+from tools.gpu.packages import experts_by
+from tools.gpu.probes.options import parsed
+from tools.gpu.probes.road import PROMPT, Decoded, decode
+from tools.gpu.timing import device_microseconds
+
+TOKENS, ROUNDS, CALLS, LAYERS = 24, 2, 20, 4
+ALIKE = {torch.float32: 1e-5, torch.bfloat16: 5e-2}  # of the largest logit: attention is summed over a longer row
+
+
+@dataclass(slots=True)
+class Compared:
+    """Runs of a way, round by round, and what the last replayed one's receipt says."""
+
+    replayed: list[Decoded] = field(default_factory=list)
+    singly: list[Decoded] = field(default_factory=list)
+    receipt: dict[str, object] = field(default_factory=dict)
+    device_us: float | None = None
+
+
+def main() -> None:
+    options = parsed(__doc__)
+    tokens, rounds = (4, 1) if options.tiny else (TOKENS, ROUNDS)
+    with tempfile.TemporaryDirectory() as folder:
+        models.save(models.SHAPES["olmoe-1b-7b"], Path(folder), layers=LAYERS, device=options.device, tiny=options.tiny)
+        opened = open_model(folder, device=torch.device(options.device))
+        in_ram = replace(opened, store=RamStore(opened.store, pin=options.device != "cpu"))  # once for all sessions
+        (ids,) = models.texts(opened.config.vocab_size, count=1, length=PROMPT + tokens)
+        for way, settings in ways(options.device).items():
+            found = compared(in_ram, settings, ids, rounds=rounds)
+            for line in lines(way, found, ALIKE.get(opened.dtype, 5e-2)):
+                tell(**line)
+        opened.store.close()
+
+
+def ways(device: str) -> dict[str, Settings]:
+    """Settings by who knows where experts are; on a CPU the device cannot."""
+    link = "auto" if device != "cpu" else "1GB/s"
+    host = Settings("on-demand", budget="25%", experts=experts_by(device), link=link)
+    own = {} if device == "cpu" else {"the device decides": replace(host, decide=DEVICE)}
+    return {"the host decides": host, **own, "all resident": replace(host, preset="full")}
+
+
+def compared(opened: MoeModel, settings: Settings, ids: np.ndarray, *, rounds: int) -> Compared:
+    """Decode with and without graphs, once in each round."""
+    found = Compared()
+    for _ in range(rounds):
+        with Session(opened, settings) as session:
+            if session.engine.captured:
+                session.engine.captured.stop()
+            found.singly.append(decode(session, ids))
+        with Session(opened, settings) as session:
+            if session.engine.captured:
+                found.replayed.append(decode(session, ids))
+                found.receipt = session.receipt()["captured"]
+                found.device_us = _device_us(session)
+    return found
+
+
+def _device_us(session: Session) -> float | None:
+    """Microseconds of the last token's graph, if it was one; the experts that it needs are there by now."""
+    captured, device = session.engine.captured, str(session.opened.model.device)
+    is_one = captured.receipt()["graphs"] == 1
+    return device_microseconds(captured.queue_again, CALLS, device) if is_one else None
+
+
+def lines(way: str, found: Compared, allowed: float) -> Iterator[dict[str, object]]:
+    """What to tell: of each kind of launch, and of both."""
+    yield {"name": f"{way}, launched one by one", "ms_per_token": _median_ms(found.singly)}
+    if not found.replayed:
+        yield {"name": f"{way}, as graphs", "detail": "there are no CUDA graphs here"}
+        return
+    told = {"capture_ms": max(max(run.ms) for run in found.replayed)} | found.receipt
+    told |= {"device_us": found.device_us} if found.device_us else {}
+    yield {
+        "name": f"{way}, as graphs",
+        "ms_per_token": _median_ms(found.replayed),
+        "detail": told.pop("why_not"),
+        **told,
+    }
+    pairs = [*zip(found.replayed, found.singly, strict=True)]
+    error = max(((one.logits - two.logits).abs().max() / two.logits.abs().max()).item() for one, two in pairs)
+    counts_alike = all(one.counters == two.counters for one, two in pairs)
+    passed = error <= allowed and (counts_alike or error > 0) and bool(told["tokens"])  # other bits, other routes
+    detail = f"counters {'equal' if counts_alike else 'DIFFER'}"
+    ratio = _median_ms(found.singly) / _median_ms(found.replayed)
+    yield {"name": f"{way}, both", "passed": passed, "detail": detail, "relative": error, "times_as_fast": ratio}
+
+
+def _median_ms(runs: list[Decoded]) -> float:
+    return statistics.median(ms for run in runs for ms in run.ms)
+
+
+if __name__ == "__main__":
+    main()
