@@ -8,8 +8,8 @@ import copy
 from typing import Protocol
 
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
@@ -18,7 +18,8 @@ from transformers.cache_utils import (
 
 _PARTS = ("keys", "values", "cumulative_length")  # of a layer that grows; only a window has the last
 _STATES = ("conv_states", "recurrent_states")
-Fixed = StaticLayer | LinearAttentionLayer | DummyLayer
+_EMPTY = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # keeps nothing; transformers 5.17 has none
+Fixed = StaticLayer | LinearAttentionLayer
 
 
 class Lodging(Protocol):
@@ -50,7 +51,7 @@ class FixedWindow(StaticLayer):
 
 def fixed_like(layer: object, count: torch.Tensor, length: int) -> Fixed:
     """Room for `length` tokens of what `layer` keeps. The device counts them in `count`."""
-    if isinstance(layer, DummyLayer):
+    if isinstance(layer, _EMPTY):
         return layer
     if isinstance(layer, LinearAttentionLayer):
         return _states_like(layer)
@@ -64,7 +65,7 @@ def lodged(layer: object, fixed: Fixed, lodging: Lodging, num_tokens: int) -> ob
     """Copy what a layer of so many tokens keeps to `fixed`. Returns the layer that takes its place in its cache."""
     if isinstance(layer, LinearAttentionLayer):
         _share(layer, fixed)
-    if isinstance(layer, LinearAttentionLayer | DummyLayer):
+    if isinstance(layer, (LinearAttentionLayer, *_EMPTY)):
         return layer
     places = _places(fixed, num_tokens)
     for name in ("keys", "values"):
@@ -74,7 +75,7 @@ def lodged(layer: object, fixed: Fixed, lodging: Lodging, num_tokens: int) -> ob
 
 def is_lodged(layer: object, fixed: Fixed) -> bool:
     """Whether all that this layer keeps lies in `fixed`."""
-    if isinstance(layer, DummyLayer):
+    if isinstance(layer, _EMPTY):
         return True
     if isinstance(layer, LinearAttentionLayer):
         return all(getattr(layer, name)[0] is getattr(fixed, name)[0] for name in _STATES)
@@ -189,4 +190,4 @@ class LodgedWindow(_Shown, DynamicSlidingWindowLayer):
     """A layer that keeps the last ones."""
 
 
-_KINDS = (DynamicLayer, DynamicSlidingWindowLayer, Lodged, LodgedWindow, LinearAttentionLayer, DummyLayer)
+_KINDS = (DynamicLayer, DynamicSlidingWindowLayer, Lodged, LodgedWindow, LinearAttentionLayer, *_EMPTY)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
 from transformers import PreTrainedTokenizerFast
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 _DEEPSEEK_3 = (
     r"\p{N}{1,3}",
@@ -20,30 +19,36 @@ _KIMI = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _SPLITS: Mapping[str, tuple[str, ...]] = {
-    "chatglm-bpe": (GGUF_PRE_TOKENIZER_SPLITS["llama3"],),
     "deepseek-v3": _DEEPSEEK_3,
-    "glm4": (GGUF_PRE_TOKENIZER_SPLITS["llama3"],),
-    "hunyuan": (GGUF_PRE_TOKENIZER_SPLITS["qwen2"],),
     "hunyuan-dense": _DEEPSEEK_3,
     "kimi-k2": _KIMI,
 }
 """Of each name that transformers does not know the expressions, one after another, as llama-vocab.cpp has them."""
 
+_ALIKE = {"chatglm-bpe": "llama3", "glm4": "llama3", "hunyuan": "qwen2"}  # names that transformers knows
 _DIGITS = ("refact",)  # each digit is one piece, all else as GPT-2 splits it
 _AS_GPT2 = ("default", "gpt-2", "jais", "mpt", "olmo")  # which is what transformers does with a name unknown to it
 
 
 def split_as_named(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     """Make a byte-level tokenizer split text as `name` says, where transformers has not."""
-    if name in _SPLITS:
-        tokenizer.backend_tokenizer.pre_tokenizer = _sequence(_SPLITS[name], ByteLevel(False, use_regex=False))
+    expressions = (_of_transformers()[_ALIKE[name]],) if name in _ALIKE else _SPLITS.get(name)
+    if expressions:
+        tokenizer.backend_tokenizer.pre_tokenizer = _sequence(expressions, ByteLevel(False, use_regex=False))
     elif name in _DIGITS:
         tokenizer.backend_tokenizer.pre_tokenizer = _sequence((r"\p{N}",), ByteLevel(False))
 
 
 def is_known(name: str) -> bool:
     """Whether text is split as `name` says."""
-    return name in GGUF_PRE_TOKENIZER_SPLITS or name in (*_SPLITS, *_DIGITS, *_AS_GPT2)
+    return name in (*_SPLITS, *_ALIKE, *_DIGITS, *_AS_GPT2) or name in _of_transformers()
+
+
+def _of_transformers() -> Mapping[str, str]:
+    """The expression of each name that transformers knows; 5.17, which may be beside a GPU, cannot say."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    return GGUF_PRE_TOKENIZER_SPLITS
 
 
 def _sequence(expressions: tuple[str, ...], last: PreTokenizer) -> PreTokenizer:

@@ -1,5 +1,6 @@
 """The session for a machine that one has for minutes, rehearsed on a CPU without packages that such machines lack."""
 
+import ast
 import json
 import os
 import subprocess
@@ -109,3 +110,15 @@ def test_a_sparse_checkpoint_takes_no_room_and_its_experts_are_made(tmp_path: Pa
     assert 0.01 < one.float().std() < 0.04 and not torch.equal(one, other)
     assert isinstance(made.store, RamStore) and session.LIMITS_S
     opened.store.close()
+
+
+def test_what_is_imported_of_transformers_is_in_the_version_beside_a_gpu() -> None:
+    """In 5.17, which machines with a GPU have. For a new name look there, then add it to the list; import what 5.17 has
+    not in the function that needs it."""
+    known = (ROOT / "tests" / "data" / "transformers-5.17.txt").read_text().splitlines()
+    rooms = ("artifacts", "runtime", "profilers", "tools/gpu")
+    files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    nodes = [node for path in files for node in ast.parse(path.read_text(encoding="utf-8")).body]
+    asked = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module.startswith("transformers")]
+    names = {f"{node.module}.{alias.name}" for node in asked for alias in node.names}
+    assert len(names) > 40 and names <= {*known}
