@@ -83,4 +83,5 @@ class CacheOnDevice:
                 keys.append(key)
                 if key >= 0:
                     last_use[key] = self._first_step + layer + used
+        self._eviction.changed()
         controller.cache.rearrange(keys)

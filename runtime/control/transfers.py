@@ -1,7 +1,7 @@
 """Chooses victims, waves and prefetches and tracks when they arrive, all in the state of the cache; no weight moves
 here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class Mover:
         # without gaps, as on one device.
         is_compiled = eviction.ranks is not None and cache.partitions.count == 1
         self._first_leaving = first_leaving() if is_compiled else None
+        self._queues = self._queues_of_pools()
         self._evicted_in_pass = [-1] * cache.num_keys
         self._unused: set[int] = set()  # prefetched, and not used by any step yet
         self.placements = Placements()
@@ -159,6 +160,8 @@ class Mover:
         cache = self.cache
         if cache.is_passing(pool_key):
             return cache.oldest(pool_key, count)
+        if self._queues:
+            return cache.first_in(self._queues[cache.pool_of[pool_key]], count)
         if self._first_leaving is not None:
             pool, victims = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
             num_victims = self._first_leaving(
@@ -167,6 +170,16 @@ class Mover:
             return victims[:num_victims].tolist()
         candidates = cache.candidates(pool_key)
         return first_of(candidates, self._eviction.order(candidates, self._now), count) if candidates.size else []
+
+    def _queues_of_pools(self) -> list[Iterable[int]]:
+        """Return by pool the policy's own order of its keys; nothing where pools are of other keys than a layer's, or
+        the policy has no such order."""
+        cache, shape = self.cache, self.cache.shape
+        staying = [pool for pool in cache.pools if not pool.is_passing]
+        are_layers = [(pool.first, pool.stop) for pool in staying] == [
+            (first, first + shape.num_experts) for first in range(0, shape.num_keys, shape.num_experts)
+        ]
+        return list(self._eviction.queues() or ()) if are_layers else []
 
     def _cancel(self, pool_key: int, count: int) -> list[int]:
         """Cancel up to `count` prefetches of a pool."""

@@ -1,6 +1,7 @@
 """Copies from the device to the host: what policies must see of a step, and the tokens of the near tier."""
 
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import accumulate
 
@@ -32,7 +33,7 @@ class HostCopy:
         """[T, *] tensors as arrays: the first, of ids, as int64 and the others as float32."""
         widths = [tensor.shape[1] for tensor in tensors]
         if self._mailbox and len(tensors[0]) == 1:
-            return separated(self._mailbox(tensors), widths)
+            return self._mailbox.arrays(tensors, widths)
         if self._device.type == "cpu":
             ids, *others = tensors
             return [ids.detach().numpy(), *(tensor.detach().float().numpy() for tensor in others)]
@@ -55,7 +56,7 @@ class Mailbox:
     def __init__(self, device: torch.device) -> None:
         self._device, self._number, self._count = device, 0, 1
         self._words = torch.empty(0, dtype=torch.int32)
-        self._letter = self._words.numpy()  # the same memory
+        self._hold_words()
 
     def __call__(self, tensors: list[torch.Tensor]) -> np.ndarray:
         """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites it. Raises
@@ -64,14 +65,25 @@ class Mailbox:
         self._await()
         return self._content()
 
+    def arrays(self, tensors: list[torch.Tensor], widths: Sequence[int]) -> list[np.ndarray]:
+        """What `separated` gives for one token: the others than ids are parts of one array."""
+        self.send(tensors)
+        self._await()
+        first = 1 + widths[0]
+        ids, values = self._letter[None, 1:first].astype(np.int64), self._floats[None, first : self._count].copy()
+        if len(widths) == 2:
+            return [ids, values]
+        lasts = accumulate(widths[1:])
+        return [ids, *(values[:, last - width : last] for width, last in zip(widths[1:], lasts, strict=True))]
+
     def send(self, tensors: list[torch.Tensor]) -> None:
         """Have the device send this, for `read`; the host goes on."""
         ids, *others = tensors
-        values = torch.cat(others, dim=1) if len(others) > 1 else (*others, ids[:, :0])[0]
+        values = others[0] if len(others) == 1 else torch.cat(others, dim=1) if others else ids[:, :0]
         count = 1 + ids.numel() + values.numel()
         if self._words.numel() < count:
             self._words, self._number = page_locked(count, torch.int32), 0
-            self._letter = self._words.numpy()
+            self._hold_words()
             self._letter[0] = 0
         self._number = self._number % _MOST + 1
         self._count = count
@@ -88,7 +100,12 @@ class Mailbox:
         return self._content()
 
     def _content(self) -> np.ndarray:
-        return self._letter[1 : self._count].view(np.float32)[None]
+        return self._floats[None, 1 : self._count]
+
+    def _hold_words(self) -> None:
+        """See the same memory as numbers of the host, too."""
+        self._letter = self._words.numpy()
+        self._floats = self._letter.view(np.float32)
 
     def _await(self) -> None:
         letter, polls = self._letter, 0
@@ -166,7 +183,7 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
     """Copies of what `joined` took: ids as int64, the others as float32."""
     ids, *others = (values[:, last - width : last] for width, last in zip(widths, accumulate(widths), strict=True))
-    return [np.ascontiguousarray(ids).view(np.int32).astype(np.int64), *map(np.array, others)]
+    return [ids.view(np.int32).astype(np.int64), *map(np.array, others)]
 
 
 def real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:

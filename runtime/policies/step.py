@@ -20,9 +20,10 @@ class Now:
     num_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
-    """One MoE layer in one pass, as its router left it. `phase` is PREFILL when any of its tokens is of a prompt."""
+    """One MoE layer in one pass, as its router left it. `phase` is PREFILL when any of its tokens is of a prompt. A step
+    is never changed after it is made; a frozen dataclass would take three times as long to make."""
 
     pass_index: int
     phase: int
