@@ -1,14 +1,14 @@
 """Chooses victims, waves and prefetches and tracks when they arrive, all in the state of the cache; no weight moves
 here."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from runtime.control.cache import LOADING, RESIDENT, Cache
 from runtime.control.counters import Counter, Counters
 from runtime.control.in_flight import Arrivals
-from runtime.control.ordering import first_leaving, first_of
+from runtime.control.ordering import first_leaving, first_of, queues
 from runtime.control.placement import Placements
 from runtime.control.plan import Place, Wave
 from runtime.control.pools import Pool
@@ -42,8 +42,7 @@ class Mover:
         # without gaps, as on one device.
         is_compiled = eviction.ranks is not None and cache.partitions.count == 1
         self._first_leaving = first_leaving() if is_compiled else None
-        self._queues = self._queues_of_pools()
-        self._evicted_in_pass = [-1] * cache.num_keys
+        self._queues, self._evicted_in_pass = queues(eviction, cache), [-1] * cache.num_keys
         self._unused: set[int] = set()  # prefetched, and not used by any step yet
         self.placements = Placements()
 
@@ -170,16 +169,6 @@ class Mover:
             return victims[:num_victims].tolist()
         candidates = cache.candidates(pool_key)
         return first_of(candidates, self._eviction.order(candidates, self._now), count) if candidates.size else []
-
-    def _queues_of_pools(self) -> list[Iterable[int]]:
-        """Return by pool the policy's own order of its keys; nothing where pools are of other keys than a layer's, or
-        the policy has no such order."""
-        cache, shape = self.cache, self.cache.shape
-        staying = [pool for pool in cache.pools if not pool.is_passing]
-        are_layers = [(pool.first, pool.stop) for pool in staying] == [
-            (first, first + shape.num_experts) for first in range(0, shape.num_keys, shape.num_experts)
-        ]
-        return list(self._eviction.queues() or ()) if are_layers else []
 
     def _cancel(self, pool_key: int, count: int) -> list[int]:
         """Cancel up to `count` prefetches of a pool."""

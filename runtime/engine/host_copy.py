@@ -1,7 +1,6 @@
 """Copies from the device to the host: what policies must see of a step, and the tokens of the near tier."""
 
 import time
-from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import accumulate
 
@@ -33,7 +32,7 @@ class HostCopy:
         """[T, *] tensors as arrays: the first, of ids, as int64 and the others as float32."""
         widths = [tensor.shape[1] for tensor in tensors]
         if self._mailbox and len(tensors[0]) == 1:
-            return self._mailbox.arrays(tensors, widths)
+            return separated(self._mailbox(tensors), widths)
         if self._device.type == "cpu":
             ids, *others = tensors
             return [ids.detach().numpy(), *(tensor.detach().float().numpy() for tensor in others)]
@@ -56,7 +55,7 @@ class Mailbox:
     def __init__(self, device: torch.device) -> None:
         self._device, self._number, self._count = device, 0, 1
         self._words = torch.empty(0, dtype=torch.int32)
-        self._hold_words()
+        self._letter = self._words.numpy()  # the same memory
 
     def __call__(self, tensors: list[torch.Tensor]) -> np.ndarray:
         """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites it. Raises
@@ -65,17 +64,6 @@ class Mailbox:
         self._await()
         return self._content()
 
-    def arrays(self, tensors: list[torch.Tensor], widths: Sequence[int]) -> list[np.ndarray]:
-        """What `separated` gives for one token: the others than ids are parts of one array."""
-        self.send(tensors)
-        self._await()
-        first = 1 + widths[0]
-        ids, values = self._letter[None, 1:first].astype(np.int64), self._floats[None, first : self._count].copy()
-        if len(widths) == 2:
-            return [ids, values]
-        lasts = accumulate(widths[1:])
-        return [ids, *(values[:, last - width : last] for width, last in zip(widths[1:], lasts, strict=True))]
-
     def send(self, tensors: list[torch.Tensor]) -> None:
         """Have the device send this, for `read`; the host goes on."""
         ids, *others = tensors
@@ -83,7 +71,7 @@ class Mailbox:
         count = 1 + ids.numel() + values.numel()
         if self._words.numel() < count:
             self._words, self._number = page_locked(count, torch.int32), 0
-            self._hold_words()
+            self._letter = self._words.numpy()
             self._letter[0] = 0
         self._number = self._number % _MOST + 1
         self._count = count
@@ -100,12 +88,7 @@ class Mailbox:
         return self._content()
 
     def _content(self) -> np.ndarray:
-        return self._floats[None, 1 : self._count]
-
-    def _hold_words(self) -> None:
-        """See the same memory as numbers of the host, too."""
-        self._letter = self._words.numpy()
-        self._floats = self._letter.view(np.float32)
+        return self._letter[1 : self._count].view(np.float32)[None]
 
     def _await(self) -> None:
         letter, polls = self._letter, 0
@@ -181,9 +164,15 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
-    """Copies of what `joined` took: ids as int64, the others as float32."""
-    ids, *others = (values[:, last - width : last] for width, last in zip(widths, accumulate(widths), strict=True))
-    return [ids.view(np.int32).astype(np.int64), *map(np.array, others)]
+    """Copies of what `joined` took: ids as int64, the others as float32. Those of one token are parts of one array."""
+    first, *following = widths
+    ids, others = values[:, :first].view(np.int32).astype(np.int64), values[:, first:]
+    if len(values) == 1:
+        others = others.copy()
+        if len(following) == 1:
+            return [ids, others]
+    parts = [others[:, last - width : last] for width, last in zip(following, accumulate(following), strict=True)]
+    return [ids, *(parts if len(values) == 1 else map(np.array, parts))]
 
 
 def real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:

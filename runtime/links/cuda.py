@@ -8,31 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.shape import FULL_BITS, Shape
-from runtime.links.cuda_events import Copy, CopyTimes, EventPool, Mark
-from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, ThreadTransfer, Wanted
+from runtime.links.cuda_events import Copy, CopyTimes, EventPool, StreamPoint, last_by_stream
+from runtime.links.cuda_transfer import CudaTransfer, to_transfer
+from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, Wanted
 from runtime.model.layout import aligned
 
 PIECE_NBYTES = 4 << 20  # of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
 _IN_FLIGHT = 2  # pieces that are queued at a time: enough to keep a stream busy, few enough to overtake
-
-
-@dataclass(eq=False, slots=True)
-class CudaTransfer(ThreadTransfer):
-    """`num_handed` of `nbytes` were handed over to a stream, the last of them by `copy`. `place` is the address of the
-    slot. `is_taken`: the thread hands over no more. `unread`: after it, compute no longer reads what the slot held;
-    None once a stream waits for it."""
-
-    nbytes: int = 0
-    place: int = 0
-    unread: Mark | None = None
-    num_handed: int = 0
-    copy: Copy | None = None
-    is_taken: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it was handed over."""
-        return self.num_handed == self.nbytes
 
 
 @dataclass(slots=True)
@@ -70,8 +52,10 @@ class CudaLink(ThreadLink):
         self._pool = EventPool()
         self._times = CopyTimes(self._pool)
         self._written: dict[int, Copy] = {}  # by slot: the last copy into it
+        self._views: dict[tuple[int, int], torch.Tensor] = {}  # by key and bits: where experts lie in RAM
         self._handing = threading.Lock()  # held by the thread that hands bytes over, and by `_take`, which ends that
         self._demanded = torch.cuda.Event()  # the end of the last demand
+        self._unread = torch.cuda.Event()  # after it, compute no longer reads what the slots of the last demands held
         self._pieces = deque(torch.cuda.Event() for _ in range(_IN_FLIGHT))  # the ends of the thread's last pieces
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_pinned = is_pinned
@@ -86,12 +70,14 @@ class CudaLink(ThreadLink):
 
     def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[CudaTransfer]:
         if self._is_pinned and urgency == DEMAND:
-            transfers = [_transfer(load, urgency, LANDED) for load in loads]
+            transfers = [to_transfer(load, urgency, LANDED) for load in loads]
             self._demands_wait_for(torch.cuda.current_stream(self._device))
-            self._hand_over_all(transfers)
+            with self._handing, torch.cuda.stream(self._demands):
+                self._queue_demands(transfers)
             return transfers
-        transfers = [_transfer(load, urgency, threading.Event()) for load in loads]
-        unread = Mark(self._pool.take(), self._pool)
+        together = threading.Event() if self._is_pinned else None  # then nobody waits for it, and making one takes long
+        transfers = [to_transfer(load, urgency, together or threading.Event()) for load in loads]
+        unread = StreamPoint(self._pool.take(), self._pool)
         unread.event.record(torch.cuda.current_stream(self._device))
         for transfer in transfers:
             transfer.unread = unread
@@ -111,7 +97,7 @@ class CudaLink(ThreadLink):
             asked, resumed = self._pool.take(), self._pool.take()
             asked.record(stream)  # before the host waits, so that the time in which nothing is queued counts
             self._queue_all_of([transfer for transfer in late if not transfer.is_whole or transfer.error])
-            for copy in _last_by_stream([transfer.copy for transfer in late]):
+            for copy in last_by_stream({transfer.copy for transfer in late}):
                 stream.wait_event(copy.done)
             resumed.record(stream)
             self._waits.append((asked, resumed))
@@ -126,6 +112,7 @@ class CudaLink(ThreadLink):
     def clear(self) -> None:
         """Remove every transfer from the queue; nothing more is copied of those that have begun."""
         super().clear()
+        self._views.clear()  # experts may be cut anew
         with self._wake:
             running = list(self._running)
         self._take(running)
@@ -170,35 +157,36 @@ class CudaLink(ThreadLink):
 
     def _queue_all_of(self, transfers: Sequence[CudaTransfer]) -> None:
         """Put all of these transfers on a stream: at once from pinned memory, else by the thread."""
-        if not transfers:
-            return
         if not self._is_pinned:
             for transfer in transfers:
                 super().collect(transfer)
-            return
-        with self._wake:
-            for transfer in transfers:
-                if not transfer.started:
-                    self._unqueue(transfer)
-        self._hand_over_all(transfers)
+        elif transfers:
+            with self._wake:
+                for transfer in transfers:
+                    if not transfer.started:
+                        self._unqueue(transfer)
+            self._hand_over_all(transfers)
 
     def _hand_over_all(self, transfers: Sequence[CudaTransfer]) -> None:
-        """Queue what is left of these transfers as demands, between two events for all."""
+        """Queue what is left of these transfers, which the thread may be handing over, as demands."""
         with self._handing, torch.cuda.stream(self._demands):
-            left = [transfer for transfer in transfers if not transfer.is_whole]
-            for transfer in left:
+            for transfer in transfers:
                 transfer.started = transfer.is_taken = True
-            self._await_slots(left, self._demands)
-            copy = self._times.begin(self._demands, sum([transfer.nbytes - transfer.num_handed for transfer in left]))
-            for transfer in left:
-                self._hand_over(transfer, self._view(transfer), transfer.nbytes)
-            self._times.end(copy)
-            self._note(left, copy)
-            self._demanded.record(self._demands)
+            self._queue_demands([transfer for transfer in transfers if not transfer.is_whole])
         for transfer in transfers:
             transfer.error = None  # of a piece, which is handed over by now
-            if transfer.landed is not LANDED:
-                transfer.landed.set()
+            transfer.landed.set()
+
+    def _queue_demands(self, transfers: Sequence[CudaTransfer]) -> None:
+        """Queue what is left of these transfers between two events for all. Call it within `_handing`, while the stream
+        of demands is the current one."""
+        self._await_slots(transfers, self._demands)
+        copy = self._times.begin(self._demands, sum([transfer.nbytes - transfer.num_handed for transfer in transfers]))
+        for transfer in transfers:
+            self._hand_over(transfer, self._kept_view(transfer), transfer.nbytes)
+        self._times.end(copy)
+        self._note(transfers, copy)
+        self._demanded.record(self._demands)
 
     def _take(self, transfers: Sequence[CudaTransfer]) -> None:
         """End the handing over of these transfers: the link's thread hands over no further piece of them."""
@@ -206,12 +194,16 @@ class CudaLink(ThreadLink):
             for transfer in transfers:
                 transfer.is_taken, transfer.unread = True, None
 
+    def _kept_view(self, transfer: CudaTransfer) -> torch.Tensor:
+        at = transfer.key, transfer.bits
+        if at not in self._views:
+            self._views[at] = self._view(transfer)
+        return self._views[at]
+
     def _demands_wait_for(self, stream: torch.cuda.Stream) -> None:
         """Make all demands from here on wait for what is queued on the stream so far."""
-        unread = self._pool.take()
-        unread.record(stream)
-        self._demands.wait_event(unread)
-        self._pool.give_back(unread)
+        self._unread.record(stream)
+        self._demands.wait_event(self._unread)
 
     def _measure(self) -> None:
         with self._handing:
@@ -284,17 +276,3 @@ class CudaLink(ThreadLink):
 
     def _view(self, transfer: CudaTransfer) -> torch.Tensor:
         return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)
-
-
-def _transfer(load: Wanted, urgency: int, landed: threading.Event) -> CudaTransfer:
-    key, slot, bits = load
-    return CudaTransfer(key, slot, urgency, bits, landed=landed, nbytes=slot.nbytes, place=slot.data_ptr())
-
-
-def _last_by_stream(copies: Sequence[Copy]) -> list[Copy]:
-    """Of these copies the last on each stream, which ends last there."""
-    last: dict[torch.cuda.Stream, Copy] = {}
-    for copy in copies:
-        if copy.stream not in last or copy.number > last[copy.stream].number:
-            last[copy.stream] = copy
-    return list(last.values())

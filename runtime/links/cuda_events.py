@@ -2,6 +2,7 @@
 recording it."""
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ class EventPool:
 
 
 @dataclass(eq=False, slots=True)
-class Mark:
+class StreamPoint:
     """A point of a stream that several may wait for. Its event goes back to `pool` once nobody refers to it."""
 
     event: torch.cuda.Event
@@ -83,3 +84,14 @@ class CopyTimes:
         if later > 0:
             self._latest = copy
         return max(0.0, min(duration, later))
+
+
+def last_by_stream(copies: Collection[Copy]) -> Collection[Copy]:
+    """Of these copies the last on each stream, which ends last there."""
+    if len(copies) == 1:
+        return copies
+    last: dict[torch.cuda.Stream, Copy] = {}
+    for copy in copies:
+        if copy.stream not in last or copy.number > last[copy.stream].number:
+            last[copy.stream] = copy
+    return last.values()

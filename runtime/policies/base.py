@@ -55,20 +55,6 @@ class Residents:
         return most_wanted(list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected)
 
 
-def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
-    """Return those of a layer's experts that find room on their devices, first come, first served. Expert e belongs to
-    device e % N, which has `room` [N] for so many."""
-    if len(room) == 1:
-        return list(experts[: room[0]])
-    left, placed = list(room), []
-    for expert in experts:
-        device = expert % len(left)
-        if left[device]:
-            left[device] -= 1
-            placed.append(expert)
-    return placed
-
-
 @dataclass(slots=True)
 class Choice:
     """What a miss policy chooses for a step. Absent experts in `selected` are fetched, unless they are computed in the

@@ -62,9 +62,7 @@ class GatedKernels:
         summed = (None,) * 3 if total is None else (total.keys, total.weights, total.out)
         found.down((numbers, *summed), words, kept.of_down)
 
-    def _prepared(
-        self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None
-    ) -> "_Launches":
+    def _prepared(self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None) -> "_Launches":
         """`is_wide`: None where nothing is added up."""
         strides = self._strides
         rows, columns = _block(is_along_rows=strides.row == 1)
