@@ -90,7 +90,7 @@ def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, polici
     assert each.get("events made", 0) <= 1, "a pool: more only where a token needs more than any before it"
     if not policies.get("prefetch"):
         assert each["copies of experts"] == misses
-        assert each["event calls"] <= 6 * layers + 3 * misses
+        assert each["event calls"] <= 8 * layers, "whatever the misses: a layer's copies are between two events"
 
 
 def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
