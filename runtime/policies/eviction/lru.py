@@ -50,12 +50,14 @@ class Lru(SimpleEviction):
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         cells, number = self._cells, now.step
-        for key in keys:
+        if not self._queues:
+            for key in keys:
+                cells[key] = number
+            return
+        queue = self._queues[step.layer]
+        for key in sorted(keys):  # equally old ones go by the lower key
             cells[key] = number
-        if self._queues:
-            queue = self._queues[step.layer]
-            for key in sorted(keys):  # equally old ones go by the lower key
-                queue[key] = queue.pop(key)
+            queue[key] = queue.pop(key)
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         if self.stamp == "load":
