@@ -83,5 +83,4 @@ class CacheOnDevice:
                 keys.append(key)
                 if key >= 0:
                     last_use[key] = self._first_step + layer + used
-        self._eviction.changed()
         controller.cache.rearrange(keys)

@@ -25,19 +25,14 @@ class Lru(SimpleEviction):
         self._shape = shape
         self._cells, self._last_use = cells_and_view(never_used(shape))
         self._queues: list[dict[int, None]] = []
+        self._may_have_changed = False
 
     @property
     def last_use(self) -> np.ndarray:
-        """By key the number of the step that used it last, -1 for none: a view, in which it may be changed, followed by
-        `changed`."""
+        """By key the number of the step that used it last, -1 for none: a view, in which it may be changed before the
+        next step."""
+        self._may_have_changed = True
         return self._last_use
-
-    def changed(self) -> None:
-        """Follow changes in `last_use`."""
-        for queue in self._queues:
-            keys = sorted(sorted(queue), key=self._cells.__getitem__)
-            queue.clear()
-            queue.update(dict.fromkeys(keys))
 
     def queues(self) -> list[dict[int, None]] | None:
         """Return by layer the keys in the order in which they go, kept from here on; None where loads are stamped."""
@@ -45,8 +40,16 @@ class Lru(SimpleEviction):
             return None
         num_keys, size = self._shape.num_keys, self._shape.num_experts
         self._queues = [dict.fromkeys(range(first, first + size)) for first in range(0, num_keys, size)]
-        self.changed()
+        self._sort()
         return self._queues
+
+    def _sort(self) -> None:
+        """Order the queues by last use."""
+        self._may_have_changed = False
+        for queue in self._queues:
+            keys = sorted(sorted(queue), key=self._cells.__getitem__)
+            queue.clear()
+            queue.update(dict.fromkeys(keys))
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         cells, number = self._cells, now.step
@@ -54,6 +57,8 @@ class Lru(SimpleEviction):
             for key in keys:
                 cells[key] = number
             return
+        if self._may_have_changed:
+            self._sort()
         queue = self._queues[step.layer]
         for key in sorted(keys):  # equally old ones go by the lower key
             cells[key] = number

@@ -248,9 +248,9 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
         if queues:
             assert [key for queue in queues for key in queue] == np.lexsort((last_use, layers)).tolist()
     if queues:
-        policy.last_use[:] = last_use[::-1]
-        policy.changed()
-        assert [key for queue in queues for key in queue] == np.lexsort((last_use[::-1], layers)).tolist()
+        policy.last_use[:] = last_use = last_use[::-1]
+        policy.used([], step([[0, 1]]), now)
+        assert [key for queue in queues for key in queue] == np.lexsort((last_use, layers)).tolist()
 
 
 def stale_ranks(layers: np.ndarray, last_pass: np.ndarray, now: Now, text: str) -> np.ndarray:
