@@ -31,7 +31,7 @@ class HostCopy:
     def __call__(self, tensors: list[torch.Tensor]) -> list[np.ndarray]:
         """[T, *] tensors as arrays: the first, of ids, as int64 and the others as float32."""
         widths = [tensor.shape[1] for tensor in tensors]
-        if self._mailbox and len(tensors[0]) == 1:
+        if self._mailbox and tensors[0].shape[0] == 1:
             return separated(self._mailbox(tensors), widths)
         if self._device.type == "cpu":
             ids, *others = tensors

@@ -174,7 +174,7 @@ class StepExecutor:
     def _count_fixed(self, first: int, chosen: torch.Tensor) -> None:
         """Ids on a device are not read."""
         low = chosen.numpy() if self.controller.holds_low else None
-        self.controller.count_fixed(first, len(chosen), low=low)
+        self.controller.count_fixed(first, chosen.shape[0], low=low)
 
     def _begin_output(
         self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor

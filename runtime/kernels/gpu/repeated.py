@@ -42,24 +42,27 @@ class Repeated:
         self._kernel, self._grid, self._sizes, self._constants = kernel, (*grid, 1, 1)[:3], sizes, constants
         self._behind = (*sizes, *(constants[name] for name in kernel.arg_names if name in constants))
         self._runs: dict[tuple, tuple[Callable[..., None], tuple]] = {}
+        self._driver = None  # Triton's, once it has compiled the kernel
 
     def __call__(
         self, tensors: Sequence[torch.Tensor | None], words: Sequence[int] = (), kept: Kept = _NOTHING
     ) -> None:
-        """Launch it on the current stream of the current device, which is that of the first tensor."""
-        device = tensors[0].get_device()
-        key = device, kept.number, *[None if one is None else (one.dtype, one.data_ptr() % 16) for one in tensors]
-        if key not in self._runs:
-            self._first(key, (*tensors, *kept.tensors, *words))
-            return
-        run, own = self._runs[key]
-        run(*self._grid, self._stream_of(device), *own, *tensors, *kept.tensors, *words, *self._behind)
-
-    def _first(self, key: tuple, arguments: tuple) -> None:
-        compiled = self._kernel[self._grid](*arguments, *self._sizes, **self._constants)
+        """Launch it on the current stream of the current device."""
+        if self._driver is not None:
+            device = self._driver.get_current_device()
+            if found := self._runs.get(self._key(device, tensors, kept)):
+                run, own = found
+                stream = self._driver.get_current_stream(device)
+                run(*self._grid, stream, *own, *tensors, *kept.tensors, *words, *self._behind)
+                return
+        compiled = self._kernel[self._grid](*tensors, *kept.tensors, *words, *self._sizes, **self._constants)
         if compiled is not None:  # None: the interpreter has run it
+            self._driver = _driver()
+            key = self._key(self._driver.get_current_device(), tensors, kept)
             self._runs[key] = compiled.run, (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
-            self._stream_of = _driver().get_current_stream
+
+    def _key(self, device: int, tensors: Sequence[torch.Tensor | None], kept: Kept) -> tuple:
+        return device, kept.number, *[None if one is None else (one.dtype, one.data_ptr() % 16) for one in tensors]
 
 
 def _driver() -> object:

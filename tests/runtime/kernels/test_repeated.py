@@ -39,10 +39,11 @@ class Compiled:
 
 
 @pytest.fixture(autouse=True)
-def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What Triton's driver says."""
-    driver = SimpleNamespace(get_current_stream=lambda device: ("stream", device))
-    monkeypatch.setattr(repeated, "_driver", lambda: driver)
+    says = SimpleNamespace(get_current_device=lambda: 2, get_current_stream=lambda device: ("stream", device))
+    monkeypatch.setattr(repeated, "_driver", lambda: says)
+    return says
 
 
 def launches(kernel: Kernel, *tensors: torch.Tensor, kept: Sequence[Kept] = (Kept(None),)) -> list[str]:
@@ -57,7 +58,7 @@ def test_later_launches_pass_the_same_arguments_in_the_order_of_the_parameters()
     kernel, x, other = Kernel(), torch.zeros(4), torch.ones(4)
     assert launches(kernel, x, other) == ["first", "again"]
     assert kernel.told[0] == ("first", (3, 1, 1), x, None, 0, 7, {"block": 16, "is_wide": False, "num_warps": 1})
-    assert kernel.told[1][:8] == ("again", (3, 1, 1), ("stream", -1), "function", "metadata", None, None, None)
+    assert kernel.told[1][:8] == ("again", (3, 1, 1), ("stream", 2), "function", "metadata", None, None, None)
     assert kernel.told[1][8:10] == (other, None) and kernel.told[1][10:] == (1, 7, False, 16)
 
 
@@ -65,6 +66,12 @@ def test_another_type_or_border_is_looked_up_anew() -> None:
     x = torch.zeros(8)
     told = launches(Kernel(), x, x[1:], x[1:5], x.double(), x)
     assert told == ["first", "first", "again", "first", "again"]
+
+
+def test_each_device_compiles_its_own(driver: SimpleNamespace) -> None:
+    devices = iter((0, 1, 1, 0))  # asked once a launch, but at a first one before and behind it
+    driver.get_current_device = lambda: next(devices)
+    assert launches(Kernel(), torch.zeros(2), torch.zeros(2), torch.zeros(2)) == ["first", "first", "again"]
 
 
 def test_what_is_kept_is_looked_at_too() -> None:
