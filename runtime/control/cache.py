@@ -129,6 +129,16 @@ class Cache:
         leaving = (k for k in self._passing if states[k] == RESIDENT and not pins[k] and pool_of[k] == pool)
         return list(islice(leaving, count))
 
+    def first_in(self, queue: Iterable[int], count: int) -> list[int]:
+        """Return the first evictable keys of a queue, up to `count`."""
+        states, pins, found = self.states, self.pins, []
+        for key in queue:
+            if states[key] == RESIDENT and not pins[key]:
+                found.append(key)
+                if len(found) == count:
+                    break
+        return found
+
     def pin(self, keys: Iterable[int]) -> None:
         pins = self.pins
         for key in keys:

@@ -73,7 +73,7 @@ class Controller:
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
         self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
         self._low_cells = self.counters.cells_of([place.bits for place in self._low])
-        self._fixed = np.array([Counter.REQUESTS, *((Counter.MISSES, _LOW) if self.holds_low else (Counter.HITS,))])
+        self._fixed = Counter.REQUESTS, *((Counter.MISSES, _LOW) if self.holds_low else (Counter.HITS,))
 
     def begin_pass(self, num_tokens: int) -> None:
         """Begin a pass over `num_tokens` tokens."""
@@ -205,7 +205,7 @@ class Controller:
         experts `low` [n, K]."""
         self.now.step += num_layers
         self.now.layer = first + num_layers - 1
-        self.counters.table[self._fixed, first : first + num_layers] += self.shape.top_k
+        self.counters.add_to_layers(self._fixed, first, num_layers, self.shape.top_k)
         if low is not None:
             self.counters.add_to(self._low_cells[np.arange(first, first + num_layers)[:, None], low])
 

@@ -96,6 +96,14 @@ class Counters:
     def add(self, counter: Counter, layer: int, amount: int) -> None:
         self._cells[counter * self._num_layers + layer] += amount
 
+    def add_to_layers(self, counters: Iterable[Counter], first: int, num_layers: int, amount: int) -> None:
+        """Add `amount` in each of so many layers."""
+        for counter in counters:
+            if num_layers == 1:
+                self.add(counter, first, amount)
+            else:
+                self.table[counter, first : first + num_layers] += amount
+
     def spread(self, counter: Counter, keys: Sequence[int], amount: int = 1) -> None:
         """Add `amount` for each key on its device, beside what `add` counts per layer."""
         if self.is_spread:

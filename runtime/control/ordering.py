@@ -1,11 +1,12 @@
 """Orders the experts of a step by first appearance, and keys by an eviction policy's sort keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
 
-from runtime.control.cache import RESIDENT
+from runtime.control.cache import RESIDENT, Cache
+from runtime.policies.base import Eviction
 
 _RESIDENT = np.uint8(RESIDENT)
 _FEW = 4  # so few are found one after another
@@ -15,9 +16,24 @@ _MOST = {np.dtype(float): np.inf, np.dtype(np.int64): np.iinfo(np.int64).max}
 
 def distinct(selected: np.ndarray) -> list[int]:
     """Return the experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) are left out."""
-    experts = dict.fromkeys(selected[0].tolist() if len(selected) == 1 else selected.ravel().tolist())
+    if len(selected) > 1:
+        experts = dict.fromkeys(selected.ravel().tolist())
+    else:
+        (row,) = selected.tolist()
+        experts = dict.fromkeys(row)
+        if len(experts) == len(row) and -1 not in experts:
+            return row
     experts.pop(-1, None)
     return list(experts)
+
+
+def queues(eviction: Eviction, cache: Cache) -> Sequence[Iterable[int]]:
+    """Return by pool the policy's own order of its keys; nothing where the policy has none, or pools, but for those
+    that are passing, are not of a layer each."""
+    size = cache.shape.num_experts
+    pools = [(pool.first, pool.stop) for pool in cache.pools if not pool.is_passing]
+    layers = [(first, first + size) for first in range(0, cache.shape.num_keys, size)]
+    return (eviction.queues() or ()) if pools == layers else ()
 
 
 def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:

@@ -58,5 +58,6 @@ class Plan:
 
     def in_turn(self) -> Iterator[tuple[Wave, dict[int, Place]]]:
         """Yield each wave with the next wave's loads by slot: the experts in these slots are computed first."""
-        for wave, after in zip(self.waves, (*self.waves[1:], None), strict=False):
-            yield wave, {load.slot: load for load in after.loads} if after else {}
+        last = len(self.waves) - 1
+        for number, wave in enumerate(self.waves):
+            yield wave, {load.slot: load for load in self.waves[number + 1].loads} if number < last else {}

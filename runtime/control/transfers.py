@@ -8,7 +8,7 @@ import numpy as np
 from runtime.control.cache import LOADING, RESIDENT, Cache
 from runtime.control.counters import Counter, Counters
 from runtime.control.in_flight import Arrivals
-from runtime.control.ordering import first_leaving, first_of
+from runtime.control.ordering import first_leaving, first_of, queues
 from runtime.control.placement import Placements
 from runtime.control.plan import Place, Wave
 from runtime.control.pools import Pool
@@ -42,7 +42,7 @@ class Mover:
         # without gaps, as on one device.
         is_compiled = eviction.ranks is not None and cache.partitions.count == 1
         self._first_leaving = first_leaving() if is_compiled else None
-        self._evicted_in_pass = [-1] * cache.num_keys
+        self._queues, self._evicted_in_pass = queues(eviction, cache), [-1] * cache.num_keys
         self._unused: set[int] = set()  # prefetched, and not used by any step yet
         self.placements = Placements()
 
@@ -159,6 +159,8 @@ class Mover:
         cache = self.cache
         if cache.is_passing(pool_key):
             return cache.oldest(pool_key, count)
+        if self._queues:
+            return cache.first_in(self._queues[cache.pool_of[pool_key]], count)
         if self._first_leaving is not None:
             pool, victims = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
             num_victims = self._first_leaving(

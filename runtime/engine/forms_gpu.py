@@ -61,6 +61,15 @@ class GpuForms:
     def are_cut(self) -> bool:
         return self.full is None
 
+    def grouped(self, places: Sequence[Place]) -> dict[GpuForm, Sequence[Place]]:
+        """Places by the form of the expert or segment there."""
+        if self._packed is not None and not self._packed:
+            return {self.full: places}
+        by_form: dict[GpuForm, list[Place]] = {}
+        for place in places:
+            by_form.setdefault(self.of(place), []).append(place)
+        return by_form
+
     def of(self, place: Place) -> GpuForm:
         """The form of the expert or segment at a place."""
         if self.are_cut:

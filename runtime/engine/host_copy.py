@@ -32,7 +32,7 @@ class HostCopy:
     def __call__(self, tensors: list[torch.Tensor]) -> list[np.ndarray]:
         """[T, *] tensors as arrays: the first, of ids, as int64 and the others as float32."""
         widths = [tensor.shape[1] for tensor in tensors]
-        if self._mailbox and len(tensors[0]) == 1:
+        if self._mailbox and tensors[0].shape[0] == 1:
             return separated(self._mailbox(tensors), widths)
         if self._device.type == "cpu":
             ids, *others = tensors
@@ -76,7 +76,7 @@ class Mailbox:
 
     def _send(self, tensors: list[torch.Tensor]) -> None:
         ids, *others = tensors
-        values = torch.cat(others, dim=1) if len(others) > 1 else (*others, ids[:, :0])[0]
+        values = others[0] if len(others) == 1 else torch.cat(others, dim=1) if others else ids[:, :0]
         count = 1 + ids.numel() + values.numel()
         if self._words.numel() < count:
             self._words, self._number = page_locked(count, torch.int32), 0
@@ -221,9 +221,15 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
-    """Copies of what `joined` took: ids as int64, the others as float32."""
-    ids, *others = (values[:, last - width : last] for width, last in zip(widths, accumulate(widths), strict=True))
-    return [np.ascontiguousarray(ids).view(np.int32).astype(np.int64), *map(np.array, others)]
+    """Copies of what `joined` took: ids as int64, the others as float32. Those of one token are parts of one array."""
+    first, *following = widths
+    ids, others = values[:, :first].view(np.int32).astype(np.int64), values[:, first:]
+    if len(values) == 1:
+        others = others.copy()
+        if len(following) == 1:
+            return [ids, others]
+    parts = [others[:, last - width : last] for width, last in zip(following, accumulate(following), strict=True)]
+    return [ids, *(parts if len(values) == 1 else map(np.array, parts))]
 
 
 def real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:

@@ -54,6 +54,7 @@ class GpuOutput:
         self._near = NearExperts(opened, resident, threads)
         self._done = torch.zeros(opened.layers[0].hidden_size, dtype=torch.int32, device=self._device)
         self._output: torch.Tensor | None = None  # of a token, once its last kernel adds it up
+        self._kept: dict[int, torch.Tensor] = {}
         self.whole: dict[int, torch.Tensor] = {}
 
     @staticmethod
@@ -100,11 +101,9 @@ class GpuOutput:
 
     def add(self, places: Sequence[Place]) -> None:
         """Compute the experts in these slots, or on the replicas that stay beside them; all must be there."""
-        by_form: dict[GpuForm, list[Place]] = {}
-        for place in places:
-            by_form.setdefault(self._forms.of(place), []).append(place)
-        for form, alike in by_form.items():
-            numbers = {place.key % self._num_experts: form.number(place) for place in alike}
+        num_experts = self._num_experts
+        for form, alike in self._forms.grouped(places).items():
+            numbers = {place.key % num_experts: form.number(place) for place in alike}
             self._left -= numbers.keys()
             if not self._groups or isinstance(form, GpuPublished) and len(self._hidden) <= _FEW:
                 self._multiply(form, numbers, is_last=not self._left)
@@ -181,9 +180,8 @@ class GpuOutput:
     ) -> torch.Tensor:
         """A whole step of one token [1, H] whose experts `ids` [1, K] begin at the `numbers` [1, K] of `starts`, with
         `weights` [1, K]; all on the device."""
-        y = torch.empty(ids.numel(), hidden.shape[1], device=self._device)
         total = self._total(ids, weights, hidden)
-        self._forms.full.multiply(hidden.contiguous(), numbers, y, starts=starts, total=total)
+        self._forms.full.multiply(hidden.contiguous(), numbers, self._outputs(ids.numel()), starts=starts, total=total)
         return total.out
 
     def clear(self) -> None:
@@ -199,11 +197,24 @@ class GpuOutput:
         self._assigned: dict[int, Assigned] = {}
         is_cut, self._output = self._forms.are_cut, None
         # The experts of a token that are not computed yet; many tokens, and segments, are added up apart.
-        self._left = set(experts[0].tolist()) - {_NONE} if hidden.shape[0] == 1 and not is_cut else {_NONE}
+        self._left = {_NONE}
+        if hidden.shape[0] == 1:
+            (self._ranks,), self._y = experts.tolist(), self._outputs(experts.size)
+            if is_cut:
+                self._y.zero_()
+            else:
+                self._left = set(self._ranks) - self._left
+            return
         # Segments add up to an output that is rounded once; the outputs of many tokens are as large as their experts.
-        dtype = torch.float32 if is_cut or hidden.shape[0] == 1 else hidden.dtype
-        new = torch.zeros if is_cut else torch.empty
+        dtype, new = (torch.float32, torch.zeros) if is_cut else (hidden.dtype, torch.empty)
         self._y = new(experts.size, hidden.shape[1], dtype=dtype, device=self._device)
+
+    def _outputs(self, count: int) -> torch.Tensor:
+        """Room for the outputs of a token's experts, float32 [count, H]. It is kept: one stream computes all steps."""
+        if count not in self._kept:
+            with torch.inference_mode(False):  # a session forwards within it, and `generate` without
+                self._kept[count] = torch.empty(count, len(self._done), device=self._device)
+        return self._kept[count]
 
     def _assigned_to(self, expert: int) -> Assigned:
         if not self._assigned:
@@ -211,9 +222,12 @@ class GpuOutput:
         return self._assigned[expert]
 
     def _multiply(self, form: GpuForm, numbers: dict[int, int], *, is_last: bool) -> None:
-        by_rank = [[numbers.get(expert, _NONE) for expert in row] for row in self._experts.tolist()]
-        packed = RankNumbers.of(by_rank[0]) if len(by_rank) == 1 else None
-        at = packed or self._to_device(np.array(by_rank, np.int32))
+        if self._experts.shape[0] == 1:
+            by_rank = [numbers.get(expert, _NONE) for expert in self._ranks]
+            at = RankNumbers.of(by_rank) or self._to_device(np.array([by_rank], np.int32))
+        else:
+            by_rank = [[numbers.get(expert, _NONE) for expert in row] for row in self._experts.tolist()]
+            at = self._to_device(np.array(by_rank, np.int32))
         if is_last and form is self._forms.full:
             total = self._total(self._keys, self._weights, self._hidden)
             form.multiply(self._hidden, at, self._y, total=total)

@@ -38,7 +38,7 @@ class RouterAhead:
     def answer(self, x: torch.Tensor, ids: torch.Tensor | None, carried: torch.Tensor | None = None) -> RouterAnswer:
         """The answer for x [.., H], the tokens of which have these ids; `carried` is of the router before."""
         if self._is_matrix and x.dtype == self._gate.weight.dtype:
-            return RouterAnswer(_product(self._gate, x).float().softmax(-1))
+            return RouterAnswer(_product(self._gate, x).softmax(-1, dtype=torch.float32))
         given = {_OF_THE_PASS: ids, _CARRIED: carried}
         further = {name: given[name] if name in given else getattr(self._block, name) for name in self._arguments}
         output = _run(self._gate, x, **further)
@@ -134,7 +134,8 @@ def _selects_by_its_matrix(gate: nn.Module) -> bool:
 
 
 def _product(gate: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return linear(x.flatten(0, -2), gate.weight, getattr(gate, "bias", None))
+    tokens = x if x.dim() == 2 else x.flatten(0, -2)
+    return linear(tokens, gate.weight, getattr(gate, "bias", None))
 
 
 def _run(gate: nn.Module, x: torch.Tensor, **further: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -147,7 +147,9 @@ class Watcher:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
         probabilities = rest.pop(0) if self._wants_probabilities else None
-        predicted, learned = (_stacked(part) for part in (rest[: self._distance], rest[self._distance :]))
+        predicted, learned = (
+            (_stacked(rest[: self._distance]), _stacked(rest[self._distance :])) if rest else (None, None)
+        )
         step = Step(
             pass_index=self._pass_index,
             phase=self._pass.phase,

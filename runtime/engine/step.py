@@ -181,7 +181,7 @@ class StepExecutor:
     def _count_fixed(self, first: int, chosen: torch.Tensor) -> None:
         """Ids on a device are not read."""
         low = chosen.numpy() if self.controller.holds_low else None
-        self.controller.count_fixed(first, len(chosen), low=low)
+        self.controller.count_fixed(first, chosen.shape[0], low=low)
 
     def _begin_output(
         self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor
@@ -208,11 +208,12 @@ class StepExecutor:
             self._issue(plan.waves[0].loads, DEMAND)
         if plan.low:
             output.add(plan.low)
+        pending = self.pending
         for wave, following in plan.in_turn():
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
-            coming = [place for place in (*wave.resident, *wave.loads) if place.slot in self.pending]
-            ready = [place for place in wave.resident if place.slot not in self.pending]
+            coming = [place for place in (*wave.resident, *wave.loads) if place.slot in pending]
+            ready = [place for place in wave.resident if place.slot not in pending]
             if plan.near and wave is plan.waves[0]:
                 if following:
                     self._add(ready, output, following)
@@ -220,7 +221,8 @@ class StepExecutor:
                 output.add_near(plan.near, self.near, ready)
                 ready = []
             self._add_arrivals(coming, ready, num_tokens, output, following)
-            self._issue(tuple(following.values()), DEMAND)
+            if following:
+                self._issue(tuple(following.values()), DEMAND)
         if plan.near and not plan.waves:
             output.add_near(plan.near, self.near, [])
         self.near.finish()
@@ -274,7 +276,8 @@ class StepExecutor:
     def _issue(self, loads: Sequence[Place], urgency: int) -> None:
         if loads:
             transfers = self.link.issue_all(map(self._freed, loads), urgency=urgency)
-            self.pending.update(zip([place.slot for place in loads], transfers, strict=True))
+            for place, transfer in zip(loads, transfers, strict=True):
+                self.pending[place.slot] = transfer
 
     def _freed(self, place: Place) -> Wanted:
         """A load into a slot, into which nothing else comes from here on."""

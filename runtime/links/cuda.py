@@ -8,23 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.shape import FULL_BITS, Shape
-from runtime.links.cuda_events import Copy, CopyTimes, EventPool
-from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, ThreadTransfer, Wanted
+from runtime.links.cuda_events import Copy, CopyTimes, EventPool, StreamPoint, last_by_stream
+from runtime.links.cuda_transfer import CudaTransfer, to_transfer
+from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, Wanted
 from runtime.model.layout import aligned
 
 PIECE_NBYTES = 4 << 20  # of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
 _IN_FLIGHT = 2  # pieces that are queued at a time: enough to keep a stream busy, few enough to overtake
-
-
-@dataclass(eq=False, slots=True)
-class CudaTransfer(ThreadTransfer):
-    """`num_handed` bytes were handed over to a stream, the last of them by `copy`. `is_taken`: the thread hands over no
-    more. `unread`: after it, compute no longer reads what the slot held; None once a stream waits for it."""
-
-    unread: torch.cuda.Event | None = None
-    num_handed: int = 0
-    copy: Copy | None = None
-    is_taken: bool = False
 
 
 @dataclass(slots=True)
@@ -62,8 +52,10 @@ class CudaLink(ThreadLink):
         self._pool = EventPool()
         self._times = CopyTimes(self._pool)
         self._written: dict[int, Copy] = {}  # by slot: the last copy into it
+        self._views: dict[tuple[int, int], torch.Tensor] = {}  # by key and bits: where experts lie in RAM
         self._handing = threading.Lock()  # held by the thread that hands bytes over, and by `_take`, which ends that
         self._demanded = torch.cuda.Event()  # the end of the last demand
+        self._unread = torch.cuda.Event()  # after it, compute no longer reads what the slots of the last demands held
         self._pieces = deque(torch.cuda.Event() for _ in range(_IN_FLIGHT))  # the ends of the thread's last pieces
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_pinned = is_pinned
@@ -78,35 +70,37 @@ class CudaLink(ThreadLink):
 
     def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[CudaTransfer]:
         if self._is_pinned and urgency == DEMAND:
-            transfers = [CudaTransfer(load.key, load.slot, urgency, load.bits, landed=LANDED) for load in loads]
+            transfers = [to_transfer(load, urgency, LANDED) for load in loads]
             self._demands_wait_for(torch.cuda.current_stream(self._device))
-            self._hand_over_all(transfers)
+            with self._handing, torch.cuda.stream(self._demands):
+                self._queue_demands(transfers)
             return transfers
-        transfers = [CudaTransfer(load.key, load.slot, urgency, load.bits) for load in loads]
+        together = threading.Event() if self._is_pinned else None  # then nobody waits for it, and making one takes long
+        transfers = [to_transfer(load, urgency, together or threading.Event()) for load in loads]
+        unread = StreamPoint(self._pool.take(), self._pool)
+        unread.event.record(torch.cuda.current_stream(self._device))
         for transfer in transfers:
-            transfer.unread = self._pool.take()
-            transfer.unread.record(torch.cuda.current_stream(self._device))
-            self._enqueue(transfer)
+            transfer.unread = unread
+        self._enqueue(*transfers)
         return transfers
 
     def has_landed(self, transfer: CudaTransfer) -> bool:
-        return transfer.error is not None or self._has_come(transfer)
+        return transfer.error is not None or not self._late([transfer])
 
     def collect(self, transfer: CudaTransfer) -> None:
         self.collect_all([transfer])
 
     def collect_all(self, transfers: Sequence[CudaTransfer]) -> None:
         """The compute stream waits for the copies; the host waits only until they are queued."""
-        if late := [transfer for transfer in transfers if not self._has_come(transfer)]:
+        if late := self._late(transfers):
             stream = torch.cuda.current_stream(self._device)
             asked, resumed = self._pool.take(), self._pool.take()
             asked.record(stream)  # before the host waits, so that the time in which nothing is queued counts
-            self._queue_all_of(late)
-            for copy in {transfer.copy.stream: transfer.copy for transfer in self._in_order(late)}.values():
+            self._queue_all_of([transfer for transfer in late if not transfer.is_whole or transfer.error])
+            for copy in last_by_stream({transfer.copy for transfer in late}):
                 stream.wait_event(copy.done)
             resumed.record(stream)
             self._waits.append((asked, resumed))
-        self._release(transfers)
 
     def cancel(self, transfer: CudaTransfer) -> None:
         """Nothing more of it is copied. What was handed over goes before the next copy into the slot."""
@@ -114,11 +108,11 @@ class CudaLink(ThreadLink):
             if not transfer.started:
                 self._unqueue(transfer)
         self._take([transfer])
-        self._release([transfer])
 
     def clear(self) -> None:
         """Remove every transfer from the queue; nothing more is copied of those that have begun."""
         super().clear()
+        self._views.clear()  # experts may be cut anew
         with self._wake:
             running = list(self._running)
         self._take(running)
@@ -148,59 +142,68 @@ class CudaLink(ThreadLink):
         for stream in (self._demands, self._prefetches):
             stream.synchronize()  # a prefetch may be under way to a slot whose memory is used again next
 
-    def _has_come(self, transfer: CudaTransfer) -> bool:
-        is_whole = transfer.num_handed == transfer.slot.nbytes
-        return is_whole and (transfer.copy is None or transfer.copy.done.query())
+    def _late(self, transfers: Sequence[CudaTransfer]) -> list[CudaTransfer]:
+        """Those of these transfers that compute has to wait for; each copy is asked once."""
+        late, has_ended = [], {None: True}
+        for transfer in transfers:
+            if transfer.is_whole:  # asked first: only then the copy is the last one
+                copy = transfer.copy
+                if copy not in has_ended:
+                    has_ended[copy] = copy.done.query()
+                if has_ended[copy]:
+                    continue
+            late.append(transfer)
+        return late
 
     def _queue_all_of(self, transfers: Sequence[CudaTransfer]) -> None:
         """Put all of these transfers on a stream: at once from pinned memory, else by the thread."""
         if not self._is_pinned:
             for transfer in transfers:
                 super().collect(transfer)
-            return
-        with self._wake:
-            for transfer in transfers:
-                if not transfer.started:
-                    self._unqueue(transfer)
-        self._hand_over_all(transfers)
+        elif transfers:
+            with self._wake:
+                for transfer in transfers:
+                    if not transfer.started:
+                        self._unqueue(transfer)
+            self._hand_over_all(transfers)
 
     def _hand_over_all(self, transfers: Sequence[CudaTransfer]) -> None:
-        """Queue what is left of these transfers as demands."""
+        """Queue what is left of these transfers, which the thread may be handing over, as demands."""
         with self._handing, torch.cuda.stream(self._demands):
             for transfer in transfers:
                 transfer.started = transfer.is_taken = True
-                if transfer.num_handed < transfer.slot.nbytes:
-                    self._hand_over(transfer, self._view(transfer), self._demands, transfer.slot.nbytes)
-                transfer.error = None  # of a piece, which is handed over by now
-                if transfer.landed is not LANDED:
-                    transfer.landed.set()
-            self._demanded.record(self._demands)
+            self._queue_demands([transfer for transfer in transfers if not transfer.is_whole])
+        for transfer in transfers:
+            transfer.error = None  # of a piece, which is handed over by now
+            transfer.landed.set()
 
-    def _in_order(self, transfers: Sequence[CudaTransfer]) -> list[CudaTransfer]:
-        """By the order in which their last bytes were handed over: on a stream the last of them ends last."""
-        return sorted(transfers, key=lambda transfer: transfer.copy.number)
+    def _queue_demands(self, transfers: Sequence[CudaTransfer]) -> None:
+        """Queue what is left of these transfers between two events for all. Call it within `_handing`, while the stream
+        of demands is the current one."""
+        self._await_slots(transfers, self._demands)
+        copy = self._times.begin(self._demands, sum([transfer.nbytes - transfer.num_handed for transfer in transfers]))
+        for transfer in transfers:
+            self._hand_over(transfer, self._kept_view(transfer), transfer.nbytes)
+        self._times.end(copy)
+        self._note(transfers, copy)
+        self._demanded.record(self._demands)
 
     def _take(self, transfers: Sequence[CudaTransfer]) -> None:
         """End the handing over of these transfers: the link's thread hands over no further piece of them."""
         with self._handing:
             for transfer in transfers:
-                transfer.is_taken = True
-                self._give_back_unread(transfer)
+                transfer.is_taken, transfer.unread = True, None
 
-    def _release(self, transfers: Sequence[CudaTransfer]) -> None:
-        """Forget when these transfers end."""
-        with self._handing:
-            for transfer in transfers:
-                if transfer.copy is not None:
-                    self._times.release(transfer.copy)
-                    transfer.copy = None
+    def _kept_view(self, transfer: CudaTransfer) -> torch.Tensor:
+        at = transfer.key, transfer.bits
+        if at not in self._views:
+            self._views[at] = self._view(transfer)
+        return self._views[at]
 
     def _demands_wait_for(self, stream: torch.cuda.Stream) -> None:
         """Make all demands from here on wait for what is queued on the stream so far."""
-        unread = self._pool.take()
-        unread.record(stream)
-        self._demands.wait_event(unread)
-        self._pool.give_back(unread)
+        self._unread.record(stream)
+        self._demands.wait_event(self._unread)
 
     def _measure(self) -> None:
         with self._handing:
@@ -216,7 +219,7 @@ class CudaLink(ThreadLink):
             return
         staging = self._staging[0]
         staging.read.synchronize()
-        host = staging.buffer[: transfer.slot.nbytes]
+        host = staging.buffer[: transfer.nbytes]
         self._read(transfer, host)
         self._staging.rotate(1)  # not before: a failed read leaves its buffer for the next one
         self._hand_over_in_pieces(transfer, host, staging.read)
@@ -225,7 +228,7 @@ class CudaLink(ThreadLink):
         self, transfer: CudaTransfer, host: torch.Tensor, read: torch.cuda.Event | None = None
     ) -> None:
         """Hand over a transfer piece by piece, to its end or until `_take` ends it; then record `read`."""
-        is_demand, nbytes = transfer.urgency == DEMAND, transfer.slot.nbytes
+        is_demand, nbytes = transfer.urgency == DEMAND, transfer.nbytes
         stream = self._demands if is_demand else self._prefetches
         with torch.cuda.stream(stream):
             while transfer.num_handed < nbytes and not transfer.is_taken:
@@ -235,35 +238,41 @@ class CudaLink(ThreadLink):
                 with self._handing:
                     if not transfer.is_taken:
                         stop = nbytes if is_demand else min(nbytes, transfer.num_handed + PIECE_NBYTES)
-                        self._hand_over(transfer, host, stream, stop)
+                        self._await_slots([transfer], stream)
+                        copy = self._times.begin(stream, stop - transfer.num_handed)
+                        self._hand_over(transfer, host, stop)
+                        self._times.end(copy)
+                        self._note([transfer], copy, stop)
                         for event in (self._pieces[0], *([read] if read else []), *([self._demanded] * is_demand)):
                             event.record(stream)
                         self._pieces.rotate(-1)
 
     # Called on both threads, within `_handing`
 
-    def _hand_over(self, transfer: CudaTransfer, host: torch.Tensor, stream: torch.cuda.Stream, stop: int) -> None:
-        """Queue the bytes of a transfer up to `stop` on a stream, which is the current one."""
-        place, first = transfer.slot.data_ptr(), transfer.num_handed
-        before = self._written.get(place)
-        if transfer.unread is not None:
-            stream.wait_event(transfer.unread)
-            self._give_back_unread(transfer)
-        if before is not None and before.stream is not stream:
-            stream.wait_event(before.done)
-        is_whole = stop - first == transfer.slot.nbytes
-        slot, host = (transfer.slot, host) if is_whole else (transfer.slot[first:stop], host[first:stop])
-        copy = self._times.begin(stream, stop - first)
-        slot.copy_(host, non_blocking=True)
-        self._times.end(copy)
-        self._written[place] = self._times.hold(copy, before)
-        transfer.copy = self._times.hold(copy, transfer.copy)
-        transfer.num_handed = stop
+    def _await_slots(self, transfers: Sequence[CudaTransfer], stream: torch.cuda.Stream) -> None:
+        """Make the stream wait until the slots may be written: until what they held is read, and what came into them on
+        another stream is there."""
+        written = self._written
+        for transfer in transfers:
+            if transfer.unread is not None:
+                stream.wait_event(transfer.unread.event)
+                transfer.unread = None
+            before = written.get(transfer.place)
+            if before is not None and before.stream is not stream:
+                stream.wait_event(before.done)
 
-    def _give_back_unread(self, transfer: CudaTransfer) -> None:
-        if transfer.unread is not None:
-            self._pool.give_back(transfer.unread)
-            transfer.unread = None
+    def _hand_over(self, transfer: CudaTransfer, host: torch.Tensor, stop: int) -> None:
+        """Queue the bytes of a transfer up to `stop` on the current stream."""
+        slot, first = transfer.slot, transfer.num_handed
+        if stop - first < transfer.nbytes:
+            slot, host = slot[first:stop], host[first:stop]
+        slot.copy_(host, non_blocking=True)
+
+    def _note(self, transfers: Sequence[CudaTransfer], copy: Copy, stop: int | None = None) -> None:
+        """Note that these transfers were handed over up to `stop`, or whole, the last of their bytes by `copy`."""
+        for transfer in transfers:
+            self._written[transfer.place] = transfer.copy = copy
+            transfer.num_handed = stop or transfer.nbytes  # last: who sees the number asks for the copy
 
     def _view(self, transfer: CudaTransfer) -> torch.Tensor:
         return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)

@@ -2,6 +2,7 @@
 recording it."""
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -22,20 +23,34 @@ class EventPool:
 
 
 @dataclass(eq=False, slots=True)
+class StreamPoint:
+    """A point of a stream that several may wait for. Its event goes back to `pool` once nobody refers to it."""
+
+    event: torch.cuda.Event
+    pool: EventPool
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.event)
+
+
+@dataclass(eq=False, slots=True)
 class Copy:
-    """A copy between two events on `stream`, the `number`th of all. `num_holders` may still ask for its end."""
+    """A copy, or some together, between two events on `stream`, the `number`th of all. Events go back to `pool` once
+    nobody refers to it, who could ask for its end."""
 
     begun: torch.cuda.Event
     done: torch.cuda.Event
     stream: torch.cuda.Stream
     nbytes: int
     number: int
-    num_holders: int = 1  # the measurement
+    pool: EventPool
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.begun, self.done)
 
 
 class CopyTimes:
-    """The bytes of copies, and the seconds in which at least one was under way. Events go back to `pool` once no
-    reference to their copy is left."""
+    """The bytes of copies, and the seconds in which at least one was under way."""
 
     def __init__(self, pool: EventPool) -> None:
         self._pool, self._num_begun = pool, 0
@@ -45,25 +60,13 @@ class CopyTimes:
     def begin(self, stream: torch.cuda.Stream, nbytes: int) -> Copy:
         """Note a copy that is queued next on `stream`; `end` it afterwards."""
         self._num_begun += 1
-        copy = Copy(self._pool.take(), self._pool.take(), stream, nbytes, self._num_begun)
+        copy = Copy(self._pool.take(), self._pool.take(), stream, nbytes, self._num_begun, self._pool)
         copy.begun.record(stream)
         return copy
 
     def end(self, copy: Copy) -> None:
         copy.done.record(copy.stream)
         self._unmeasured.append(copy)
-
-    def hold(self, copy: Copy, other: Copy | None) -> Copy:
-        """Hold `copy` in the place of `other`."""
-        copy.num_holders += 1
-        if other is not None:
-            self.release(other)
-        return copy
-
-    def release(self, copy: Copy) -> None:
-        copy.num_holders -= 1
-        if not copy.num_holders:
-            self._pool.give_back(copy.begun, copy.done)
 
     def drain(self) -> tuple[float, int]:
         """Seconds and bytes of the copies that have ended since the last call."""
@@ -72,7 +75,6 @@ class CopyTimes:
             copy = self._unmeasured.popleft()
             seconds += self._added_ms(copy) / 1e3
             nbytes += copy.nbytes
-            self.release(copy)
         return seconds, nbytes
 
     def _added_ms(self, copy: Copy) -> float:
@@ -80,5 +82,16 @@ class CopyTimes:
         duration = copy.begun.elapsed_time(copy.done)
         later = duration if self._latest is None else self._latest.done.elapsed_time(copy.done)
         if later > 0:
-            self._latest = self.hold(copy, self._latest)
+            self._latest = copy
         return max(0.0, min(duration, later))
+
+
+def last_by_stream(copies: Collection[Copy]) -> Collection[Copy]:
+    """Of these copies the last on each stream, which ends last there."""
+    if len(copies) == 1:
+        return copies
+    last: dict[torch.cuda.Stream, Copy] = {}
+    for copy in copies:
+        if copy.stream not in last or copy.number > last[copy.stream].number:
+            last[copy.stream] = copy
+    return last.values()

@@ -185,11 +185,12 @@ class ThreadLink(Link):
         for thread in self._threads:  # a thread that is stuck in a read keeps its slot in memory until the read ends
             thread.join(max(0.0, deadline_s - time.perf_counter()))
 
-    def _enqueue(self, transfer: ThreadTransfer) -> None:
+    def _enqueue(self, *transfers: ThreadTransfer) -> None:
         with self._wake:
             if self._closed:
                 raise RuntimeError(_CLOSED)
-            self._push(transfer)
+            for transfer in transfers:
+                self._push(transfer)
 
     def _push(self, transfer: ThreadTransfer) -> None:
         heapq.heappush(self._queue, (transfer.urgency, next(self._order), transfer))

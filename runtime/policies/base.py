@@ -4,7 +4,7 @@ clock.
 Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -53,20 +53,6 @@ class Residents:
         """Return the distinct absent experts that a step of this layer wants, those of most tokens first, of equals in
         order of first appearance."""
         return most_wanted(list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected)
-
-
-def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
-    """Return those of a layer's experts that find room on their devices, first come, first served. Expert e belongs to
-    device e % N, which has `room` [N] for so many."""
-    if len(room) == 1:
-        return list(experts[: room[0]])
-    left, placed = list(room), []
-    for expert in experts:
-        device = expert % len(left)
-        if left[device]:
-            left[device] -= 1
-            placed.append(expert)
-    return placed
 
 
 @dataclass(slots=True)
@@ -172,6 +158,11 @@ class Eviction(Policy, Protocol):
     ranks: tuple[np.ndarray, np.ndarray] | None
     follows_proposals: ClassVar[bool]  # whether `proposed` is to be called
 
+    def queues(self) -> Sequence[Iterable[int]] | None:
+        """Return by layer all keys in the order in which they are evicted, as they stand at any time from here on; None
+        where the policy does not keep them so. Called once, before the first step, and only if layers have slots of
+        their own."""
+
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         """Note that this step fetches keys at these bits. Called before `used`, and only if the miss policy picks
         bits."""
@@ -267,6 +258,9 @@ class SimpleEviction(Simple):
 
     ranks: ClassVar[None] = None
     follows_proposals: ClassVar[bool] = False
+
+    def queues(self) -> None:
+        """Not kept."""
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         """Not noted."""

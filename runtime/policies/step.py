@@ -3,6 +3,7 @@
 Shapes: T tokens, R requests, K selected per token, E experts a layer, D prefetch distances, H the model's width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,9 +21,10 @@ class Now:
     num_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
-    """One MoE layer in one pass, as its router left it. `phase` is PREFILL when any of its tokens is of a prompt."""
+    """One MoE layer in one pass, as its router left it. `phase` is PREFILL when any of its tokens is of a prompt. It is
+    never changed after it is made; a frozen dataclass would take three times as long to make."""
 
     pass_index: int
     phase: int
@@ -89,3 +91,17 @@ def most_wanted(experts: list[int], selected: np.ndarray) -> list[int]:
         return experts
     counts = np.bincount(selected[selected >= 0], minlength=max(experts) + 1).tolist()
     return sorted(experts, key=lambda expert: -counts[expert])
+
+
+def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
+    """Return those of a layer's experts that find room on their devices, first come, first served. Expert e belongs to
+    device e % N, which has `room` [N] for so many."""
+    if len(room) == 1:
+        return list(experts[: room[0]])
+    left, placed = list(room), []
+    for expert in experts:
+        device = expert % len(left)
+        if left[device]:
+            left[device] -= 1
+            placed.append(expert)
+    return placed

@@ -35,6 +35,8 @@ class ResidentExperts:
         has_tiles = opened.store.layout.project is project_quantised or opened.dtype is torch.float16
         self._in_tiles = is_fused and has_tiles and not self._is_split and opened.model.device.type == "cpu"
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
+        # By slot the part that a whole expert takes.
+        self._rooms = [] if self._is_split else [slot[: slow.nbytes(FULL_BITS)] for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
         layout, by_part = opened.store.layout, slots.by_part
         parts = layout.parts if by_part else ()
@@ -71,6 +73,8 @@ class ResidentExperts:
 
     def room(self, place: Place) -> torch.Tensor:
         """The part of its slot that the expert, replica or segment takes."""
+        if place.bits == FULL_BITS and self._rooms:
+            return self._rooms[place.slot]
         slot, nbytes = self.slots[place.slot], self.slow.num_bytes(place)
         return slot if slot.nbytes == nbytes else slot[:nbytes]
 

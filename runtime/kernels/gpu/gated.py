@@ -10,6 +10,8 @@ expert; `starts` are in weights from the beginning of the arena. A negative numb
 that its expert is not loaded yet.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 import triton
 import triton.language as tl
@@ -17,12 +19,13 @@ import triton.language as tl
 from runtime.kernels.gpu.addressing import Numbers, Strides, arguments
 from runtime.kernels.gpu.blocks import activated, expert_start, load_block, number_of, with_bias
 from runtime.kernels.gpu.gates import SILU, Gate
-from runtime.kernels.gpu.repeated import Repeated, blocks, width
+from runtime.kernels.gpu.repeated import Kept, Repeated, blocks, width
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.gpu.weighted_sum import sum_last
 
 _ROWS = 8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
 _COLUMNS = 256  # weights of a row at a time
+_MOST_KEPT = 1024  # layers
 
 
 class GatedKernels:
@@ -30,7 +33,7 @@ class GatedKernels:
 
     def __init__(self, strides: Strides, gate: Gate = SILU) -> None:
         self._strides, self._gate = strides, gate
-        self._launches: dict[tuple, tuple[Repeated, Repeated]] = {}
+        self._launches: dict[tuple, _Launches] = {}
 
     def multiply(
         self,
@@ -49,14 +52,17 @@ class GatedKernels:
         key = x.shape[1], top_k, num_pairs, are_packed, total and total.is_wide
         if (found := self._launches.get(key)) is None:
             self._launches[key] = found = self._prepared(*key)
-        inner = torch.empty(num_pairs, self._strides.neurons, dtype=x.dtype, device=x.device)
-        found[0]((x, numbers, starts, arena, inner), words)
-        summed = (None,) * 4 if total is None else (total.keys, total.weights, total.out, total.done)
-        found[1]((inner, numbers, starts, arena, y, *summed), words)
+        done = total and total.done
+        kept = found.kept.get(id(starts))
+        if kept is None or not kept.is_of(starts, arena, y, done):
+            kept = _Kept(starts, arena, y, done, self._inner(x, num_pairs))
+            if num_pairs == top_k:
+                found.keep(kept)
+        found.inner((x, numbers), words, kept.of_inner)
+        summed = (None,) * 3 if total is None else (total.keys, total.weights, total.out)
+        found.down((numbers, *summed), words, kept.of_down)
 
-    def _prepared(
-        self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None
-    ) -> tuple[Repeated, Repeated]:
+    def _prepared(self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None) -> "_Launches":
         """`is_wide`: None where nothing is added up."""
         strides = self._strides
         rows, columns = _block(is_along_rows=strides.row == 1)
@@ -73,7 +79,49 @@ class GatedKernels:
             block_rows=rows, block_columns=columns,
             sums=is_wide is not None, is_wide=bool(is_wide), width=width(top_k),
         )  # fmt: skip
-        return inner, down
+        return _Launches(inner, down)
+
+    def _inner(self, x: torch.Tensor, num_pairs: int) -> torch.Tensor:
+        """Room for the activations of all pairs."""
+        return torch.empty(num_pairs, self._strides.neurons, dtype=x.dtype, device=x.device)
+
+
+class _Kept:
+    """What the launches of a token take besides the token, for these `starts`. One stream computes all steps, so that
+    the activations of all of them can have the same room `inner`."""
+
+    __slots__ = ("_own", "of_down", "of_inner", "starts")
+
+    def __init__(
+        self,
+        starts: torch.Tensor,
+        arena: torch.Tensor,
+        y: torch.Tensor,
+        done: torch.Tensor | None,
+        inner: torch.Tensor,
+    ) -> None:
+        self.starts, self._own = starts, (arena, y, done)
+        self.of_inner, self.of_down = Kept(starts, arena, inner), Kept(inner, starts, arena, y, done)
+
+    def is_of(self, starts: torch.Tensor, arena: torch.Tensor, y: torch.Tensor, done: torch.Tensor | None) -> bool:
+        own_arena, own_y, own_done = self._own
+        return starts is self.starts and arena is own_arena and y is own_y and done is own_done
+
+
+@dataclass(eq=False, slots=True)
+class _Launches:
+    """Both launches for tokens of one kind, and what they were given besides, by the place of `starts` in the host's
+    memory."""
+
+    inner: Repeated
+    down: Repeated
+    kept: dict[int, _Kept] = field(default_factory=dict)
+
+    def keep(self, kept: _Kept) -> None:
+        """Keep this for the next launches with its `starts`: those of a layer may be a tensor of their own."""
+        if len(self.kept) >= _MOST_KEPT:
+            self.kept.clear()
+        self.kept[id(kept.starts)] = kept
 
 
 def _block(*, is_along_rows: bool) -> tuple[int, int]:
@@ -132,7 +180,7 @@ def _inner(
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
 def _down(
-    inner_ptr, numbers_ptr, starts_ptr, arena_ptr, y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr,
+    numbers_ptr, keys_ptr, weights_ptr, out_ptr, inner_ptr, starts_ptr, arena_ptr, y_ptr, done_ptr,
     first, second, third, fourth, hidden, neurons, top_k, down_offset, output, neuron, bias,
     has_bias: tl.constexpr, are_packed: tl.constexpr, adds: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,

@@ -1,34 +1,72 @@
 """Launches of one Triton kernel again and again with the same grid, sizes and constants. Importing this module does not
 import triton.
 
-Triton's own launch looks at every argument each time, which takes a host several times as long as the driver's call.
-What it looks for here can only change with a tensor's dtype, device or border of 16 bytes.
+Triton's own launch looks at every argument each time, and makes what hooks of its profiler would be told, which takes a
+host several times as long as the driver's call. What it looks for can only change with a tensor's dtype, device or
+border of 16 bytes. Such hooks are told of a first launch only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import torch
 
+_Kind = tuple[torch.dtype, int] | None
+_NO_HOOKS = None, None, None  # nor what they would be told
+
+
+def _kind(one: torch.Tensor | None) -> _Kind:
+    """What a kernel is compiled for of a tensor."""
+    return None if one is None else (one.dtype, one.data_ptr() % 16)
+
+
+class Kept:
+    """Tensors that many launches take, looked at once."""
+
+    __slots__ = ("number", "tensors")
+    _numbers: dict[tuple[_Kind, ...], int] = {}
+
+    def __init__(self, *tensors: torch.Tensor | None) -> None:
+        self.tensors = tensors
+        self.number = self._numbers.setdefault(tuple(map(_kind, tensors)), len(self._numbers))
+
+
+_NOTHING = Kept()
+
 
 class Repeated:
-    """A kernel whose parameters are tensors, then words that it does not specialise on, then `sizes`; `constants` are
-    those that it is compiled for, with its options."""
+    """A kernel whose parameters are tensors, then those that are kept, then words that it does not specialise on, then
+    `sizes`; `constants` are those that it is compiled for, with its options."""
 
     def __init__(self, kernel, grid: Sequence[int], sizes: Sequence[int], **constants: object) -> None:
         self._kernel, self._grid, self._sizes, self._constants = kernel, (*grid, 1, 1)[:3], sizes, constants
         self._behind = (*sizes, *(constants[name] for name in kernel.arg_names if name in constants))
-        self._runs: dict[tuple, object] = {}
+        self._runs: dict[tuple, tuple[Callable[..., None], tuple]] = {}
+        self._driver = None  # Triton's, once it has compiled the kernel
 
-    def __call__(self, tensors: Sequence[torch.Tensor | None], words: Sequence[int] = ()) -> None:
-        """Launch it on the current stream."""
-        key = tuple([None if one is None else (one.dtype, one.get_device(), one.data_ptr() % 16) for one in tensors])
-        run = self._runs.get(key)
-        if run is not None:
-            run(*tensors, *words, *self._behind)
-            return
-        compiled = self._kernel[self._grid](*tensors, *words, *self._sizes, **self._constants)
+    def __call__(
+        self, tensors: Sequence[torch.Tensor | None], words: Sequence[int] = (), kept: Kept = _NOTHING
+    ) -> None:
+        """Launch it on the current stream of the current device."""
+        if self._driver is not None:
+            device = self._driver.get_current_device()
+            if found := self._runs.get(self._key(device, tensors, kept)):
+                run, own = found
+                stream = self._driver.get_current_stream(device)
+                run(*self._grid, stream, *own, *tensors, *kept.tensors, *words, *self._behind)
+                return
+        compiled = self._kernel[self._grid](*tensors, *kept.tensors, *words, *self._sizes, **self._constants)
         if compiled is not None:  # None: the interpreter has run it
-            self._runs[key] = compiled[self._grid]
+            self._driver = _driver()
+            key = self._key(self._driver.get_current_device(), tensors, kept)
+            self._runs[key] = compiled.run, (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
+
+    def _key(self, device: int, tensors: Sequence[torch.Tensor | None], kept: Kept) -> tuple:
+        return device, kept.number, *[None if one is None else (one.dtype, one.data_ptr() % 16) for one in tensors]
+
+
+def _driver() -> object:
+    return import_module("triton.runtime.driver").driver.active
 
 
 def blocks(count: int, size: int) -> int:

@@ -1,12 +1,11 @@
 """What the last kernel of a token's experts needs to add them up."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Total:
+class Total(NamedTuple):
     """The experts `keys` [1, K] with their `weights` [1, K], contiguous, and where their sum goes, `out` [1, H].
 
     `done` [H] int32 counts programs by block of columns: zeros, as they are again when the kernel has ended. Every

@@ -22,17 +22,47 @@ class Lru(SimpleEviction):
             raise BadUsage(f"lru: stamp is use or load, not {self.stamp!r}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._shape = shape
         self._cells, self._last_use = cells_and_view(never_used(shape))
+        self._queues: list[dict[int, None]] = []
+        self._may_have_changed = False
 
     @property
     def last_use(self) -> np.ndarray:
-        """By key the number of the step that used it last, -1 for none: a view, in which it may be changed."""
+        """By key the number of the step that used it last, -1 for none: a view, in which it may be changed before the
+        next step."""
+        self._may_have_changed = True
         return self._last_use
+
+    def queues(self) -> list[dict[int, None]] | None:
+        """Return by layer the keys in the order in which they go, kept from here on; None where loads are stamped."""
+        if self.stamp == "load":  # a key that is sent for and one that is used may be stamped alike
+            return None
+        num_keys, size = self._shape.num_keys, self._shape.num_experts
+        self._queues = [dict.fromkeys(range(first, first + size)) for first in range(0, num_keys, size)]
+        self._sort()
+        return self._queues
+
+    def _sort(self) -> None:
+        """Order the queues by last use."""
+        self._may_have_changed = False
+        for queue in self._queues:
+            keys = sorted(sorted(queue), key=self._cells.__getitem__)
+            queue.clear()
+            queue.update(dict.fromkeys(keys))
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         cells, number = self._cells, now.step
-        for key in keys:
+        if not self._queues:
+            for key in keys:
+                cells[key] = number
+            return
+        if self._may_have_changed:
+            self._sort()
+        queue = self._queues[step.layer]
+        for key in sorted(keys):  # equally old ones go by the lower key
             cells[key] = number
+            queue[key] = queue.pop(key)
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         if self.stamp == "load":

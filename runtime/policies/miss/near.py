@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from artifacts.errors import BadUsage
-from runtime.policies.base import Choice, Residents, Simple, Step, fitting
+from runtime.policies.base import Choice, Residents, Simple, Step
+from runtime.policies.step import fitting
 
 
 @dataclass

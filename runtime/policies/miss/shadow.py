@@ -8,7 +8,8 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.quantisation.widths import column_of
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step, fitting
+from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
+from runtime.policies.step import fitting
 
 
 @dataclass

@@ -7,7 +7,8 @@ import numpy as np
 
 from artifacts.errors import Incompatible
 from artifacts.shape import FULL_BITS
-from runtime.policies.base import Artefacts, Residents, Step, fitting
+from runtime.policies.base import Artefacts, Residents, Step
+from runtime.policies.step import fitting
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens [t], missing experts [t] -> [t, E], -inf: never
 

@@ -42,6 +42,8 @@ def named(predicted: np.ndarray, width: int) -> np.ndarray:
 def keys_named(said: np.ndarray, width: int, firsts: np.ndarray) -> np.ndarray:
     """Return keys of the `width` experts that one token makes most probable in each of some layers, `said` [D, E],
     layer by layer; `firsts` [D, 1] are the layers' first keys."""
+    if len(said) == 1:
+        return (-said[0]).argsort(kind="stable")[:width] + firsts[0]
     return ((-said).argsort(axis=1, kind="stable")[:, :width] + firsts).ravel()
 
 

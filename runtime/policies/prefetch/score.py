@@ -33,15 +33,27 @@ class ScorePrefetch(Simple):
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         predicted = predicted_ahead(step, self.distance, self._shape)
+        if len(predicted) == 1:
+            return keys_ahead(step, self.distance, self._shape, self._of_one(predicted[0]))
         stands_out = predicted > percentile(predicted, self.percentile)[:, None]
         experts = most_probable_first(np.flatnonzero(stands_out.any(axis=0)), predicted)
         return keys_ahead(step, self.distance, self._shape, experts)
+
+    def _of_one(self, p: np.ndarray) -> np.ndarray:
+        """Return the same experts for one token, [E], from a single sort."""
+        order = (-p).argsort(kind="stable")
+        limit = _between(p[order[::-1]], self.percentile)
+        return order[: np.count_nonzero(p > limit)]
 
 
 def percentile(values: np.ndarray, percent: float) -> np.ndarray:
     """Return percentiles [...] of values [..., N], linear between neighbours as `np.percentile` computes them, which
     spends most of its time on preparing short rows."""
-    ordered = np.sort(values, axis=-1)
+    return _between(np.sort(values, axis=-1), percent)
+
+
+def _between(ordered: np.ndarray, percent: float) -> np.ndarray:
+    """Return percentiles [...] of ascending values [..., N]."""
     place = percent / 100 * (ordered.shape[-1] - 1)
     below = int(place)
     above = min(below + 1, ordered.shape[-1] - 1)

@@ -11,8 +11,9 @@ from artifacts.quantisation.bit_allocation import prefix_split
 from artifacts.quantisation.widths import USUAL_WIDTHS, columns_of
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.trace import DECODE, PREFILL
-from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
+from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step
 from runtime.policies.miss.shared import check_replicas
+from runtime.policies.step import fitting
 
 BEFORE, BEHIND = "before", "behind"
 PREFIX, EVEN = "prefix", "uniform"

@@ -15,10 +15,11 @@ from runtime.control import sizes as budget
 from runtime.control.build import build_controller
 from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole_experts
 from runtime.policies import build, parse
-from runtime.policies.base import Artefacts, Residents, Step, fitting
+from runtime.policies.base import Artefacts, Residents, Step
 from runtime.policies.miss.near import NearMiss
 from runtime.policies.miss.shared import beyond_free
 from runtime.policies.presets import Scope
+from runtime.policies.step import fitting
 from tests.runtime.policies.contract import PLAIN, Case, keep_the_contract, routed
 
 SHAPE = Shape(num_layers=3, num_experts=5, top_k=2, expert_nbytes=100)

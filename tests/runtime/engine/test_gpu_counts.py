@@ -115,7 +115,7 @@ def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, polici
     assert each.get("events made", 0) <= 1, "a pool: more only where a token needs more than any before it"
     if not policies.get("prefetch"):
         assert each["copies of experts"] == found.misses
-        assert each["event calls"] <= 6 * layers + 3 * found.misses
+        assert each["event calls"] <= 8 * layers, "whatever the misses: a layer's copies are between two events"
     assert found.replayed["graphs"] == layers + 1, "each ends at a router"
     assert found.replayed["launches"] <= 4 * layers, "the graph sends the ids"
     assert found.replayed["host waits"] <= layers + 1

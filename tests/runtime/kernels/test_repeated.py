@@ -1,11 +1,14 @@
 """A kernel's later launches skip what its first one looked up, and pass the same arguments."""
 
 import inspect
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from runtime.kernels.gpu.repeated import Repeated, blocks, width
+from runtime.kernels.gpu import repeated
+from runtime.kernels.gpu.repeated import Kept, Repeated, blocks, width
 from tests.helpers.triton_process import needs_triton
 
 
@@ -26,31 +29,55 @@ class Kernel:
 
 
 class Compiled:
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, told: list) -> None:
         self.told = told
 
-    def __getitem__(self, grid):
-        return lambda *arguments: self.told.append(("again", grid, *arguments))
+    def run(self, x: int, y: int, z: int, *arguments: object) -> None:
+        self.told.append(("again", (x, y, z), *arguments))
 
 
-def launches(kernel: Kernel, *tensors: torch.Tensor | None) -> list[str]:
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What Triton's driver says."""
+    says = SimpleNamespace(get_current_device=lambda: 2, get_current_stream=lambda device: ("stream", device))
+    monkeypatch.setattr(repeated, "_driver", lambda: says)
+    return says
+
+
+def launches(kernel: Kernel, *tensors: torch.Tensor, kept: Sequence[Kept] = (Kept(None),)) -> list[str]:
     repeated = Repeated(kernel, (3,), (7,), block=16, is_wide=False, num_warps=1)
     for word, one in enumerate(tensors):
-        repeated((one, None), (word,))
+        repeated((one,), (word,), kept[word % len(kept)])
     return [who for who, *_ in kernel.told]
 
 
 def test_later_launches_pass_the_same_arguments_in_the_order_of_the_parameters() -> None:
+    """Behind the stream and what was compiled; there are no hooks to tell of them."""
     kernel, x, other = Kernel(), torch.zeros(4), torch.ones(4)
     assert launches(kernel, x, other) == ["first", "again"]
     assert kernel.told[0] == ("first", (3, 1, 1), x, None, 0, 7, {"block": 16, "is_wide": False, "num_warps": 1})
-    assert kernel.told[1][1:4] == ((3, 1, 1), other, None) and kernel.told[1][4:] == (1, 7, False, 16)
+    assert kernel.told[1][:8] == ("again", (3, 1, 1), ("stream", 2), "function", "metadata", None, None, None)
+    assert kernel.told[1][8:10] == (other, None) and kernel.told[1][10:] == (1, 7, False, 16)
 
 
 def test_another_type_or_border_is_looked_up_anew() -> None:
     x = torch.zeros(8)
-    told = launches(Kernel(), x, x[1:], x[1:5], x.double(), None, x)
-    assert told == ["first", "first", "again", "first", "first", "again"]
+    told = launches(Kernel(), x, x[1:], x[1:5], x.double(), x)
+    assert told == ["first", "first", "again", "first", "again"]
+
+
+def test_each_device_compiles_its_own(driver: SimpleNamespace) -> None:
+    devices = iter((0, 1, 1, 0))  # asked once a launch, but at a first one before and behind it
+    driver.get_current_device = lambda: next(devices)
+    assert launches(Kernel(), torch.zeros(2), torch.zeros(2), torch.zeros(2)) == ["first", "first", "again"]
+
+
+def test_what_is_kept_is_looked_at_too() -> None:
+    x = torch.zeros(8)
+    kept = [Kept(x), Kept(None), Kept(x[1:]), Kept(torch.ones(8)), Kept(x.int())]
+    assert launches(Kernel(), *5 * [x], kept=kept) == ["first", "first", "first", "again", "first"]
 
 
 def test_the_interpreter_is_asked_each_time() -> None:

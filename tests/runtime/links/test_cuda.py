@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.links.cuda import CudaLink
-from runtime.links.link import DEMAND, PREFETCH, Transfer
+from runtime.links.link import DEMAND, PREFETCH, Transfer, Wanted
 from runtime.model.open import open_model
 from runtime.tiers.open import copied_to_ram
 from runtime.tiers.ram import RamStore
@@ -28,26 +28,33 @@ class Run:
         self.pending: dict[int, Transfer] = {}
 
     def issue(self, key: int, slot: int, urgency: int) -> None:
-        if slot in self.pending:
+        self.issue_all({slot: key}, urgency)
+
+    def issue_all(self, keys: dict[int, int], urgency: int) -> None:
+        for slot in self.pending.keys() & keys:
             self.link.cancel(self.pending.pop(slot))
-        self.pending[slot] = self.link.issue(key, self.slots[slot], urgency=urgency)
+        loads = [Wanted(key, self.slots[slot]) for slot, key in keys.items()]
+        self.pending.update(zip(keys, self.link.issue_all(loads, urgency=urgency), strict=True))
 
     def use(self, slot: int, key: int) -> None:
-        if slot in self.pending:
-            self.link.collect(self.pending.pop(slot))
-        self.gpu.compute.add(lambda: self.seen.append((key, self.slots[slot].key)))
+        self.use_all({slot: key})
+
+    def use_all(self, keys: dict[int, int]) -> None:
+        self.link.collect_all([self.pending.pop(slot) for slot in keys if slot in self.pending])
+        for slot, key in keys.items():
+            self.gpu.compute.add(lambda slot=slot, key=key: self.seen.append((key, self.slots[slot].key)))
 
     def use_at_random(self, steps: int) -> None:
         """Issue, overwrite, cancel and use at random, while the GPU lags behind by any amount."""
         pick = self.gpu.random
         held = dict.fromkeys(range(NUM_SLOTS), -1)
         for _ in range(steps):
-            slot = pick.randrange(NUM_SLOTS)
-            if held[slot] < 0 or pick.random() < 0.5:
-                held[slot] = pick.randrange(SHAPE.num_keys)
-                self.issue(held[slot], slot, pick.choice((DEMAND, PREFETCH)))
+            slots = pick.sample(range(NUM_SLOTS), pick.choice((1, 1, 2)))
+            if min(held[slot] for slot in slots) < 0 or pick.random() < 0.5:
+                held |= (keys := {slot: pick.randrange(SHAPE.num_keys) for slot in slots})
+                self.issue_all(keys, pick.choice((DEMAND, PREFETCH)))
             else:
-                self.use(slot, held[slot])
+                self.use_all({slot: held[slot] for slot in slots})
             if pick.random() < 0.05:
                 assert self.link.drain_stalls() >= 0
         self.gpu.run()
@@ -232,6 +239,24 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch, pinned: bool) ->
     run.link.close()
     assert run.mistakes() == 0
     assert made[-1] < made[30] + 10, f"of 60 steps: {made}"
+
+
+@pytest.mark.parametrize("urgency", [DEMAND, PREFETCH])
+def test_loads_of_a_step_share_their_events(monkeypatch: pytest.MonkeyPatch, urgency: int) -> None:
+    """A demand was recorded three times, and a prefetch waited for an event of its own."""
+    gpu = fake_cuda(monkeypatch, 0)
+    run, recorded = Run(gpu, HostSource(gpu, pinned=True)), []
+    record = Event.record
+    monkeypatch.setattr(Event, "record", lambda event, stream: recorded.append(stream) or record(event, stream))
+    run.link._wake.acquire()  # the thread does not begin
+    run.issue_all({0: 5, 1: 6, 2: 7}, urgency)
+    run.link._wake.release()
+    of_demands = [run.link._demands] * 3  # begun, done, and what prefetches wait for
+    assert recorded[:4] == ([gpu.compute, *of_demands] if urgency == DEMAND else [gpu.compute])
+    run.use_all({0: 5, 1: 6, 2: 7})
+    run.link.close()
+    gpu.run()
+    assert run.mistakes() == 0
 
 
 def test_seconds_in_which_two_streams_copy_count_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,6 +226,8 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
     policy, keys = prepared("eviction", text), np.arange(18)
     uses, last_token = np.zeros(18, np.int64), np.zeros(18, np.int64)
     last_use, last_pass, layers = np.full(18, -1), np.full(18, -1), keys // 6
+    queues = policy.queues()
+    assert (queues is not None) == (text == "lru")
     for now, used, proposed, prefetched in history:
         policy.used(used, step([[0, 1]], layer=now.layer), now)
         uses[used] += 1
@@ -243,6 +245,12 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
                 last_pass[key] = now.pass_index + (layers[key] <= now.layer)
             if text.endswith("load"):
                 last_use[prefetched] = now.step
+        if queues:
+            assert [key for queue in queues for key in queue] == np.lexsort((last_use, layers)).tolist()
+    if queues:
+        policy.last_use[:] = last_use = last_use[::-1]
+        policy.used([], step([[0, 1]]), now)
+        assert [key for queue in queues for key in queue] == np.lexsort((last_use, layers)).tolist()
 
 
 def stale_ranks(layers: np.ndarray, last_pass: np.ndarray, now: Now, text: str) -> np.ndarray:
