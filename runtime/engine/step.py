@@ -63,7 +63,7 @@ class StepExecutor:
         """Use these slots, all empty, as the fast tier from here on."""
         opened = self._opened
         self.resident = ResidentExperts(opened, slots, self._slow, self._shadows, is_fused=self._is_fused)
-        fused = self._fused() if self._is_fused else None
+        fused = choose_output(opened)(opened, self.resident, self._threads) if self._is_fused else None
         self.gpu_output = fused if isinstance(fused, GpuOutput) else None
         computes_layers = fused is not None and fused.computes_layers and not slots.are_apart
         self._whole_output: CpuOutput | GpuOutput | None = fused if computes_layers else None
@@ -75,9 +75,6 @@ class StepExecutor:
         self._fused_output: TokenOutput | None = fused
         self._token_output: StepOutput = fused or self.torch_output
         self._batch_output: BatchOutput = self.gpu_output or self.torch_output
-
-    def _fused(self) -> CpuOutput | GpuOutput:
-        return choose_output(self._opened)(self._opened, self.resident, self._threads)
 
     def release_slots(self) -> None:
         """Drop every reference to the slots. Raises OutOfResources where a copy into one does not end."""
