@@ -6,23 +6,20 @@ python -m tools.gpu.probes.captured
 """
 
 import statistics
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE
-from runtime.tiers.ram import RamStore
-from tools.gpu import models
 from tools.gpu.groups import tell
 from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
 from tools.gpu.probes.road import PROMPT, Decoded, decode
+from tools.gpu.probes.small_model import small_olmoe
 from tools.gpu.timing import device_microseconds
 
 TOKENS, ROUNDS, CALLS, LAYERS = 24, 2, 20, 4
@@ -42,16 +39,11 @@ class Compared:
 def main() -> None:
     options = parsed(__doc__)
     tokens, rounds = (4, 1) if options.tiny else (TOKENS, ROUNDS)
-    with tempfile.TemporaryDirectory() as folder:
-        models.save(models.SHAPES["olmoe-1b-7b"], Path(folder), layers=LAYERS, device=options.device, tiny=options.tiny)
-        opened = open_model(folder, device=torch.device(options.device))
-        in_ram = replace(opened, store=RamStore(opened.store, pin=options.device != "cpu"))  # once for all sessions
-        (ids,) = models.texts(opened.config.vocab_size, count=1, length=PROMPT + tokens)
+    with small_olmoe(options, layers=LAYERS, length=PROMPT + tokens) as (opened, ids):
         for way, settings in ways(options.device).items():
-            found = compared(in_ram, settings, ids, rounds=rounds)
+            found = compared(opened, settings, ids, rounds=rounds)
             for line in lines(way, found, ALIKE.get(opened.dtype, 5e-2)):
                 tell(**line)
-        opened.store.close()
 
 
 def ways(device: str) -> dict[str, Settings]:

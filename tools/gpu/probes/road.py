@@ -6,26 +6,23 @@ python -m tools.gpu.probes.road
 """
 
 import statistics
-import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from runtime.control.counters import hit_rate
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE, FUSED, HOST
-from runtime.tiers.ram import RamStore
-from tools.gpu import models
 from tools.gpu.checks.exactness import COARSE
 from tools.gpu.groups import tell
 from tools.gpu.packages import experts_by
 from tools.gpu.probes.options import parsed
+from tools.gpu.probes.small_model import small_olmoe
 from tools.gpu.timing import finish, microseconds
 
 PROMPT, TOKENS, ROUNDS, CALLS = 32, 32, 3, 20
@@ -44,13 +41,8 @@ class Decoded:
 def main() -> None:
     options = parsed(__doc__)
     tokens, rounds = (4, 1) if options.tiny else (TOKENS, ROUNDS)
-    with tempfile.TemporaryDirectory() as folder:
-        models.save(models.SHAPES["olmoe-1b-7b"], Path(folder), layers=LAYERS, device=options.device, tiny=options.tiny)
-        opened = open_model(folder, device=torch.device(options.device))
-        in_ram = replace(opened, store=RamStore(opened.store, pin=options.device != "cpu"))  # once for all sessions
-        (ids,) = models.texts(opened.config.vocab_size, count=1, length=PROMPT + tokens)
-        found = compared(in_ram, ids, options.device, rounds=rounds)
-        opened.store.close()
+    with small_olmoe(options, layers=LAYERS, length=PROMPT + tokens) as (opened, ids):
+        found = compared(opened, ids, options.device, rounds=rounds)
     told(found)
 
 
