@@ -34,7 +34,9 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
                 mine[first:] = matrix[column, first:]
                 before = column - first
                 for other in range(before):
-                    mine[first:] -= ratios[other, column] * columns[other, first:]
+                    factor, row = ratios[other, column], columns[other]
+                    for place in range(first, size):
+                        mine[place] -= factor * row[place]
                 pivot = max(mine[column] + ridge, ridge)
                 pivots[group, column] = pivot
                 np.divide(mine[column + 1 :], pivot, ratio[column + 1 :])
