@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 
 _DECIMALS = 12  # of constants: libraries differ in the last bits of cosines
+_CHUNK = 2**16  # numbers that are transformed together: they and a copy of them fit the cache
 
 
 def factors(length: int) -> tuple[int, int]:
@@ -50,17 +51,27 @@ def rotate_back(x: np.ndarray) -> np.ndarray:
 
 
 def _transform(x: np.ndarray, odd: np.ndarray) -> np.ndarray:
-    m, power = factors(x.shape[-1])
-    parts = x.reshape(-1, m, power)
+    rows = x.reshape(-1, x.shape[-1])
+    out, count = np.empty_like(rows), max(1, _CHUNK // rows.shape[1])
+    for first in range(0, len(rows), count):
+        out[first : first + count] = _transformed(rows[first : first + count].T, odd).T
+    return out.reshape(x.shape)
+
+
+def _transformed(columns: np.ndarray, odd: np.ndarray) -> np.ndarray:
+    """T times each of `columns` [n, c]: every step reads and writes numbers that lie side by side."""
+    parts = np.array(columns, order="C").reshape(len(odd), -1)
+    power, half = len(columns) // len(odd), columns.shape[1]
     mixed = np.zeros_like(parts)
-    for index in range(m):
-        mixed += odd[:, index, None] * parts[:, index, None]
-    half = 1
-    while half < power:
-        pairs = mixed.reshape(-1, 2, half)
-        mixed = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
-        half *= 2
-    return (mixed * mixed.dtype.type(np.sqrt(1 / power))).reshape(x.shape)
+    for index, part in enumerate(parts):
+        mixed += odd[:, index, None] * part
+    spare, end = parts, power * half
+    while half < end:
+        low, high = (mixed.reshape(-1, 2, half)[:, side] for side in (0, 1))
+        np.add(low, high, out=spare.reshape(-1, 2, half)[:, 0])
+        np.subtract(low, high, out=spare.reshape(-1, 2, half)[:, 1])
+        mixed, spare, half = spare, mixed, 2 * half
+    return (mixed * mixed.dtype.type(np.sqrt(1 / power))).reshape(columns.shape)
 
 
 def _fixed(array: np.ndarray) -> np.ndarray:

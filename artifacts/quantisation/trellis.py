@@ -24,7 +24,7 @@ STATE_BITS = 12
 
 READABLE_STATE_BITS = range(8, 17)
 
-ENCODER = 2  # version: replicas of another are not resumed
+ENCODER = 3  # version: replicas of another are not resumed
 
 HALF_BITS = range(1, 9)
 """What a column may have: from one bit for two rows to 4 bits a row."""
@@ -43,6 +43,7 @@ _ORDERS = (37, 45)  # of even and of odd rows
 _DEVIATION = 51.9585  # of the levels
 _GAINS = (0.7, 0.87, 0.93, 0.98, 1.0, 1.0, 1.0, 1.0)  # that of the levels by h, for weights of deviation 1
 ROW_STEPS = 32  # row scales by factor 2
+_TOGETHER = 64  # columns, whose numbers stay in the cache
 
 
 @cache
@@ -143,13 +144,11 @@ class Trellis:
         """R, float32 [out, in]."""
         matrix = np.empty((self.num_outputs, self.num_inputs), np.float32)
         for half_bits, columns, words in self.blocks():
-            if len(columns):
-                level = levels(
-                    states(words, half_bits, self.num_outputs, self.state_bits),
-                    _odd(self.num_outputs),
-                    self.state_bits,
-                )
-                matrix[:, columns] = steps()[half_bits] * level
+            for first in range(0, len(columns), _TOGETHER):
+                part = slice(first, first + _TOGETHER)
+                found = states(words[:, part], half_bits, self.num_outputs, self.state_bits)
+                for odd, worth in enumerate(_worth(half_bits, self.state_bits)):
+                    matrix[odd::2, columns[part]] = worth.take(found[odd::2])
         if self.row_scales is not None:
             matrix *= row_factors()[self.row_scales.numpy()][:, None]
         return matrix * self.scale.numpy()
@@ -174,9 +173,16 @@ def pack(states: np.ndarray, half_bits: int) -> np.ndarray:
     bit = np.arange(half_bits * len(states) // 2)
     first = starts(half_bits, len(states))
     row = np.searchsorted(first, bit, side="right") - 1
-    bits = (states[row] >> (bit - first[row])[:, None].astype(np.uint16) & 1).astype(np.uint8)
-    octets = np.packbits(bits, axis=0, bitorder="little").reshape(len(bit) // 16, 2, states.shape[1])
-    return (octets[:, 0] | octets[:, 1].astype(np.uint16) << np.uint16(8)).view(np.int16)
+    shift = (bit - first[row])[:, None].astype(np.uint16)
+    words = np.empty((len(bit) // 16, states.shape[1]), np.int16)
+    for begin in range(0, states.shape[1], _TOGETHER):
+        own = np.ascontiguousarray(states[:, begin : begin + _TOGETHER])
+        octets = np.packbits((own[row] >> shift & 1).astype(np.uint8), axis=0, bitorder="little")
+        octets = octets.reshape(len(words), 2, -1)
+        words[:, begin : begin + _TOGETHER] = (octets[:, 0] | octets[:, 1].astype(np.uint16) << np.uint16(8)).view(
+            np.int16
+        )
+    return words
 
 
 def trellis_shapes(
@@ -207,5 +213,7 @@ def fitting(num_outputs: int, num_inputs: int, bits: float, *, is_rotated: bool)
     return best
 
 
-def _odd(num_outputs: int) -> np.ndarray:
-    return (np.arange(num_outputs) % 2)[:, None]
+@cache
+def _worth(half_bits: int, state_bits: int) -> np.ndarray:
+    """float32 [2, states]: what each state of even and of odd rows stands for, in a matrix with the scale 1."""
+    return steps()[half_bits] * np.stack([levels(np.arange(2**state_bits), odd, state_bits) for odd in (0, 1)])

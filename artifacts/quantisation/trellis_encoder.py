@@ -18,23 +18,27 @@ from artifacts.errors import BadInput
 from artifacts.quantisation.rotation import rotate
 from artifacts.quantisation.trellis import (
     BLOCK_ROWS,
+    HALF_BITS,
     ROW_STEPS,
     STATE_BITS,
     Trellis,
     fitting,
-    levels,
+    hashes,
     pack,
     row_factors,
     steps,
+    tables,
 )
 from artifacts.quantisation.trellis_metric import factorise, solve, weigh
 from artifacts.quantisation.trellis_search import code_columns
 
 _DRAFT_STATE_BITS = 8  # of the draft that shows how far errors move the weights of each row
+_STATE_BITS_A_ROW = 5  # at least, beside the bits of a row: as many states as a vector
 _MORE_BITS = 1.15  # what the water level counts a bit as: the best on two models
 _WATER_STEPS = 4  # levels by factor 2, so that the last bits of eigenvalues do not matter
 _LEAST_SCALE = 1e-15
 _LEAST_DAMP = 1e-6  # of the mean of all groups, for one that no token reaches
+_FITTED_TOGETHER = 64  # columns, whose numbers stay in the cache
 _FIT = (0.3, 3.0)  # what a scale may change by once codes are known
 
 
@@ -72,7 +76,7 @@ class Encoder:
         self._inputs = np.argsort(mean.diagonal(), kind="stable")  # the largest is coded first: the others can help it
         self._sizes = moments.diagonal(axis1=1, axis2=2).mean(1)
         self._eigenvalues = np.linalg.eigvalsh(mean.astype(np.float64))
-        self._hessians = np.ascontiguousarray(moments[:, self._inputs[:, None], self._inputs])
+        self._hessians = moments.take(self._inputs, 1).take(self._inputs, 2)
         columns = rotate(weight.astype(np.float32)).T
         columns = rotate(np.ascontiguousarray(columns)) if rotates_outputs else columns
         self._weights = np.ascontiguousarray(columns[self._inputs][:, self._order])
@@ -88,7 +92,8 @@ class Encoder:
         aim = self._weights - self._by_place(ridges) * aim
         is_high = self._is_high(pivots, num_high)
         run = partial(self._run, aim, ratios, pivots, half_bits + is_high.astype(np.uint8))
-        draft = run(self._scales(np.sqrt(np.square(aim).mean(0))), _DRAFT_STATE_BITS)
+        draft_bits = max(_DRAFT_STATE_BITS, min((half_bits + 2) // 2, HALF_BITS[-1] // 2) + _STATE_BITS_A_ROW)
+        draft = run(self._scales(np.sqrt(np.square(aim).mean(0))), draft_bits)
         scales = self._scales(np.sqrt(draft.energies))
         coded = run(scales, state_bits)
         fitted = self._fitted(aim - coded.errors, coded.weighed, scales, (ratios, pivots, ridges))
@@ -110,9 +115,8 @@ class Encoder:
             np.empty(self._num_outputs, np.float32),
             aim.copy(),
         )
-        deviations = scales.deviations(self._num_outputs)
-        arguments = (coded.weighed, ratios, pivots, self._order, self._ends, deviations, half_bits, _values(state_bits))
-        code_columns(*arguments, coded.paths, coded.errors, coded.energies)
+        given = self._order, self._ends, scales.deviations(self._num_outputs), half_bits, _levels(), _hashes(state_bits)
+        code_columns(coded.weighed, ratios, pivots, *given, coded.paths, coded.errors, coded.energies)
         return coded
 
     def _water(self, bits: float) -> np.float32:
@@ -150,9 +154,13 @@ class Encoder:
         ratios, pivots, ridges = metric
         mine = np.empty_like(values)
         weigh(ratios, self._ends, values, mine)
-        prices = self._by_place(pivots.T).astype(np.float64)
-        sums = np.stack([prices * mine * (mine + weighed), prices * mine * mine - self._by_place(ridges) * values**2])
-        sums = sums.sum((1, 2), keepdims=True)[..., 0] if self._is_rotated else sums.sum(1)
+        sums, damped = np.zeros((2, values.shape[1])), self._by_place(ridges)
+        for first in range(0, len(values), _FITTED_TOGETHER):
+            part = slice(first, first + _FITTED_TOGETHER)
+            own = self._by_place(pivots.T[part]).astype(np.float64) * mine[part]
+            sums[0] += (own * (mine[part] + weighed[part])).sum(0)
+            sums[1] += (own * mine[part] - damped * values[part] ** 2).sum(0)
+        sums = sums.sum(1, keepdims=True) if self._is_rotated else sums
         factors = np.divide(sums[0], sums[1], out=np.ones_like(sums[0]), where=sums[1] > 0)
         return self._scales(scales.deviations(self._num_outputs) * factors.clip(*_FIT))
 
@@ -199,10 +207,15 @@ class _Coded:
 
 
 @cache
-def _values(state_bits: int) -> np.ndarray:
-    """float32 [9, 2, states]: what each state stands for, by half bits and by even and odd rows."""
-    states = np.arange(2**state_bits)
-    return steps()[:, None, None] * np.stack([levels(states, odd, state_bits) for odd in (0, 1)]).astype(np.float32)
+def _levels() -> np.ndarray:
+    """float32 [9, 2, 64]: what hashes stand for, by half bits and by even and odd rows."""
+    return steps()[:, None, None] * tables().astype(np.float32)
+
+
+@cache
+def _hashes(state_bits: int) -> np.ndarray:
+    """uint16 [states]."""
+    return hashes(np.arange(2**state_bits), state_bits).astype(np.uint16)
 
 
 def _normal(hessians: np.ndarray, damp: float) -> np.ndarray:

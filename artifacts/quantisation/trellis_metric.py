@@ -9,11 +9,7 @@ import numpy as np
 
 from artifacts.common.numba_loops import exact_part, kernel
 from artifacts.common.transposition import transpose
-
-BLOCK = 16
-"""Columns that are passed on together: of so many, what every other column reads stays in the cache."""
-
-_TOGETHER = 8  # of these, whose products are added to a number before it is stored
+from artifacts.quantisation.trellis_products import BLOCK, add_products
 
 
 @exact_part
@@ -23,31 +19,11 @@ def transposed(columns: np.ndarray) -> np.ndarray:
     return rows
 
 
-@exact_part
-def _add(target: np.ndarray, factors: np.ndarray, rows: np.ndarray, places: tuple[int, int], sign: float) -> None:
-    """Add `sign * factors[i] rows[i]` to `target`, for one i after the other, at a range of places."""
-    first, end = places
-    own, i = target[first:end], 0
-    while i + _TOGETHER <= factors.size:
-        s, t, u, v = sign * factors[i], sign * factors[i + 1], sign * factors[i + 2], sign * factors[i + 3]
-        w, x, y, z = sign * factors[i + 4], sign * factors[i + 5], sign * factors[i + 6], sign * factors[i + 7]
-        a, b, c, d = rows[i][first:end], rows[i + 1][first:end], rows[i + 2][first:end], rows[i + 3][first:end]
-        e, f, g, h = rows[i + 4][first:end], rows[i + 5][first:end], rows[i + 6][first:end], rows[i + 7][first:end]
-        for place in range(own.size):
-            value = own[place] + s * a[place] + t * b[place] + u * c[place] + v * d[place]
-            own[place] = value + w * e[place] + x * f[place] + y * g[place] + z * h[place]
-        i += _TOGETHER
-    for other in range(i, factors.size):
-        factor, row = sign * factors[other], rows[other][first:end]
-        for place in range(own.size):
-            own[place] += factor * row[place]
-
-
 @kernel("void(f4[:,:,::1], f4[:,::1], f4[::1])", exact=True, nogil=True)
 def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> None:
     """Turn Hessians [G, in, in], with `ridges` [G] added to their diagonals, into unit factors and `pivots` [G, in]:
     H = L diag(pivots) L^T, where L[l, j] is left at [g, j, l] and at [g, l, j]. A pivot is at least the ridge."""
-    size, less = hessians.shape[1], np.float32(-1)
+    size = hessians.shape[1]
     columns, ratios = np.empty((BLOCK, size), np.float32), np.empty((BLOCK, size), np.float32)
     for group in range(hessians.shape[0]):
         matrix, ridge = hessians[group], ridges[group]
@@ -57,7 +33,10 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
                 mine, ratio = columns[column - first], ratios[column - first]
                 mine[first:] = matrix[column, first:]
                 before = column - first
-                _add(mine, ratios[:before, column], columns, (first, size), less)
+                for other in range(before):
+                    factor, row = ratios[other, column], columns[other]
+                    for place in range(first, size):
+                        mine[place] -= factor * row[place]
                 pivot = max(mine[column] + ridge, ridge)
                 pivots[group, column] = pivot
                 np.divide(mine[column + 1 :], pivot, ratio[column + 1 :])
@@ -65,60 +44,61 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
             for row in range(first + 1, size):
                 for column in range(first, min(row, end)):
                     matrix[row, column] = ratios[column - first, row]
-            for row in range(end, size):
-                begin = row // BLOCK * BLOCK  # whole vectors; what is left of the diagonal is written anew
-                _add(matrix[row], ratios[: end - first, row], columns, (begin, size), less)
+            for row in range(end, size, BLOCK):  # with what is left of the diagonal there, which is written anew
+                rows = (row, min(row + BLOCK, size))
+                add_products(matrix, rows, (row, size), matrix, (first, end), columns[: end - first], True)
 
 
 @exact_part
 def pass_down(
-    target: np.ndarray, source: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int], sign: float
+    target: np.ndarray, source: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int], is_less: bool
 ) -> None:
-    """Add `sign * L[l, j] source[:, l]` to each `target[:, j]`, for all l in the range `block` and all j below it;
-    target, source [places, in]."""
+    """Add `L[l, j] source[:, l]` to each `target[:, j]`, or subtract it, for all l in the range `block` and all j below
+    it; target, source [places, in]."""
     first, end = block
     start = 0
     for group in range(ends.size):
-        for place in range(start, ends[group]):
-            _add(target[place], source[place, first:end], ratios[group, first:end], (0, first), sign)
+        add_products(target, (start, ends[group]), (0, first), source, block, ratios[group, first:end], is_less)
         start = ends[group]
 
 
 @exact_part
-def down_to(
-    target: np.ndarray, source: np.ndarray, ratios: np.ndarray, ends: np.ndarray, column: int, end: int, sign: float
+def down_within(
+    target: np.ndarray, source: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int], is_less: bool
 ) -> None:
-    """As `pass_down`, for one column j and all l > j below `end`."""
-    start = 0
+    """As `pass_down`, for all l and j in the range `block` with l > j, the last l first; source may be the target."""
+    first, end = block
+    start, sign = 0, np.float32(-1 if is_less else 1)
     for group in range(ends.size):
-        own = ratios[group, column]
+        own = ratios[group]
         for place in range(start, ends[group]):
-            value, values = target[place, column], source[place]
-            for later in range(column + 1, end):
-                value += sign * own[later] * values[later]
-            target[place, column] = value
+            for later in range(end - 1, first, -1):
+                value = sign * source[place, later]
+                for column in range(first, later):
+                    target[place, column] += value * own[later, column]
         start = ends[group]
 
 
 @exact_part
 def _pass_up(rows: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int]) -> None:
     """Subtract `L[l, j] rows[:, j]` from each `rows[:, l]`, for all j < l of which j is in the range `block`."""
-    start, less = 0, np.float32(-1)
+    first, end = block
+    start = 0
     for group in range(ends.size):
-        factors = ratios[group, block[0] : block[1]]
+        factors = ratios[group, first:end]
         for place in range(start, ends[group]):
             own = rows[place]
-            for column in range(block[0], block[1]):
-                for later in range(column + 1, block[1]):
-                    own[later] -= factors[column - block[0], later] * own[column]
-            _add(own, own[block[0] : block[1]], factors, (block[1], own.size), less)
+            for column in range(first, end):
+                for later in range(column + 1, end):
+                    own[later] -= factors[column - first, later] * own[column]
+        add_products(rows, (start, ends[group]), (end, rows.shape[1]), rows, block, factors, True)
         start = ends[group]
 
 
 @kernel("void(f4[:,:,::1], f4[:,::1], i4[::1], f4[:,::1])", exact=True, nogil=True)
 def solve(ratios: np.ndarray, pivots: np.ndarray, ends: np.ndarray, columns: np.ndarray) -> None:
     """Multiply each place of `columns` [in, places] by the inverse of its group's factorised Hessian, in place."""
-    size, less = len(columns), np.float32(-1)
+    size = len(columns)
     rows = transposed(columns)
     for first in range(0, size, BLOCK):
         _pass_up(rows, ratios, ends, (first, min(first + BLOCK, size)))
@@ -129,9 +109,8 @@ def solve(ratios: np.ndarray, pivots: np.ndarray, ends: np.ndarray, columns: np.
         start = ends[group]
     for end in range(size, 0, -BLOCK):
         first = max(end - BLOCK, 0)
-        for column in range(end - 1, first - 1, -1):
-            down_to(rows, rows, ratios, ends, column, end, less)
-        pass_down(rows, rows, ratios, ends, (first, end), less)
+        down_within(rows, rows, ratios, ends, (first, end), True)
+        pass_down(rows, rows, ratios, ends, (first, end), True)
     transpose(rows, columns)
 
 
@@ -140,9 +119,8 @@ def weigh(ratios: np.ndarray, ends: np.ndarray, columns: np.ndarray, weighed: np
     """Write L^T times each place of `columns` [in, places] to `weighed`, L being its group's factor."""
     rows = transposed(columns)
     sums = rows.copy()
-    for first in range(0, len(columns), BLOCK):
-        end = min(first + BLOCK, len(columns))
-        for column in range(first, end):
-            down_to(sums, rows, ratios, ends, column, end, np.float32(1))
-        pass_down(sums, rows, ratios, ends, (first, end), np.float32(1))
+    for end in range(len(columns), 0, -BLOCK):
+        first = max(end - BLOCK, 0)
+        down_within(sums, rows, ratios, ends, (first, end), False)
+        pass_down(sums, rows, ratios, ends, (first, end), False)
     transpose(sums, weighed)

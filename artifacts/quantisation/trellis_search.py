@@ -2,58 +2,107 @@
 this module imports numba.
 
 Rows are visited from the last to the first: a window's own bits are its lowest, so that the state before (r + 1) is
-`state >> k` with k new bits on top, and the 2^k states that may follow lie side by side. Float32 in one order, without
-fused operations: the same codes on every machine.
+`state >> k` with k new bits on top, and the 2^k states that may follow lie side by side. Costs are whole numbers, and
+what passes from column to column float32 in one order, without fused operations: the same codes on every machine.
 """
 
 import numpy as np
 
+from artifacts.common.lookups import HAS_LOOKUPS
 from artifacts.common.numba_loops import exact_part, kernel
 from artifacts.common.transposition import transpose
-from artifacts.quantisation.trellis_metric import BLOCK, down_to, pass_down, transposed
+from artifacts.quantisation.trellis_metric import pass_down, transposed
+from artifacts.quantisation.trellis_products import BLOCK
 from artifacts.quantisation.trellis_steps import STEPS
 
-_FAR = np.float32(1e30)
-
+_FAR = 0xFFFF
+_NUM_LEVELS = 64
+_UNITS = np.array([0, 60, 118, 228, 457, 865, 1600, 2700, 4383], np.float32)
+"""By half bits, what a squared error of 1 costs: a usual row's costs some 32."""
 
 _STAY, _ONE, _TWO, _THREE, _FOUR = STEPS
 
 
 @exact_part
-def _walk(
+def _bits(half_bits: int, place: int) -> int:
+    """The bits of a row's own."""
+    return (half_bits * (place + 1)) // 2 - (half_bits * place) // 2
+
+
+@exact_part
+def _most(half_bits: int, num_states: int) -> np.float32:
+    """The largest cost of a row with which no path's costs less the least one's reach the end of the numbers: paths
+    meet within a window."""
+    rows = 2
+    while half_bits * (rows - 2) // 2 < np.log2(num_states):
+        rows += 1
+    return np.float32(_FAR // (rows + 1))
+
+
+@exact_part
+def _cost(x: float, price: float, levels: np.ndarray, largest: float, most: float, costs: np.ndarray) -> None:
+    """Write what each of 64 levels costs for x, less what the `largest` does if x is beyond it: what all have in common
+    decides nothing, and may be more than the numbers hold."""
+    beyond = max(abs(x) - largest, np.float32(0))
+    least = beyond * beyond
+    for index in range(_NUM_LEVELS):
+        error = x - levels[index]
+        cost = price * max(error * error - least, np.float32(0)) + np.float32(0.5)
+        costs[index] = np.uint16(np.int32(cost if cost < most else most))
+
+
+@exact_part
+def _take(bits: int, given: tuple[int, ...]) -> int:
+    """Take the step of a row with so many bits."""
+    if bits == 0:
+        return _STAY(*given)
+    if bits == 1:
+        return _ONE(*given)
+    if bits == 2:
+        return _TWO(*given)
+    if bits == 3:
+        return _THREE(*given)
+    return _FOUR(*given)
+
+
+@kernel(
+    "void(f4[::1], f4[::1], int64, int64, f4[:,::1], u2[::1], int64, int64[::1], u2[:,::1], u1[:,::1])",
+    exact=True,
+    nogil=True,
+)
+def walk(
     x: np.ndarray,
     prices: np.ndarray,
     half_bits: int,
     first: int,
-    values: np.ndarray,
+    levels: np.ndarray,
+    hashes: np.ndarray,
     end: int,
     path: np.ndarray,
     costs: np.ndarray,
     choices: np.ndarray,
 ) -> None:
     """Write the path of the rows from `first` on, as many as `path` has, round the circle; with `end` the state at both
-    ends, or -1. x, prices [rows]; values [2, states]; costs [2, states]; choices [rows, states]."""
-    rows, now = x.size, 0
-    costs[0] = np.float32(0) if end < 0 else _FAR
+    ends, or -1. x, prices [rows]; levels [2, 64], that of a state at its hash; costs [3, states]; choices [rows, *]."""
+    rows, num_states, now, less = x.size, hashes.size, 0, 0
+    most, largest, own = _most(half_bits, num_states), levels.max(), np.empty(_NUM_LEVELS, np.uint16)
+    costs[0] = 0 if end < 0 else _FAR
     if end >= 0:
-        costs[0, end] = np.float32(0)
+        costs[0, end] = 0
+    table = own.ctypes.data if HAS_LOOKUPS else costs[2].ctypes.data
     for place in range(path.size - 1, -1, -1):
-        row = (first + place) % rows
-        bits = (half_bits * (place + 1)) // 2 - (half_bits * place) // 2
+        row = first + place
+        row -= rows if row >= rows else 0
+        _cost(x[row], prices[row], levels[place & 1], largest, most, own)
+        if not HAS_LOOKUPS:
+            for state in range(num_states):
+                costs[2, state] = own[hashes[state]]
+        bits = _bits(half_bits, place)
         before, after, choice = costs[now].ctypes.data, costs[1 - now].ctypes.data, choices[place].ctypes.data
-        own = before, after, choice, values[place & 1].ctypes.data, x[row], prices[row], costs.shape[1]
-        if bits == 0:
-            _STAY(*own)
-        elif bits == 1:
-            _ONE(*own)
-        elif bits == 2:
-            _TWO(*own)
-        elif bits == 3:
-            _THREE(*own)
-        else:
-            _FOUR(*own)
+        given = before, after, choice, hashes.ctypes.data, table, less, num_states
+        less = _take(bits, given)
         now = 1 - now
-    _trace(half_bits, end if end >= 0 else np.argmin(costs[now]), path, costs.shape[1], choices)
+    _trace(half_bits, end if end >= 0 else np.argmin(costs[now]), path, num_states, choices)
 
 
 @exact_part
@@ -61,9 +110,14 @@ def _trace(half_bits: int, state: int, path: np.ndarray, num_states: int, choice
     """Follow the choices from the first row's state on."""
     for place in range(path.size):
         path[place] = state
-        bits = (half_bits * (place + 1)) // 2 - (half_bits * place) // 2
+        bits = _bits(half_bits, place)
         if bits:
-            state = (state >> bits) | (np.int64(choices[place, state >> bits]) * (num_states >> bits))
+            part, way = num_states >> bits, 0
+            state >>= bits
+            for bit in range(bits):
+                octet = np.int64(choices[place, (bit * part + state) >> 3])
+                way |= ((octet >> (state & 7)) & 1) << bit
+            state |= way * part
 
 
 @exact_part
@@ -71,21 +125,23 @@ def _circle(
     x: np.ndarray,
     prices: np.ndarray,
     half_bits: int,
-    values: np.ndarray,
+    levels: np.ndarray,
+    hashes: np.ndarray,
     path: np.ndarray,
     costs: np.ndarray,
     choices: np.ndarray,
 ) -> None:
     """Write a path that ends where it began: its first state is that of the best path through the rows about it."""
     around = min(32 // half_bits + 16, x.size // 2) & ~1
-    _walk(x, prices, half_bits, x.size - around, values, -1, path[: 2 * around], costs, choices)
+    first = x.size - around
+    walk(x, prices, half_bits, first, levels, hashes, -1, path[: 2 * around], costs, choices)
     start = path[around]
-    _walk(x, prices, half_bits, 0, values, start, path, costs, choices)
+    walk(x, prices, half_bits, 0, levels, hashes, start, path, costs, choices)
 
 
 @kernel(
-    "void(f4[:,::1], f4[:,:,::1], f4[:,::1], i4[::1], i4[::1], f4[::1], u1[::1], f4[:,:,::1], u2[:,::1], f4[:,::1], "
-    "f4[::1])",
+    "void(f4[:,::1], f4[:,:,::1], f4[:,::1], i4[::1], i4[::1], f4[::1], u1[::1], f4[:,:,::1], u2[::1], u2[:,::1], "
+    "f4[:,::1], f4[::1])",
     exact=True,
     nogil=True,
 )
@@ -97,7 +153,8 @@ def code_columns(
     ends: np.ndarray,
     deviations: np.ndarray,
     half_bits: np.ndarray,
-    values: np.ndarray,
+    levels: np.ndarray,
+    hashes: np.ndarray,
     paths: np.ndarray,
     errors: np.ndarray,
     energies: np.ndarray,
@@ -107,28 +164,78 @@ def code_columns(
     [in, places], and mean squares of moved columns to `energies` [places]; leaves in `moved` L^T times the errors.
 
     Place p is row `order[p]`; `ends` [G] are the ends of groups of places. `ratios` [G, in, in] and `pivots` [G, in]
-    are those of `factorise`; `values` [9, 2, states], by half bits and row parity, times `deviations` [places] of rows.
+    are those of `factorise`; a state stands for the one of `levels` [9, 2, 64], by half bits and row parity, that its
+    place in `hashes` [states] names, times `deviations` [places] of rows.
     """
-    (columns, rows), num_states = paths.shape, values.shape[2]
-    costs, choices = np.empty((2, num_states), np.float32), np.empty((rows, num_states), np.uint8)
+    (columns, rows), num_states, num_places = paths.shape, hashes.size, order.size
+    costs, choices = np.empty((3, num_states), np.uint16), np.empty((rows, num_states // 16), np.uint8)
     path, x, prices = np.empty(rows, np.int64), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    aims, left, energies[:] = transposed(moved), transposed(moved), np.float32(0)
+    aims, left, energies[:] = transposed(moved), np.empty((num_places, columns), np.float32), np.float32(0)
+    factors = np.empty((BLOCK, BLOCK, num_places), np.float32)
     for end in range(columns, 0, -BLOCK):
         first = max(end - BLOCK, 0)
+        _begin_block(aims, ratios, ends, (first, end), errors, moved, factors)
         for column in range(end - 1, first - 1, -1):
-            down_to(aims, left, ratios, ends, column, end, np.float32(1))
-            _price(aims[:, column], pivots[:, column], order, ends, deviations, x, prices)
-            half = half_bits[column]
-            _circle(x, prices, half, values[half], path, costs, choices)
+            own, half = moved[column], half_bits[column]
+            _add_products(own, factors[column - first, column + 1 - first : end - first], errors[column + 1 : end])
+            _price(own, pivots[:, column], order, ends, deviations, _UNITS[half], x, prices)
+            _circle(x, prices, half, levels[half], hashes, path, costs, choices)
             paths[column] = path
-            for place, row in enumerate(order):
-                energies[place] += aims[place, column] * aims[place, column] / np.float32(columns)
-                value = deviations[place] * values[half, row & 1, path[row]]
-                left[place, column] -= value
-                aims[place, column] -= value
-        pass_down(aims, left, ratios, ends, (first, end), np.float32(1))
-    transpose(aims, moved)
-    transpose(left, errors)
+            values = _values(path, order, deviations, levels[half], hashes)
+            _leave(values, own, errors[column], energies, columns)
+        transpose(errors[first:end], left[:, first:end])
+        pass_down(aims, left, ratios, ends, (first, end), False)
+
+
+@exact_part
+def _values(
+    path: np.ndarray, order: np.ndarray, deviations: np.ndarray, levels: np.ndarray, hashes: np.ndarray
+) -> np.ndarray:
+    """What a column's states stand for, by place."""
+    values = np.empty(order.size, np.float32)
+    for place, row in enumerate(order):
+        values[place] = deviations[place] * levels[row & 1, hashes[path[row]]]
+    return values
+
+
+@exact_part
+def _leave(values: np.ndarray, own: np.ndarray, errors: np.ndarray, energies: np.ndarray, columns: int) -> None:
+    """Take a column's values from what was to be coded and from what it was, and note the squares of the former."""
+    for place, value in enumerate(values):
+        energies[place] += own[place] * own[place] / np.float32(columns)
+        errors[place] -= value
+        own[place] -= value
+
+
+@exact_part
+def _begin_block(
+    aims: np.ndarray,
+    ratios: np.ndarray,
+    ends: np.ndarray,
+    block: tuple[int, int],
+    errors: np.ndarray,
+    moved: np.ndarray,
+    factors: np.ndarray,
+) -> None:
+    """Of the columns in the range `block`, copy `moved` to `errors` and `aims` to `moved`, and write `L[l, j]` of each
+    place to factors[j, l], for all l > j."""
+    first, end = block
+    errors[first:end] = moved[first:end]
+    transpose(aims[:, first:end], moved[first:end])
+    start = 0
+    for group in range(ends.size):
+        for column in range(first, end):
+            for later in range(column + 1, end):
+                factors[column - first, later - first, start : ends[group]] = ratios[group, column, later]
+        start = ends[group]
+
+
+@exact_part
+def _add_products(sums: np.ndarray, factors: np.ndarray, numbers: np.ndarray) -> None:
+    """Add rows of numbers, each times factors of its own, one row after the other."""
+    for row in range(len(factors)):
+        for place in range(sums.size):
+            sums[place] += factors[row, place] * numbers[row, place]
 
 
 @exact_part
@@ -138,6 +245,7 @@ def _price(
     order: np.ndarray,
     ends: np.ndarray,
     deviations: np.ndarray,
+    unit: float,
     x: np.ndarray,
     prices: np.ndarray,
 ) -> None:
@@ -148,15 +256,15 @@ def _price(
             x[order[place]] = moved[place] / deviations[place]
             prices[order[place]] = pivots[group] * (deviations[place] * deviations[place])
         start = ends[group]
-    _level(prices)
+    _level(prices, unit)
 
 
 @exact_part
-def _level(prices: np.ndarray) -> None:
-    """Scale prices to a mean of 1, so that sums of costs stay in the range of float32."""
+def _level(prices: np.ndarray, unit: float) -> None:
+    """Scale prices to a mean of so much."""
     mean = np.float32(0)
     for price in prices:
         mean += price
     mean /= np.float32(prices.size)
     for row in range(prices.size):
-        prices[row] = prices[row] / mean if mean > 0 else np.float32(1)
+        prices[row] = unit * (prices[row] / mean) if mean > 0 else unit

@@ -1,66 +1,93 @@
-"""The step of a row through a trellis, in vectors of 16 states. Importing this module imports numba.
+"""The step of a row through a trellis, in vectors of 32 states. Importing this module imports numba.
 
-Float32 in one order, without fused operations: the same costs on every machine.
+Costs are whole numbers of 16 bits, which stop at the largest: the same on every machine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from artifacts.common.llvm_vectors import F32, I8, I64, advanced, filled, load, splat, spread, store, vector
+from artifacts.common.llvm_vectors import I16, I32, I64, advanced, called, filled, load, splat, spread, store, vector
+from artifacts.common.lookups import HAS_LOOKUPS
 
-LANES = 16
-_COSTS, _WAYS = vector(F32, LANES), vector(I8, LANES)
+LANES = 32
+_COSTS = vector(I16, LANES)
+_FAR = 0xFFFF
 
 
-def _step(bits: int) -> Callable[..., None]:
-    """Return `step(before, after, choices, values, x, price, num_states)` of a row with so many bits of its own.
+def _step(bits: int, *, looks_up: bool) -> Callable[..., int]:
+    """Return `step(before, after, choices, hashes, costs, less, num_states)` of a row with so many bits of its own.
 
-    It writes to `after` float32 [states] the least cost of a path to each state: of `before` float32 [states], over the
-    states that may follow, and `price * (x - values)^2`. `choices` uint8 [states >> bits] gets the upper bits of the
-    state that follows, the lowest where several cost the same. The first four are addresses, and there are at least 256
-    states.
+    It writes to `after` uint16 [states] the least cost of a path to each state: of `before` uint16 [states] less
+    `less`, over the states that may follow, and the cost of the state itself, which is the one of `costs` uint16 [64]
+    at `hashes` uint16 [states], or if nothing is looked up, of `costs` [states]. `choices` gets the bits of the way to
+    the state that follows, the upper bits of that, the lowest way where several cost the same: for each of the bits,
+    the lowest first, a row of bits [states >> bits]. Returns what `less` may be in the next step. The first five are
+    addresses, and there are at least 32 states beside the bits: 32 << bits.
     """
     ways = 1 << bits
 
     @intrinsic
-    def step(context, before, after, choices, values, x, price, num_states):
+    def step(context, before, after, choices, hashes, costs, less, num_states):
         def generate(target, builder, _, arguments):
-            before, after, choices, values, x, price, num_states = arguments
-            x, price = splat(builder, x, LANES), splat(builder, price, LANES)
-            part = builder.lshr(num_states, I64(bits))
+            before, after, choices, hashes, costs, less, num_states = arguments
+            part, less = builder.lshr(num_states, I64(bits)), splat(builder, builder.trunc(less, I16), LANES)
+            tables = [load(builder, costs, _COSTS, 64 * half) for half in range(2)]
+            least = cgutils.alloca_once_value(builder, filled(_COSTS, _FAR))
             with cgutils.for_range(builder, builder.udiv(part, I64(LANES)), intp=I64) as loop:
-                following = advanced(builder, before, loop.index, 4 * LANES)
-                lowest, choice = _least(builder, following, builder.mul(part, I64(4)), ways)
-                if bits:
-                    store(builder, choice, advanced(builder, choices, loop.index, LANES))
-                own = advanced(builder, I64(0), loop.index, 4 * LANES * ways)
+                following, stride = advanced(builder, before, loop.index, 2 * LANES), builder.shl(part, I64(1))
+                places = [advanced(builder, following, I64(way), stride) for way in range(ways)]
+                lowest, planes = _least(builder, [load(builder, place, _COSTS) for place in places])
+                for bit, plane in enumerate(planes):
+                    row = advanced(builder, choices, I64(bit), builder.lshr(part, I64(3)))
+                    store(builder, builder.bitcast(plane, I32), advanced(builder, row, loop.index, LANES // 8))
+                lowest = called(builder, "llvm.usub.sat.v32i16", _COSTS, [lowest, less])
+                builder.store(_lower(builder, lowest, builder.load(least))[0], least)
                 for place in range(ways):
-                    offset = I64(4 * LANES * place)
-                    value = load(builder, builder.add(builder.add(values, own), offset), _COSTS)
-                    error = builder.fsub(x, value)
-                    cost = builder.fmul(price, builder.fmul(error, error))
+                    at = advanced(builder, I64(2 * LANES * place), loop.index, 2 * LANES * ways)
+                    read = load(builder, builder.add(hashes if looks_up else costs, at), _COSTS)
+                    cost = _looked_up(builder, tables, read) if looks_up else read
                     of_lanes = spread(builder, lowest, [(LANES * place + lane) >> bits for lane in range(LANES)])
-                    store(builder, builder.fadd(of_lanes, cost), builder.add(builder.add(after, own), offset))
-            return target.get_dummy_value()
+                    total = called(builder, "llvm.uadd.sat.v32i16", _COSTS, [of_lanes, cost])
+                    store(builder, total, builder.add(after, at))
+            return builder.zext(_least_of_lanes(builder, builder.load(least)), I64)
 
-        return types.void(*[types.int64] * 4, types.float32, types.float32, types.int64), generate
+        return types.int64(*[types.int64] * 7), generate
 
     return step
 
 
-def _least(builder: ir.IRBuilder, address: ir.Value, stride: ir.Value, count: int) -> tuple[ir.Value, ir.Value]:
-    """The least of so many vectors that lie `stride` bytes apart, and which it is."""
-    lowest, choice = load(builder, address, _COSTS), filled(_WAYS, 0)
-    for way in range(1, count):
-        cost = load(builder, advanced(builder, address, I64(way), stride), _COSTS)
-        is_less = builder.fcmp_ordered("<", cost, lowest)
-        lowest = builder.select(is_less, cost, lowest)
-        choice = builder.select(is_less, filled(_WAYS, way), choice)
-    return lowest, choice
+def _lower(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The lower of two vectors by lanes, and where it is the first."""
+    is_first = builder.icmp_unsigned("<", one, other)
+    return builder.select(is_first, one, other), is_first
 
 
-STEPS = tuple(_step(bits) for bits in range(5))
+def _least(builder: ir.IRBuilder, costs: Sequence[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
+    """The least of vectors by lanes, and the bits of which it is, the lowest first."""
+    if len(costs) == 1:
+        return costs[0], []
+    half = len(costs) // 2
+    (low, low_bits), (high, high_bits) = (_least(builder, part) for part in (costs[:half], costs[half:]))
+    least, is_high = _lower(builder, high, low)
+    return least, [builder.select(is_high, *pair) for pair in zip(high_bits, low_bits, strict=True)] + [is_high]
+
+
+def _looked_up(builder: ir.IRBuilder, tables: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
+    return called(builder, "llvm.x86.avx512.vpermi2var.hi.512", _COSTS, [tables[0], indices, tables[1]])
+
+
+def _least_of_lanes(builder: ir.IRBuilder, costs: ir.Value) -> ir.Value:
+    for half in (16, 8, 4, 2, 1):
+        costs, _ = _lower(builder, costs, spread(builder, costs, [lane ^ half for lane in range(LANES)]))
+    return builder.extract_element(costs, I32(0))
+
+
+PLAIN_STEPS = tuple(_step(bits, looks_up=False) for bits in range(5))
+"""By the bits of a row; costs are those of states."""
+
+STEPS = tuple(_step(bits, looks_up=True) for bits in range(5)) if HAS_LOOKUPS else PLAIN_STEPS
+"""By the bits of a row; costs are looked up where the processor can."""

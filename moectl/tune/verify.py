@@ -29,16 +29,17 @@ class VerifiedPicks:
 
 
 def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes) -> VerifiedPicks:
-    """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the first that is good enough
-    live. When the minutes are over, what is not needed for a pick is left out.
+    """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the faster live of two that
+    are good enough live and do not treat misses alike. When the minutes are over, what is not needed for a pick is left
+    out.
 
     Raises Incompatible if no lossless candidate runs.
     """
     if not found.lossless:
         raise Incompatible(f"nothing lossless runs at --budget {request.budget}: give more")
     exact = {f"{request.name}{LOSSLESS} ({n})": one for n, one in enumerate(found.lossless[: _SHOWN + 1], 1)}
-    lossy, why = _lossy(found, verifier, request, minutes)
-    live = _beside(exact, lossy, found, verifier, request, minutes)
+    losing, why = _lossy(found, verifier, request, minutes)
+    live = _beside(exact, losing, found, verifier, request, minutes)
     minutes.phases.begin("checking the answers")
     chosen = next((name for name in exact if name in live), None) if request.clients else fastest(live, exact)
     if chosen is None:
@@ -50,8 +51,13 @@ def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minu
     lossless = Pick(f"{request.name}{LOSSLESS}", best, quality, kept.pop(chosen))
     kept[lossless.name] = lossless.live
     same = Pick(request.name, best, lossless.quality, lossless.live)
-    if lossy is None:
+    if not losing:
         return VerifiedPicks([lossless, same], kept, why)
+    ran = next(iter(losing)) if request.clients else fastest(live, losing) or next(iter(losing))
+    lossy = losing[ran]
+    kept = {
+        request.name if name == ran else name: one for name, one in kept.items() if name == ran or name not in losing
+    }
     pick = Pick(request.name, lossy, verifier.quality(lossy.combination), kept.get(request.name))
     if request.clients:
         is_slower, where = lossy.ms > best.ms, f"simulated for {request.clients} clients"
@@ -64,31 +70,43 @@ def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minu
     return VerifiedPicks([lossless, pick], kept)
 
 
-def _lossy(found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes) -> tuple[Tried | None, str]:
-    """The first candidate that loses little enough live, or why there is none."""
+def _lossy(
+    found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes
+) -> tuple[dict[str, Tried], str]:
+    """By name, the first candidate that loses little enough live, and the first of those that treat misses otherwise,
+    because predicted times of what is computed near or waited for are rough; or why there is none."""
     minutes.phases.begin("checking what loses something")
     candidates = found.lossy if request.max_loss else []
     if candidates and (NO_SCALE in minutes.left_out or minutes.lack("candidates that lose something")):
-        return None, "there was no time to look at what loses something: give more --minutes"
-    is_late = minutes.phases.is_late
-    lossy, tried = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late)
-    return lossy, "" if lossy or not request.max_loss else _why(found, len(tried), request)
+        return {}, "there was no time to look at what loses something: give more --minutes"
+    is_late, chosen, num_tried = minutes.phases.is_late, [], 0
+    while candidates and len(chosen) < _SHOWN:
+        lossy, tried = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late)
+        num_tried += len(tried)
+        if lossy is None:
+            break
+        chosen.append(lossy)
+        candidates = [one for one in candidates if _miss(one) != _miss(lossy)]
+    named = {f"{request.name} ({n})": one for n, one in enumerate(chosen, 1)}
+    return named, "" if chosen or not request.max_loss else _why(found, num_tried, request)
+
+
+def _miss(one: Tried) -> str:
+    """The policy that says what becomes of a miss, without its parameters."""
+    return one.combination.miss.partition(":")[0]
 
 
 def _beside(
     exact: Mapping[str, Tried],
-    lossy: Tried | None,
+    lossy: Mapping[str, Tried],
     found: SearchResult,
     verifier: Verifier,
     request: TuneRequest,
     minutes: Minutes,
 ) -> dict[str, MeasuredBeside]:
     """Measure the candidates beside presets; the first of each kind even when it is late."""
-    named: dict[str, Combination | str] = {name: one.combination for name, one in exact.items()}
-    needed = list(exact)[:1]
-    if lossy:
-        named[request.name] = lossy.combination
-        needed.append(request.name)
+    named: dict[str, Combination | str] = {name: one.combination for name, one in (exact | lossy).items()}
+    needed = [*list(exact)[:1], *lossy]
     named |= {name: name for name in (*_BESIDE, *_rivals(found, request.max_loss))}
     minutes.phases.begin(f"measuring {len(named) + 1} settings beside each other")
     is_late, rounds = minutes.phases.is_late, request.rounds

@@ -163,7 +163,7 @@ class Search:
         refused = [*by_time.refused.values(), *by_loss.refused.values()]
         return SearchResult(
             lossless=sorted((tried for tried in best if tried.is_lossless), key=lambda tried: tried.ms),
-            lossy=[tried for tried in best if not tried.is_lossless],
+            lossy=list({tried.combination: tried for tried in best if not tried.is_lossless}.values()),
             published={name: in_full[combination] for name, combination in published.items() if combination in in_full},
             num_tried=len({combination for trials in (by_time, by_loss) for combination, _ in trials.results}),
             num_space=len(exact) + len(lossy),
@@ -205,7 +205,7 @@ class Search:
         counters = outcome.counters
         is_exact = not altered(counters)
         return Tried(
-            combination,
+            combination if outcome.num_slots else combination.without_slots,
             ms=_ms(outcome),
             loss=0.0 if is_exact else self.loss_of(damage),
             exposed_ms=outcome.times["exposed_ms"],

@@ -64,6 +64,14 @@ class Combination(NamedTuple):
         """What decides most about quality: routing, what becomes of a miss, and residency."""
         return self.routing, self.miss, self.residency
 
+    @property
+    def without_slots(self) -> "Combination":
+        """Itself, or where it has replicas of all experts, what it comes to if they leave room for no slot: nothing
+        moves then, and nothing has to be decided."""
+        if not self.residency.startswith("shadow"):
+            return self
+        return Combination(self.routing, miss="shadow", residency=self.residency)
+
 
 def lossless(ratio: float, tokens: float = inf) -> list[Combination]:
     """Return all combinations that give exactly the full model's output; `ratio` is the link's bandwidth over the near

@@ -25,7 +25,8 @@ class ShadowResidency(SimpleResidency):
     `prefix`, the prefix split of every layer by calibrated use at the largest average that fits, and `random`, the
     widths of `mixed` shuffled by `seed`.
 
-    The rest of the budget holds experts at full precision, unless `slots` is no.
+    The rest of the budget holds experts at full precision, unless `slots` is no or there is less than one for a layer:
+    so few gain nothing, and with any every layer has to be decided.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
@@ -65,7 +66,7 @@ class ShadowResidency(SimpleResidency):
         bits = self._widths[self._columns(budget_nbytes)]
         left = budget_nbytes - resident_nbytes(self._replicas.nbytes, bits.tolist())
         num_slots = min(left // self._replicas.nbytes[FULL_BITS], self._shape.num_keys) if self.slots else 0
-        return FastTier(num_slots, bits)
+        return FastTier(num_slots if num_slots >= self._shape.num_layers else 0, bits)
 
     def _columns(self, budget_nbytes: int) -> np.ndarray:
         """Return [L * E] the column of each expert's width."""

@@ -221,7 +221,10 @@ def test_processes_leave_the_same_bytes(
     assert files(tmp_path / "1.duckdb") == files(tmp_path / "2.duckdb")
 
 
-def test_a_full_disk_in_the_middle(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", [METHOD, TRELLIS])
+def test_a_full_disk_in_the_middle(
+    method: Method, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = str(checkpoint("olmoe"))
     opened = open_model(folder)
     store = tmp_path / "moe.duckdb"
@@ -234,10 +237,10 @@ def test_a_full_disk_in_the_middle(checkpoint: Checkpoint, tmp_path: Path, monke
 
     with monkeypatch.context() as patched, pytest.raises(OutOfResources, match="no space left to write"):
         patched.setattr(os, "fsync", full_after_a_while)
-        build(opened, folder, store)
+        build(opened, folder, store, method)
     before = len(files(store))
     assert before and not list(replica_root(store).rglob(".*.tmp")) and not store.exists()
-    assert build(opened, folder, store).resumed == before
+    assert build(opened, folder, store, method).resumed == before
 
 
 def test_too_little_disk_is_said_at_once(

@@ -35,10 +35,10 @@ def shadow(text: str, *, use: np.ndarray | None = None, nbytes: dict[int, int] =
 
 
 def test_one_width_leaves_the_rest_to_slots() -> None:
-    """18 replicas of 30 bytes are 540; 460 more are two whole experts."""
-    fast = shadow("shadow:bits=3").share(1000)
-    assert fast.shadows.tolist() == [3] * 18 and fast.num_slots == 2
-    assert shadow("shadow:bits=3,slots=no").share(1000).num_slots == 0
+    """18 replicas of 30 bytes are 540; 480 more are a whole expert for each of the three layers, and less are none."""
+    fast = shadow("shadow:bits=3").share(1020)
+    assert fast.shadows.tolist() == [3] * 18 and fast.num_slots == 3
+    assert shadow("shadow:bits=3,slots=no").share(1020).num_slots == shadow("shadow:bits=3").share(1019).num_slots == 0
     assert shadow("shadow:bits=3").share(10**9).num_slots == SHAPE.num_keys
 
 

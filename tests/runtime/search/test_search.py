@@ -96,6 +96,18 @@ def test_few_bits_cost_by_their_width() -> None:
     assert wide.exposed_ms == 0 and wide.damage[1] == 0
 
 
+def test_nothing_is_brought_or_evicted_where_replicas_leave_no_slot() -> None:
+    """Prefetching for no slot costs nothing on virtual time, and keeps a live run from computing all layers at once."""
+    use = np.ones((SHAPE.num_layers, SHAPE.num_experts))
+    known = Artefacts(replicas=typical(use, expert_nbytes=SHAPE.expert_nbytes))
+    busy = Combination(prefetch="next_gate", eviction="lfu", miss="shadow:margin=8", residency="shadow", scope="global")
+    plain, slots = Combination(miss="shadow", residency="shadow"), search(artefacts=known, budget="60%")
+    assert search(artefacts=known, budget="12.5%").replay(busy, 60).combination == plain
+    assert slots.replay(busy, 60).combination == busy
+    found = search(artefacts=known, budget="12.5%").run(PLAN, spaces=(FAST, [busy, busy._replace(eviction="lru")]))
+    assert [one.combination for one in found.lossy].count(plain) == 1
+
+
 def test_the_front_has_nothing_that_another_beats() -> None:
     found = search().run(PLAN, spaces=(FAST, LOSSY))
     front = found.front()
