@@ -91,8 +91,10 @@ class Search:
 
     @property
     def assumed(self) -> list[str]:
+        """What replays assumed; of notes that differ in what they found, which is in brackets, the first alone."""
         ours = (note for workload in self._workloads.values() for note in workload.assumed)
-        return list(dict.fromkeys([*ours, *sorted(self._assumed)]))
+        first = {note.partition(" (")[0]: note for note in reversed([*ours, *sorted(self._assumed)])}
+        return [*first.values()][::-1]
 
     def replay(self, combination: Combination, passes: int) -> Tried:
         """Replay the first `passes` of the trace with a combination. Raises a Problem if it cannot be replayed, or if

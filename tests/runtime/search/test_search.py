@@ -108,6 +108,13 @@ def test_nothing_is_brought_or_evicted_where_replicas_leave_no_slot() -> None:
     assert [one.combination for one in found.lossy].count(plain) == 1
 
 
+def test_an_assumption_of_many_replays_is_told_once() -> None:
+    found = search()
+    before = found.assumed
+    found.count(["the split of 10% is solved (even, 1.2): here", "the split of 10% is solved (greedy, 1.1): here"])
+    assert found.assumed == [*before, "the split of 10% is solved (even, 1.2): here"]
+
+
 def test_the_front_has_nothing_that_another_beats() -> None:
     found = search().run(PLAN, spaces=(FAST, LOSSY))
     front = found.front()
