@@ -1,5 +1,5 @@
 """Layers of a cache at addresses that stay, by what a layer keeps: all keys and values, those of a window, the states
-of linear attention, or nothing. The layers of a lodged sequence show what lies there.
+of linear attention, or nothing. The layers of a lodged sequence read from these addresses.
 
 Not those with an index of keys: which keys it selects among equal ones depends on the room behind them.
 """
@@ -142,7 +142,7 @@ def _most(fixed: StaticLayer) -> int:
 
 
 def _shown(name: str) -> property:
-    """What lies in the fixed layer until it is set."""
+    """A property that reads from the fixed layer until another value is set."""
 
     def get(layer: "_Shown") -> torch.Tensor | int:
         return vars(layer)[name] if name in vars(layer) else layer.read(name)
@@ -154,7 +154,7 @@ def _shown(name: str) -> property:
 
 
 class _Shown:
-    """A layer of a lodged sequence: as it was to whoever looks, and of its own again in whatever is set."""
+    """A layer of a lodged sequence: its parts are read from the fixed layer until they are set."""
 
     keys, values, cumulative_length = map(_shown, _PARTS)
 

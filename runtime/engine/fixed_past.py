@@ -1,7 +1,8 @@
 """What a model remembers of one sequence, at addresses that stay, as a CUDA graph needs it.
 
-A sequence is lodged there while its tokens are replayed; whoever holds its cache sees it as before. It is copied out
-when another one is lodged. A pass of another kind finds it there, and puts longer tensors in its place.
+A sequence is lodged there while its tokens are replayed. Its cache object still gives the same keys and values. The
+sequence is copied out when another one is lodged. A pass of another kind finds it there, and puts longer tensors
+in its place.
 """
 
 import copy
@@ -43,7 +44,7 @@ class FixedPast:
         self._guest, self.num_tokens = weakref.ref(past), num_tokens
 
     def leave(self) -> None:
-        """Copy the lodged sequence out, if anybody still has it."""
+        """Copy the lodged sequence out, if its cache object still exists."""
         if (past := self._guest()) is not None:
             for layer, fixed in zip(past.layers, self._layers, strict=True):
                 settle(layer, fixed)

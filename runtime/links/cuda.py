@@ -75,7 +75,7 @@ class CudaLink(ThreadLink):
             with self._handing, torch.cuda.stream(self._demands):
                 self._queue_demands(transfers)
             return transfers
-        together = threading.Event() if self._is_pinned else None  # then nobody waits for it, and making one takes long
+        together = threading.Event() if self._is_pinned else None  # then no thread waits for it
         transfers = [to_transfer(load, urgency, together or threading.Event()) for load in loads]
         unread = StreamPoint(self._pool.take(), self._pool)
         unread.event.record(torch.cuda.current_stream(self._device))

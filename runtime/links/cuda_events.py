@@ -24,7 +24,7 @@ class EventPool:
 
 @dataclass(eq=False, slots=True)
 class StreamPoint:
-    """A point of a stream that several may wait for. Its event goes back to `pool` once nobody refers to it."""
+    """A point of a stream for which transfers wait. Its event goes back to `pool` with its last reference."""
 
     event: torch.cuda.Event
     pool: EventPool
@@ -35,8 +35,8 @@ class StreamPoint:
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """A copy, or some together, between two events on `stream`, the `number`th of all. Events go back to `pool` once
-    nobody refers to it, who could ask for its end."""
+    """A copy, or some together, between two events on `stream`, the `number`th of all. Events go back to `pool`
+    with the last reference to it: then nothing can ask for its end."""
 
     begun: torch.cuda.Event
     done: torch.cuda.Event

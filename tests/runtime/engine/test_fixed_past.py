@@ -1,4 +1,4 @@
-"""A sequence that is lodged at fixed addresses looks as before to whoever holds its cache."""
+"""The cache object of a sequence that is lodged at fixed addresses gives the same keys and values as before."""
 
 import pytest
 import torch
