@@ -1,43 +1,63 @@
-"""Hands the cache of `lru` or `lfu` to a device that decides by itself, and takes it back, so that both decide as
-one."""
+"""Hands a cache to a device that decides by itself, and takes it back, so that both decide as one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from artifacts.traces.trace import DECODE
 from runtime.control.controller import Controller
 from runtime.control.counters import Counter, Counters
+from runtime.policies import Policies
+from runtime.policies.eviction.late_horizon import LateHorizon
 from runtime.policies.eviction.lfu import Lfu
 from runtime.policies.eviction.lru import Lru
+from runtime.policies.prefetch.ahead import width
+from runtime.policies.step import Now, Step
 
 _FREE = -1
-_BEFORE_ALL = np.iinfo(np.int32).min  # the stamp of a free slot: older than any other
+_LEAST = np.iinfo(np.int32).min + 1  # of a stamp: below it is what a free slot has
+LAST_USE, USES, TURNS = "last use", "uses", "turns"
+_KINDS = {Lru: LAST_USE, Lfu: USES, LateHorizon: TURNS}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTables:
     """What a device must know of every layer's slots, int32: `table` [L, E] is the slot of each expert in its layer,
-    `owner` [L, S] the expert of each slot, -1 for none. For `lru` `stamp` [L, S] orders a layer's slots by their last
-    use, for `lfu` `stamp` [L, E] is how often each expert was used. A layer with fewer than S slots has the first
-    ones."""
+    `owner` [L, S] the expert of each slot, -1 for none; a layer with fewer than S slots has the first ones. `stamp` [L,
+    E] orders experts, of which that with the least goes first: by their last use, their uses, or the turns that a
+    policy gives them. `unused` [L, E] is 1 for those that were prefetched and not used yet."""
 
     table: np.ndarray
     owner: np.ndarray
     stamp: np.ndarray
+    unused: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenOnDevice:
+    """A token that a device has decided: the `table` of counters of its pass, and `now` at its last step."""
+
+    table: np.ndarray
+    now: Now
 
 
 class CacheOnDevice:
     """The controller's books of one-token steps that a device decides: on-demand loads, and in each layer eviction by
-    `lru`, or by `lfu` without decay, which `counts_uses`.
+    `lru`, by `lfu` without decay, or by `late_horizon`; with `num_named` above 0 also what `next_gate` prefetches, up
+    to `most_ahead` experts a step, none of which is under way when the step ends. `kind` says what stamps are.
 
-    After `hand_over` the device's clock is `clock()` during a token, and it stamps slots with that. Until `take_back`
-    the controller's cache stays what it was. A step that the device has begun is noted by `stepped`, its loads and
-    evictions by `count`, which may come later; the controller then counts as if it had decided itself.
+    After `hand_over` the device's clock is `clock()` during a token, and it stamps experts with that; with `TURNS` the
+    host writes `turns()` before each token instead, and tells the policy by `learn` what tokens used. Until `take_back`
+    the controller's cache stays what it was. A step that the device has begun is noted by `stepped`, what came of it by
+    `count`, which may come later; the controller then counts as if it had decided itself.
     """
 
-    def __init__(self, controller: Controller, eviction: Lru | Lfu) -> None:
-        self._controller, self._eviction, self._first_step = controller, eviction, 0
-        self.counts_uses = isinstance(eviction, Lfu)
+    def __init__(self, controller: Controller, policies: Policies) -> None:
+        self._controller, self._eviction, self._first_step = controller, policies.eviction, 0
+        self.kind = _KINDS[type(policies.eviction)]
+        shape, prefetch = controller.shape, policies.prefetch
+        self.most_ahead = controller.mover.arrivals.window // shape.expert_nbytes if prefetch.distance else 0
+        self.num_named = width(shape, prefetch.overfetch) if prefetch.distance else 0
         self.num_slots = [pool.num_slots for pool in controller.cache.pools]
         self.first_slots = np.cumsum([0, *self.num_slots[:-1]]).tolist()
 
@@ -45,6 +65,7 @@ class CacheOnDevice:
         """What the controller's cache holds between two passes, as the device takes it."""
         controller = self._controller
         cache, shape = controller.cache, controller.shape
+        assert not controller.mover.arrivals.queue, "a prefetch is under way between two passes"
         self._first_step = controller.now.step
         table = np.full((shape.num_layers, shape.num_experts), _FREE, np.int32)
         owner = np.full((shape.num_layers, max(self.num_slots)), _FREE, np.int32)
@@ -52,18 +73,24 @@ class CacheOnDevice:
             layer, expert = divmod(place.key, shape.num_experts)
             slot = place.slot - self.first_slots[layer]
             table[layer, expert], owner[layer, slot] = slot, expert
-        return SlotTables(table, owner, self._uses() if self.counts_uses else self._last_uses(owner))
+        unused = np.zeros_like(table)
+        np.put(unused, [*controller.mover.unused], 1)
+        return SlotTables(table, owner, self._stamps(), unused)
 
-    def _uses(self) -> np.ndarray:
-        return self._eviction.uses.astype(np.int32).reshape(self._controller.shape.num_layers, -1)
+    def turns(self) -> np.ndarray:
+        """When each expert of a layer goes in the pass under way, [L, E] int32."""
+        return self._eviction.turns(self._controller.now)
 
-    def _last_uses(self, owner: np.ndarray) -> np.ndarray:
-        """When the expert of each slot was used last, in steps before the first one of the device."""
-        stamp, num_experts = np.full_like(owner, _BEFORE_ALL), self._controller.shape.num_experts
-        for layer, slot in zip(*np.nonzero(owner >= 0), strict=True):
-            used = self._eviction.last_use[layer * num_experts + owner[layer, slot]] - self._first_step - layer
-            stamp[layer, slot] = max(used, _BEFORE_ALL + 1)
-        return stamp
+    def _stamps(self) -> np.ndarray:
+        if self.kind == TURNS:
+            return self.turns()
+        stamps = self._eviction.uses if self.kind == USES else self._eviction.last_use - self._steps()
+        return np.maximum(stamps, _LEAST).astype(np.int32).reshape(self._controller.shape.num_layers, -1)
+
+    def _steps(self) -> np.ndarray:
+        """By key, the number of the step whose stamp would be 0, [L * E]."""
+        shape = self._controller.shape
+        return self._first_step + np.repeat(np.arange(shape.num_layers), shape.num_experts)
 
     def clock(self) -> int:
         """What the device's clock is during the token whose first step comes next."""
@@ -78,25 +105,49 @@ class CacheOnDevice:
     def counters(self) -> Counters:
         return self._controller.counters
 
-    def count(self, table: np.ndarray, loads: np.ndarray, evictions: np.ndarray) -> None:
-        """Count a token of the pass with this table by its loads and evictions in each layer, [L]."""
-        shape = self._controller.shape
+    def ended(self) -> TokenOnDevice:
+        """The token whose last layer the device has begun."""
+        return TokenOnDevice(self.counters.table, replace(self._controller.now))
+
+    def count(
+        self,
+        token: TokenOnDevice,
+        loads: np.ndarray,
+        evictions: np.ndarray,
+        prefetches: np.ndarray | int = 0,
+        wasted: np.ndarray | int = 0,
+        collisions: np.ndarray | int = 0,
+    ) -> None:
+        """Count a token by what each layer loaded, evicted and prefetched, by how many of the evicted had been
+        prefetched and not used, and how many of the loaded evicted in the same token, [L] each."""
+        shape, table = self._controller.shape, token.table
         table[Counter.REQUESTS] += shape.top_k
         table[Counter.HITS] += shape.top_k - loads
         table[[Counter.MISSES, Counter.FETCHED]] += loads
         table[Counter.EVICTIONS] += evictions
+        table[Counter.PREFETCHES] += prefetches
+        table[Counter.COLLISIONS] += collisions
         table[Counter.DEMAND_BYTES] += loads * shape.expert_nbytes
+        table[Counter.PREFETCH_BYTES] += prefetches * shape.expert_nbytes
+        table[Counter.WASTED_BYTES] += wasted * shape.expert_nbytes
 
-    def take_back(self, owner: np.ndarray, stamp: np.ndarray) -> None:
-        """Make the controller's cache what the device says, `owner` [L, S] and `stamp` as in `SlotTables`."""
-        num_experts, keys = self._controller.shape.num_experts, []
-        for layer, count in enumerate(self.num_slots):
-            own = owner[layer, :count].astype(np.int64)
-            own_keys = np.where(own >= 0, own + layer * num_experts, _FREE)
-            if not self.counts_uses:
-                is_there = own >= 0
-                self._eviction.last_use[own_keys[is_there]] = self._first_step + layer + stamp[layer, :count][is_there]
-            keys += own_keys.tolist()
-        if self.counts_uses:
+    def learn(self, token: TokenOnDevice, chosen: np.ndarray) -> None:
+        """Tell the eviction policy what a token used, experts [L, K]; its weights stay on the device."""
+        num_layers, num_experts = self._controller.shape.num_layers, self._controller.shape.num_experts
+        first_step, weights = token.now.step - num_layers + 1, np.full((1, chosen.shape[1]), np.nan, np.float32)
+        for layer, experts in enumerate(chosen.astype(np.int64)):
+            now = replace(token.now, step=first_step + layer, layer=layer)
+            step = Step(now.pass_index, DECODE, layer, experts[None], weights)
+            self._eviction.used((layer * num_experts + experts).tolist(), step, now)
+
+    def take_back(self, owner: np.ndarray, stamp: np.ndarray, unused: np.ndarray) -> None:
+        """Make the controller's cache what the device says, as in `SlotTables`."""
+        first_keys = np.arange(len(owner))[:, None] * self._controller.shape.num_experts
+        keys = np.where(owner >= 0, owner + first_keys, _FREE)
+        if self.kind == LAST_USE:
+            self._eviction.last_use[:] = stamp.reshape(-1) + self._steps()
+        elif self.kind == USES:
             self._eviction.uses[:] = stamp.reshape(-1)
-        self._controller.cache.rearrange(keys)
+        of_layers = zip(keys.tolist(), self.num_slots, strict=True)
+        self._controller.cache.rearrange([key for own, count in of_layers for key in own[:count]])
+        self._controller.mover.unused = set(np.flatnonzero(unused).tolist())

@@ -22,7 +22,8 @@ _PREFETCH_BYTES, _WASTED_BYTES = Counter.PREFETCH_BYTES, Counter.WASTED_BYTES
 
 class Mover:
     """Serves the controller's steps: evicts by an eviction policy, and prefetches within `window` bytes a step and
-    those that are `lent`. `now` and `counters` are the controller's."""
+    those that are `lent`. `now` and `counters` are the controller's. `unused`: keys that were prefetched and that no
+    step has used yet."""
 
     def __init__(
         self,
@@ -43,19 +44,19 @@ class Mover:
         is_compiled = eviction.ranks is not None and cache.partitions.count == 1
         self._first_leaving = first_leaving() if is_compiled else None
         self._queues, self._evicted_in_pass = queues(eviction, cache), [-1] * cache.num_keys
-        self._unused: set[int] = set()  # prefetched, and not used by any step yet
+        self.unused: set[int] = set()
         self.placements = Placements()
 
     def clear(self) -> None:
         """Empty the tier and cancel everything in flight; which keys were evicted in which pass stays known."""
         self.arrivals.clear()
-        self._unused.clear()
+        self.unused.clear()
         self.placements.clear()
         self.cache.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
         """Cut experts by another split, into empty slots; prefetched keys that were not used count as wasted."""
-        self._waste(self._unused)
+        self._waste(self.unused)
         self.clear()
         self._pieces.cut(split)
         self.cache = Cache(self.cache.shape, pools, shares=self._pieces.shares, partitions=self.cache.partitions)
@@ -67,7 +68,7 @@ class Mover:
         loading = np.flatnonzero(self.cache.state == LOADING).tolist()
         coming = sorted(arrival.key for arrival in self.arrivals.queue)
         assert coming == loading, f"{loading} are loading, and {coming} are on their way"
-        absent = [key for key in self._unused if not self.cache.states[key]]
+        absent = [key for key in self.unused if not self.cache.states[key]]
         assert not absent, f"{absent} count as prefetched and not used yet, and are absent"
 
     # Demand
@@ -104,15 +105,15 @@ class Mover:
     def settle(self, keys: list[int]) -> tuple[Wave, ...]:
         """Return the wave of keys that are all resident, while nothing is in flight. None is pinned, as nothing is
         evicted."""
-        if self._unused:
-            self._unused.difference_update(keys)
+        if self.unused:
+            self.unused.difference_update(keys)
         places = self.cache.places
         return (Wave(tuple([places[key] for key in keys]), ()),) if keys else ()
 
     def _arrive(self, keys: list[int]) -> None:
         """Make keys in flight resident: the step waits for them before it computes."""
-        if self._unused:
-            self._unused.difference_update(keys)
+        if self.unused:
+            self.unused.difference_update(keys)
         if self.arrivals.queue and (late := self.cache.loading(keys)):
             self._land(late)
 
@@ -189,13 +190,13 @@ class Mover:
         counters.add(_EVICTIONS, self._now.layer, len(keys))
         if counters.is_spread:
             counters.spread(_EVICTIONS, keys)
-        if self._unused and not self._unused.isdisjoint(keys):
-            self._waste(self._unused.intersection(keys))
+        if self.unused and not self.unused.isdisjoint(keys):
+            self._waste(self.unused.intersection(keys))
 
     def _waste(self, keys: set[int]) -> None:
         if keys:
             self._counters.add(_WASTED_BYTES, self._now.layer, self._pieces.num_bytes(keys))
-            self._unused.difference_update(keys)
+            self.unused.difference_update(keys)
 
     # Prefetch
 
@@ -264,7 +265,7 @@ class Mover:
         return self.cache.admit([key], LOADING)[0]
 
     def _note_prefetched(self, loads: list[Place]) -> None:
-        self._unused.update(keys := [load.key for load in loads])
+        self.unused.update(keys := [load.key for load in loads])
         self._eviction.prefetched(self._pieces.tops(keys), self._now)
         counters, layer = self._counters, self._now.layer
         counters.add(_PREFETCHES, layer, len(keys))

@@ -174,7 +174,8 @@ class CapturedTokens:
     def _on_device(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        return self._road.launch(layer.index, hidden, ids, weights)
+        foreseen = self._watcher.foreseen(layer.index) if self._road.prefetches else None
+        return self._road.launch(layer.index, hidden, ids, weights, foreseen)
 
     def _resident(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor

@@ -1,15 +1,18 @@
-"""The device road: a GPU finds a decoded token's experts, evicts as `lru` or `lfu`, brings what is missing and
-computes, and the host waits for none of it, nor for the counters."""
+"""The device road: a GPU finds a decoded token's experts, evicts and prefetches as the policies do, brings what is
+missing and computes, and the host waits for none of it, nor for the counters."""
 
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple
 
 import numpy as np
 import torch
 
 from artifacts.shape import FULL_BITS
-from runtime.control.on_device import CacheOnDevice
-from runtime.engine.host_copy import NumberedLetters
+from runtime.control.on_device import TURNS, CacheOnDevice, TokenOnDevice
+from runtime.engine import host_copy
 from runtime.engine.output_gpu import GpuOutput
 from runtime.kernels.gpu.addressing import WORD
 from runtime.kernels.load import kernels
@@ -23,75 +26,110 @@ class DeviceRoad:
     The device has the cache from the first such token until `give_back`, which the host asks for where it decides
     itself again, as for a prompt. Meanwhile the controller's cache is out of date. The device sends its counters at the
     end of each pass. The host reads them at the end of a later pass, if they have come by then, or waits for them when
-    counters are asked for.
+    counters are asked for. Where the host writes the order in which experts go, it does so before each token, once it
+    knows what the token before used.
+
+    What is prefetched in a layer is copied on a stream of its own, behind the layer's demands, while its experts and
+    the next layer's attention are computed; the next layer's demands wait for it. `prefetches` says whether that is
+    done. `settle` is called before the device takes the cache: it has compute wait for all copies that are under way.
     """
 
-    def __init__(self, opened: MoeModel, books: CacheOnDevice, resident: ResidentExperts, output: GpuOutput) -> None:
-        slots, self._books, self._output = resident.slots, books, output
-        shape, self._device = opened.shape, resident.slots.device
-        self._num_layers, self._num_experts = shape.num_layers, shape.num_experts
+    def __init__(
+        self,
+        opened: MoeModel,
+        books: CacheOnDevice,
+        resident: ResidentExperts,
+        output: GpuOutput,
+        settle: Callable[[], None],
+    ) -> None:
+        slots, self._books, self._output, self._settle = resident.slots, books, output, settle
+        self._shape, self._device = opened.shape, resident.slots.device
         self._host = resident.slow.stores[FULL_BITS].buffer.view(torch.int32)  # page-locked: the GPU reads it itself
         self._arena = slots.arena.view(torch.int32)
         with torch.inference_mode(False):  # a session forwards within it, and `generate` without
             in_words = [start // WORD for start in slots.starts]
             self._in_words = torch.tensor(in_words, dtype=torch.int64, device=self._device)
-            self._slots, self._missing = (
-                torch.zeros(1, shape.top_k, dtype=torch.int32, device=self._device) for _ in range(2)
-            )
+            self._now, self._ahead = (self._for_experts(count) for count in (self._shape.top_k, books.num_named))
             ends = zip(books.first_slots, books.num_slots, strict=True)
             self._starts = [output.starts(range(first, first + count)) for first, count in ends]
-        self._letters = NumberedLetters(self._device, 2 * shape.num_layers)
-        self._sent: deque[tuple[int, np.ndarray]] = deque()  # numbers and tables of passes, the oldest first
+        self.prefetches = books.num_named > 0
+        self._branch = _Branch(self._device) if self.prefetches and host_copy.has_streams(self._device) else None
+        self._learns = books.kind == TURNS
+        self._num_counts = kernels("gpu.decide").AHEAD if self.prefetches else kernels("gpu.decide").ON_DEMAND
+        self._num_told = self._num_counts + self._learns * self._shape.top_k  # of each layer
+        self._letters = host_copy.NumberedLetters(self._device, self._num_told * self._shape.num_layers)
+        self._turns = host_copy.page_locked(self._shape.num_keys, torch.int32).view(-1, self._shape.num_experts)
+        self._sent: deque[tuple[int, TokenOnDevice]] = deque()  # numbers of letters, the oldest first
         self._counting = threading.Lock()  # any thread may ask for counters
         books.counters.catch_up = self.catch_up
         self._cache = None  # a `DeviceCache`, whose addresses stay
         self._has_cache = self._is_in_token = self._is_queued = False
-        self._counted = np.zeros((2, self._num_layers), np.int64)
+        self._counted = self._no_counts()
 
-    def forward(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """One layer of one token: hidden [1, H], ids and weights [1, K] as the router left them -> [1, H]."""
+    def forward(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        foreseen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One layer of one token: hidden [1, H], ids and weights [1, K] as the router left them -> [1, H]. `foreseen`
+        [1, E] is what the next layer's router says of this one's input, where experts are prefetched."""
         if not self._is_in_token:
             self.begin_token()
         self._books.stepped(layer)
-        return self.launch(layer, hidden, ids, weights)
+        return self.launch(layer, hidden, ids, weights, foreseen)
 
     def begin_token(self) -> None:
         """See to it that the device has the cache, and knows the time of this token."""
         self._is_in_token = True
+        if self._branch:
+            self._branch.is_open = False  # the token before has joined it, and a capture that failed may not have
         if not self._has_cache:
             self._take_over()
+        elif self._learns:
+            self.catch_up()
+            self._turns.numpy()[:] = self._books.turns()  # the device has read it: the token before has ended
+            self._cache.stamp.copy_(self._turns, non_blocking=True)
         self._cache.clock.fill_(self._books.clock())
 
     def replayed(self) -> None:
         """Note that a graph has queued the steps of all layers, and the counters."""
-        self._books.stepped(0, self._num_layers)
+        self._books.stepped(0, self._shape.num_layers)
         self._is_queued = True
 
     def queue_counters(self) -> None:
-        """Have the device send its counters, for the host to read when they are there."""
-        self._letters.queue(self._cache.counts)
+        """Have the device send its counters, for the host to read when they are there, once nothing is under way."""
+        if self._branch:
+            self._branch.join()
+        self._letters.queue(self._cache.told)
 
-    def launch(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def launch(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        foreseen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Queue the kernels of `forward`, which read and write at the same addresses each time."""
         decide, ids = kernels("gpu.decide"), ids.contiguous()
-        decide.resolve(self._cache, layer, ids, self._slots, self._missing)
-        decide.fill(
-            self._host,
-            self._in_words,
-            self._arena,
-            self._slots,
-            self._missing,
-            first_key=layer * self._num_experts,
-            first_slot=self._books.first_slots[layer],
-        )
-        return self._output.forward_at(self._starts[layer], self._slots, hidden, ids, weights)
+        slots, missing = self._now
+        decide.resolve(self._cache, layer, ids, slots, missing, is_ahead=foreseen is not None)
+        if self._branch:
+            self._branch.join()
+        self._fill(layer, slots, missing)
+        if foreseen is not None:
+            self._prefetch(layer, foreseen)
+        return self._output.forward_at(self._starts[layer], slots, hidden, ids, weights)
 
     def end_pass(self) -> None:
         """Have the device send the counters of this pass if it went this way, and count those that have come."""
         if self._is_in_token:
             if not self._is_queued:
                 self.queue_counters()
-            self._sent.append((self._letters.sent(), self._books.counters.table))
+            self._sent.append((self._letters.sent(), self._books.ended()))
             self._is_in_token = self._is_queued = False
             self._count_sent(waits=False)
 
@@ -99,13 +137,32 @@ class DeviceRoad:
         """Count all tokens that have ended. Waits for the device where it has not computed the last one yet."""
         self._count_sent(waits=True)
 
+    def _prefetch(self, layer: int, foreseen: torch.Tensor) -> None:
+        """Send for what the next layer is foreseen to use."""
+        decide, (slots, missing) = kernels("gpu.decide"), self._ahead
+        decide.resolve_ahead(self._cache, layer, foreseen.contiguous(), slots, missing, most=self._books.most_ahead)
+        target = (layer + 1) % self._shape.num_layers
+        if self._branch:
+            with self._branch.forked():
+                self._fill(target, slots, missing, is_ahead=True)
+        else:
+            self._fill(target, slots, missing, is_ahead=True)
+
+    def _fill(self, layer: int, slots: torch.Tensor, missing: torch.Tensor, *, is_ahead: bool = False) -> None:
+        first = {"first_key": layer * self._shape.num_experts, "first_slot": self._books.first_slots[layer]}
+        decide = kernels("gpu.decide")
+        decide.fill(self._host, self._in_words, self._arena, slots, missing, **first, is_ahead=is_ahead)
+
     def _count_sent(self, *, waits: bool) -> None:
         with self._counting:
             while self._sent and (waits or self._is_full or self._letters.has_come(self._sent[0][0])):
-                number, table = self._sent.popleft()
-                counts = self._letters.read(number).reshape(2, -1).astype(np.int64)
-                self._books.count(table, *(counts - self._counted))
+                number, token = self._sent.popleft()
+                told = self._letters.read(number).astype(np.int64).reshape(self._num_told, -1)
+                counts, chosen = told[: self._num_counts], told[self._num_counts :]
+                self._books.count(token, *(counts - self._counted))
                 self._counted = counts
+                if self._learns:
+                    self._books.learn(token, chosen.reshape(self._shape.num_layers, -1))
 
     @property
     def _is_full(self) -> bool:
@@ -116,23 +173,58 @@ class DeviceRoad:
         """Give the cache to the controller if the device has it. Waits for the device."""
         if self._has_cache:
             self.catch_up()
-            self._books.take_back(self._cache.owner.cpu().numpy(), self._cache.stamp.cpu().numpy())
+            self._books.take_back(*(one.cpu().numpy() for one in self._cache.kept()))
             self.clear()
 
     def clear(self) -> None:
         """Forget the device's cache, and a token that did not end."""
+        if self._branch:
+            self._branch.join()
         self._has_cache = self._is_in_token = self._is_queued = False
 
     def _take_over(self) -> None:
         self.catch_up()  # the next counts begin at 0
         self._letters.skip()  # a token that failed may have sent one
-        tables = self._books.hand_over()
+        self._settle()
         with torch.inference_mode(False):
-            sent = [torch.from_numpy(one).to(self._device) for one in (tables.table, tables.owner, tables.stamp)]
+            tables = [torch.from_numpy(one).to(self._device) for one in astuple(self._books.hand_over())]
             if self._cache is None:
-                own = {"counts_uses": self._books.counts_uses}
-                self._cache = kernels("gpu.decide").DeviceCache.holding(*sent, self._books.num_slots, **own)
+                own = {"num_slots": self._books.num_slots, "kind": self._books.kind, "num_told": self._num_told}
+                self._cache = kernels("gpu.decide").DeviceCache.holding(*tables, **own)
             else:
-                self._cache.hold(*sent)
+                self._cache.hold(*tables)
         self._has_cache = True
-        self._counted = np.zeros((2, self._num_layers), np.int64)
+        self._counted = self._no_counts()
+
+    def _for_experts(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for the slots of so many experts, and for what is missing of them, [1, count] each."""
+        slots, missing = (torch.zeros(1, count, dtype=torch.int32, device=self._device) for _ in range(2))
+        return slots, missing
+
+    def _no_counts(self) -> np.ndarray:
+        return np.zeros((self._num_counts, self._shape.num_layers), np.int64)
+
+
+class _Branch:
+    """A stream beside the one that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
+        self.is_open = False
+
+    @contextmanager
+    def forked(self) -> Iterator[None]:
+        """Queue on this stream, behind what computes so far."""
+        self._begun.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(self._begun)
+        with torch.cuda.stream(self._stream):
+            yield
+        self._done.record(self._stream)
+        self.is_open = True
+
+    def join(self) -> None:
+        """Have compute wait for what was queued here."""
+        if self.is_open:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+            self.is_open = False

@@ -67,7 +67,8 @@ class Engine:
             opened, controller, watcher, tiers=tiers, slots=slots, shadows=shadows, threads=threads, is_fused=is_fused
         )
         output = self.steps.gpu_output
-        self.road = DeviceRoad(opened, on_device, self.steps.resident, output) if on_device else None
+        resident, settle = self.steps.resident, self._settle
+        self.road = DeviceRoad(opened, on_device, resident, output, settle) if on_device else None
         has_graphs = output is not None and captured_tokens.has_graphs(opened.model.device)
         self.captured = captured_tokens.CapturedTokens(opened, self.steps, self.road, watcher) if has_graphs else None
         self.stall_s: list[float] = []
@@ -209,10 +210,21 @@ class Engine:
     def _run_by_either(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """As `StepExecutor.run`, with a token decided on the device."""
+        """As `StepExecutor.run`, with a token decided on the device. A step that is seen is one that a trace has."""
         if hidden.shape[0] > 1 or self.steps.on_plan is not None:
             self.road.give_back()
             return self.steps.run(layer, hidden, ids, weights)
+        foreseen = None
         if self.watcher.on_step is not None:
-            self.watcher.step(layer.index, ids, weights)  # a trace has the router's choice
-        return self.road.forward(layer.index, hidden, ids, weights)
+            step = self.watcher.step(layer.index, ids, weights)
+            if self.road.prefetches:
+                foreseen = torch.from_numpy(step.predicted[:, 0]).to(hidden.device)
+        elif self.road.prefetches:
+            foreseen = self.watcher.foreseen(layer.index)
+        return self.road.forward(layer.index, hidden, ids, weights, foreseen)
+
+    def _settle(self) -> None:
+        """Have compute wait for every copy that is under way."""
+        pending = self.steps.pending
+        self.steps.link.collect_all([*pending.values()])
+        pending.clear()

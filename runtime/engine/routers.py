@@ -140,9 +140,7 @@ class Watcher:
         """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a step to the host."""
         letter, self._letter = self._letter, None
         arrays = letter.read() if letter else self._to_host(self._to_be_seen(layer, ids, weights))
-        if layer == len(self._routed) - 1:
-            self._pass.ids = None
-            self._pass.carried.clear()
+        self._forget(layer)
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
@@ -168,6 +166,12 @@ class Watcher:
             self.on_step(step)
         return step
 
+    def foreseen(self, layer: int) -> torch.Tensor:
+        """What the next layer's router says of this one's input, [T, E], where the host sees nothing else of it."""
+        nearest, *_ = self._predictions(layer, self._routed[layer])
+        self._forget(layer)
+        return nearest
+
     @property
     def wanted(self) -> tuple[object, ...]:
         """What else than ids and weights steps carry."""
@@ -185,7 +189,9 @@ class Watcher:
 
     def send(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Letter:
         """Have a graph that is being captured send what a step of this layer will be made of."""
-        return self._to_host.send(self._to_be_seen(layer, ids, weights))
+        letter = self._to_host.send(self._to_be_seen(layer, ids, weights))
+        self._forget(layer)
+        return letter
 
     def expect(self, letter: Letter) -> None:
         """Make the next step of this letter, which a graph sends."""
@@ -200,8 +206,15 @@ class Watcher:
         tensors += self._predictions(layer, routed)
         if self.predictor:
             tensors += self.predictor.ahead(layer, routed.x)
-        routed.x = routed.logits = routed.carried = None  # those of all layers of a long prompt would fill a GPU
         return tensors
+
+    def _forget(self, layer: int) -> None:
+        """Drop what was kept of a layer: all layers of a long prompt would fill a GPU."""
+        routed = self._routed[layer]
+        routed.x = routed.logits = routed.carried = None
+        if layer == len(self._routed) - 1:
+            self._pass.ids = None
+            self._pass.carried.clear()
 
     def _watch_routers(self) -> None:
         """Hook the routers, once. Only when asked: a hook costs a layer of one token some five microseconds."""

@@ -14,6 +14,7 @@ from runtime.policies.eviction.activation import ActivationEviction
 from runtime.policies.eviction.belady import Belady
 from runtime.policies.eviction.fld import Fld
 from runtime.policies.eviction.horizon import Horizon
+from runtime.policies.eviction.late_horizon import LateHorizon
 from runtime.policies.eviction.lcp import Lcp
 from runtime.policies.eviction.least_stale import LeastStale
 from runtime.policies.eviction.lfu import Lfu
@@ -83,6 +84,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "lhu": Lhu,
         "score": ScoreEviction,
         "horizon": Horizon,
+        "late_horizon": LateHorizon,
         "map": MapEviction,
         "activation": ActivationEviction,
         "random": Random,

@@ -29,7 +29,7 @@ from runtime.policies import POLICIES, Policies, build, describe
 from runtime.policies.base import Artefacts, FastTier
 from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.presets import Scope, preset
-from runtime.session.deciding import cache_on_device
+from runtime.session.deciding import cache_on_device, whole_experts
 from runtime.session.devices import devices_for
 from runtime.session.link_choice import link_name, resolve_link
 from runtime.session.parts import Choices, Parts
@@ -54,6 +54,7 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
     shadows = _open_shadows(choices, slots, artefacts)
     tiers = _open_tiers(choices, artefacts, undo)
     window = _measured_window(choices, slots, tiers) if given_window is None else given_window
+    window = whole_experts(choices, window)
     controller = _build_controller(choices, artefacts, window)
     watcher = _watch_routers(choices, artefacts, controller, undo)
     engine = Engine(

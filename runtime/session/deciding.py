@@ -24,4 +24,17 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
     if min(pool.num_slots for pool in controller.cache.pools) < shape.top_k:
         least = shape.num_layers * shape.top_k
         raise BadUsage(f"--decide device needs room for all experts of a token in every layer: give --budget {least}x")
-    return None if controller.holds_all else CacheOnDevice(controller, choices.policies.eviction)
+    if choices.policies.prefetch.distance and shape.num_layers == 1:
+        raise BadUsage("--decide device prefetches for the next layer, and there is one only: leave out --prefetch")
+    return None if controller.holds_all else CacheOnDevice(controller, choices.policies)
+
+
+def whole_experts(choices: Choices, window: int) -> int:
+    """The bytes that a step may prefetch. Where the device decides they are those of whole experts, at least one, so
+    that none is under way from one step to the next. Raises BadUsage where fewer were asked for."""
+    nbytes = choices.opened.shape.expert_nbytes
+    if choices.settings.decide == HOST or not choices.policies.prefetch.distance:
+        return window
+    if window < nbytes and choices.settings.window:
+        raise BadUsage(f"--decide device prefetches whole experts: give --window {nbytes} or more")
+    return max(window // nbytes, 1) * nbytes

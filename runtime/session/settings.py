@@ -6,7 +6,9 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 from artifacts.formats.dense import check_dense
 from runtime.policies import POLICIES, Policies, build
+from runtime.policies.eviction.late_horizon import LateHorizon
 from runtime.policies.eviction.lfu import Lfu
+from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.presets import Preset, Scope, preset
 
 EXACT, FUSED = "exact", "fused"  # how experts are computed: to the model's own bits, or by compiled kernels
@@ -54,15 +56,19 @@ class Settings:
 
     def _check_device_decides(self, policies: Policies) -> None:
         """Raise BadUsage where a device could not decide as the policies would."""
-        plain = build(preset("on-demand").texts())
-        others = {axis for axis in POLICIES if type(getattr(policies, axis)) is not type(getattr(plain, axis))}
-        if isinstance(policies.eviction, Lfu) and policies.eviction.decay == 1:
+        plain, prefetch, eviction = build(preset("on-demand").texts()), policies.prefetch, policies.eviction
+        others = {axis for axis in POLICIES if getattr(policies, axis) != getattr(plain, axis)}
+        if eviction in (Lfu(), LateHorizon()):
             others -= {"eviction"}
+        if isinstance(prefetch, NextGate) and prefetch.distance == 1 and not prefetch.through:
+            others -= {"prefetch"}
         if others:
             raise BadUsage(
-                "--decide device decides as preset on-demand does, by lru or lfu and without prefetching: give "
-                "--preset on-demand, and no other policy than --eviction lfu"
+                "--decide device decides as preset on-demand does: give --preset on-demand, and no other policies than "
+                "--eviction lfu or late_horizon and --prefetch next_gate, for the next layer"
             )
+        if eviction == LateHorizon() and prefetch.distance:
+            raise BadUsage("--decide device prefetches beside lru and lfu only: leave out --prefetch or late_horizon")
         if Scope(self.scope or preset(self.preset).scope) is not Scope.LAYER:
             raise BadUsage("--decide device keeps each layer's experts in slots of its own: give --scope layer")
         if self.experts != FUSED:

@@ -2,8 +2,9 @@
 for the kernels that send a token's ids, or counters, to the host."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import ClassVar
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -62,15 +63,26 @@ class NullGraph:
     """In the place of `torch.cuda.CUDAGraph`: a replay sends the letters that were captured, and does nothing else."""
 
     under_way: "NullGraph | None" = None
+    made: ClassVar[list["NullGraph"]] = []
 
     def __init__(self) -> None:
         self.sends: list[Callable[[], None]] = []
+        self.made.append(self)
 
     @classmethod
     def activate(cls) -> None:
         """Have sessions capture tokens so; `counted_gpu` has the streams."""
         torch.cuda.CUDAGraph, torch.cuda.graph_pool_handle = cls, lambda: (0, 1)
         captured_tokens.has_graphs = lambda device: True
+
+    @classmethod
+    def letters(cls) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The ids [1, K] and the values [1, V] that graphs send of routers."""
+        for graph in cls.made:
+            for send in graph.sends:
+                ((first, second, *_),) = send.args
+                if first.dtype == torch.int64:
+                    yield first, second
 
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         NullGraph.under_way = self

@@ -1,13 +1,15 @@
 """Triton kernels that decide on the device which expert of a layer goes, and bring the missing ones: no host waits.
 
-`resolve` decides one token's layer as the eviction policy `lru` does, or `lfu`, ties included, so that a replay with
-that policy counts the same; `fill` copies what is missing from page-locked memory, which the GPU reads itself. Both
-depend on device memory alone, so that a CUDA graph can contain them. Sessions use them with `--decide device`; they
-have not run on a GPU. Importing this module imports triton.
+`resolve` decides one token's layer as the eviction policies `lru` and `lfu` do, or by the turns that a host writes,
+ties included. `resolve_ahead` prefetches the experts that the next layer's router names, as the policy `next_gate` does
+with a window of whole experts. So a replay with those policies counts the same. `fill` copies what either of them sends
+for from page-locked memory, which the GPU reads itself. All depend on device memory alone, so that a CUDA graph can
+contain them. Sessions use them with `--decide device`; they have not run on a GPU. Importing this module imports
+triton.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 import torch
@@ -17,26 +19,37 @@ import triton.language as tl
 from runtime.kernels.gpu.blocks import expert_start
 from runtime.kernels.gpu.repeated import Repeated, blocks, width
 
-_BLOCK = 4096  # words of one program of `fill`
+_BLOCK = 4096  # words that one program of `fill` copies at once
+_FEW = 8  # programs an expert that is prefetched: they wait for the link, and others compute. A guess
 _MOST = tl.constexpr((1 << 31) - 1)
+_LEAST = tl.constexpr(-(1 << 31))
+_LAST = tl.constexpr((1 << 63) - 1)
+ON_DEMAND, AHEAD = 2, 5  # numbers that are told of a layer: without prefetching, and with it
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCache:
-    """The slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L, S] the
-    expert of each slot, below 0 for none; `stamp` [L, S] is when it was last used, by `clock` [1], which the caller
-    moves on from token to token; with `counts_uses` `stamp` [L, E] is how often each expert was used instead. `counts`
-    [2, L] adds up loads and evictions. All int32.
+    """The slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L, S] the expert of
+    each slot, below 0 for none. Of a layer's residents that with the least `stamp` [L, E] goes. `kind` says what stamps
+    are: with "last use" `resolve` writes `clock` [1] there, which the caller moves on from token to token; with "uses"
+    it counts uses; with "turns" only the caller writes them, from 0 on.
+
+    `unused` [L, E] is 1 for experts that were prefetched and not used since; `left` [L, E] is the clock when a
+    prefetch last evicted an expert. `told` [N, L] adds up the loads and evictions of each layer and, with prefetching,
+    what it prefetched, how many of the evicted were unused, and how many of the loaded had been evicted in the same
+    token; with "turns" the experts of the last token [L, K] follow. All int32.
 
     A layer has the first of its S places, as many as `num_slots` says: at least as many as a token has experts."""
 
     table: torch.Tensor
     owner: torch.Tensor
     stamp: torch.Tensor
+    unused: torch.Tensor
+    left: torch.Tensor
     clock: torch.Tensor
-    counts: torch.Tensor
+    told: torch.Tensor
     num_slots: Sequence[int]
-    counts_uses: bool = False
+    kind: str
 
     @classmethod
     def holding(
@@ -44,29 +57,53 @@ class DeviceCache:
         table: torch.Tensor,
         owner: torch.Tensor,
         stamp: torch.Tensor,
-        num_slots: Sequence[int],
+        unused: torch.Tensor,
         *,
-        counts_uses: bool = False,
+        num_slots: Sequence[int],
+        kind: str,
+        num_told: int,
     ) -> "DeviceCache":
-        """A cache that holds what these tensors say, with its clock and its counts at 0."""
-        clock, counts = table.new_zeros(1), table.new_zeros(2, len(table))
-        return cls(table, owner, stamp, clock, counts, num_slots, counts_uses)
+        """A cache that holds what these tensors say, with its clock and its counts at 0; `num_told` numbers are told of
+        each layer."""
+        left, clock, told = torch.zeros_like(stamp), table.new_zeros(1), table.new_zeros(num_told * len(table))
+        return cls(table, owner, stamp, unused, left, clock, told, num_slots, kind)
 
-    def hold(self, table: torch.Tensor, owner: torch.Tensor, stamp: torch.Tensor) -> None:
-        """Hold from here on what these tensors say, at the same addresses."""
-        for own, new in ((self.table, table), (self.owner, owner), (self.stamp, stamp)):
-            own.copy_(new)
-        self.clock.zero_()
-        self.counts.zero_()
+    def hold(self, *tables: torch.Tensor) -> None:
+        """Hold from here on what these tensors say, as `holding` takes them, at the same addresses."""
+        for field, new in zip(fields(self), tables, strict=False):
+            getattr(self, field.name).copy_(new)
+        for own in (self.left, self.clock, self.told):
+            own.zero_()
+
+    def kept(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What outlives it: `owner`, `stamp` and `unused`."""
+        return self.owner, self.stamp, self.unused
 
 
-def resolve(cache: DeviceCache, layer: int, ids: torch.Tensor, slots: torch.Tensor, missing: torch.Tensor) -> None:
+def resolve(
+    cache: DeviceCache, layer: int, ids: torch.Tensor, slots: torch.Tensor, missing: torch.Tensor, *, is_ahead: bool
+) -> None:
     """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K] int32, of the layer,
-    and `missing` [K] int32, the expert that must be brought there or -1."""
+    and `missing` [K] int32, the expert that must be brought there or -1. `is_ahead`: experts are also prefetched."""
     (num_layers, num_experts), (_, most_slots) = cache.table.shape, cache.owner.shape
     sizes = layer, num_layers, num_experts, cache.num_slots[layer], most_slots
-    launch = _resolving(*sizes, ids.numel(), cache.counts_uses)
-    launch((ids, cache.table, cache.owner, cache.stamp, cache.clock, cache.counts, slots, missing))
+    launch = _resolving(*sizes, ids.numel(), cache.kind, is_ahead)
+    own = cache.table, cache.owner, cache.stamp, cache.unused, cache.left, cache.clock, cache.told
+    launch((ids, *own, slots, missing))
+
+
+def resolve_ahead(
+    cache: DeviceCache, layer: int, p: torch.Tensor, slots: torch.Tensor, missing: torch.Tensor, *, most: int
+) -> None:
+    """In a step of `layer` send for up to `most` of the experts of the layer behind it (the first one behind the last)
+    that have the largest `p` [E] float32, the largest first, and keep those from eviction that are there: write `slots`
+    and `missing` as `resolve` does, for as many experts as these [N] int32 have room for."""
+    (num_layers, num_experts), (_, most_slots) = cache.table.shape, cache.owner.shape
+    target = (layer + 1) % num_layers
+    sizes = layer, target, num_layers, num_experts, cache.num_slots[target], most_slots, most
+    launch = _resolving_ahead(*sizes, slots.numel())
+    own = cache.table, cache.owner, cache.stamp, cache.unused, cache.left, cache.clock, cache.told
+    launch((p, *own, slots, missing))
 
 
 def fill(
@@ -78,69 +115,154 @@ def fill(
     *,
     first_key: int,
     first_slot: int,
+    is_ahead: bool = False,
 ) -> None:
     """Copy the `missing` [K] experts of a layer from `host` [L * E, words] int32, page-locked, into their `slots` [K].
     `starts` by slot of all layers: where it begins in `arena`, int32, in words. The layer's first expert and slot are
-    `first_key` and `first_slot`."""
-    launch = _filling(first_key, first_slot, host.shape[1], slots.numel())
+    `first_key` and `first_slot`. `is_ahead`: by few programs, so that others compute meanwhile."""
+    launch = _filling(first_key, first_slot, host.shape[1], slots.numel(), is_ahead)
     launch((host, starts, arena, slots, missing))
 
 
 @cache
 def _resolving(
-    layer: int, num_layers: int, num_experts: int, num_slots: int, most_slots: int, top_k: int, counts_uses: bool
+    layer: int,
+    num_layers: int,
+    num_experts: int,
+    num_slots: int,
+    most_slots: int,
+    top_k: int,
+    kind: str,
+    is_ahead: bool,
 ) -> Repeated:
     sizes = layer, num_layers, num_experts, num_slots, most_slots
-    own = {"top_k": top_k, "width": width(most_slots), "counts_uses": counts_uses}
+    own = {"top_k": top_k, "width": width(most_slots), "kind": kind, "is_ahead": is_ahead}
     return Repeated(_resolve, (1,), sizes, **own, num_warps=1)
 
 
 @cache
-def _filling(first_key: int, first_slot: int, num_words: int, top_k: int) -> Repeated:
-    return Repeated(_fill, (blocks(num_words, _BLOCK), top_k), (first_key, first_slot, num_words), block=_BLOCK)
+def _resolving_ahead(
+    layer: int,
+    target: int,
+    num_layers: int,
+    num_experts: int,
+    num_slots: int,
+    most_slots: int,
+    most: int,
+    num_named: int,
+) -> Repeated:
+    sizes = layer, target, num_layers, num_experts, num_slots, most_slots, most
+    own = {"num_named": num_named, "width": width(most_slots), "num_p": width(num_experts), "block": width(num_named)}
+    return Repeated(_resolve_ahead, (1,), sizes, **own, num_warps=1)
+
+
+@cache
+def _filling(first_key: int, first_slot: int, num_words: int, top_k: int, is_ahead: bool) -> Repeated:
+    count = blocks(num_words, _BLOCK)
+    programs = min(count, _FEW) if is_ahead else count
+    own = {"programs": programs, "turns": blocks(count, programs), "block": _BLOCK}
+    return Repeated(_fill, (programs, top_k), (first_key, first_slot, num_words), **own)
 
 
 @triton.jit(do_not_specialize=["layer", "num_slots"])  # else it would be compiled for some layers apart
 def _resolve(
-    ids_ptr, table_ptr, owner_ptr, stamp_ptr, clock_ptr, counts_ptr, slots_ptr, missing_ptr,
+    ids_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr, missing_ptr,
     layer, num_layers, num_experts, num_slots, most_slots,
-    top_k: tl.constexpr, width: tl.constexpr, counts_uses: tl.constexpr,
+    top_k: tl.constexpr, width: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
 ):  # fmt: skip
     """One warp. What is needed has the latest stamp before the first victim is chosen; of equally old ones, or of those
     used equally often, that with the least number goes, and before all of them a free slot."""
-    latest, places = tl.load(clock_ptr), tl.arange(0, width)
+    clock, places, first = tl.load(clock_ptr), tl.arange(0, width), layer * num_experts
     is_slot, own = places < num_slots, layer * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
-    row_ptr = table_ptr + layer * num_experts
-    if counts_uses:
-        stamps, latest = _used(ids_ptr, stamp_ptr + layer * num_experts, owners, is_slot, top_k), _MOST + latest * 0
-    else:
-        stamps = tl.load(stamp_ptr + own, mask=is_slot, other=0)
-    for rank in tl.static_range(top_k):
-        slot = tl.load(row_ptr + tl.load(ids_ptr + rank))
-        stamps = tl.where(places == slot, latest, stamps)
-    num_loaded, num_evicted = 0, 0
     for rank in tl.static_range(top_k):
         expert = tl.load(ids_ptr + rank).to(tl.int32)
-        slot = tl.load(row_ptr + expert)
+        if kind == "last use":
+            tl.store(stamp_ptr + first + expert, clock)
+        elif kind == "uses":
+            _add(stamp_ptr + first + expert, 1)
+        else:
+            told = (5 if is_ahead else 2) * num_layers + layer * top_k
+            tl.store(told_ptr + told + rank, expert)
+        if is_ahead:
+            tl.store(unused_ptr + first + expert, 0)
+    tl.debug_barrier()  # what was written is read by other threads
+    stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
+    for rank in tl.static_range(top_k):
+        slot = tl.load(table_ptr + first + tl.load(ids_ptr + rank))
+        stamps = tl.where(places == slot, _MOST, stamps)
+    num_loaded, num_evicted, num_wasted, num_collided = 0, 0, 0, 0
+    for rank in tl.static_range(top_k):
+        expert = tl.load(ids_ptr + rank).to(tl.int32)
+        slot = tl.load(table_ptr + first + expert)
         is_missing = slot < 0
         ages = stamps.to(tl.int64) * num_experts + owners
-        victim = tl.argmin(tl.where(is_slot, ages, 9223372036854775807), axis=0)
+        victim = tl.argmin(tl.where(is_slot, ages, _LAST), axis=0)
         leaving = tl.sum(tl.where(places == victim, owners, 0), axis=0)
-        tl.store(row_ptr + leaving, -1, mask=is_missing & (leaving >= 0))
-        tl.store(row_ptr + expert, victim, mask=is_missing)
+        is_leaving = is_missing & (leaving >= 0)
+        tl.store(table_ptr + first + leaving, -1, mask=is_leaving)
+        tl.store(table_ptr + first + expert, victim, mask=is_missing)
         is_taken = (places == victim) & is_missing
-        stamps, owners = tl.where(is_taken, latest, stamps), tl.where(is_taken, expert, owners)
+        stamps, owners = tl.where(is_taken, _MOST, stamps), tl.where(is_taken, expert, owners)
         tl.store(slots_ptr + rank, tl.where(is_missing, victim, slot))
         tl.store(missing_ptr + rank, tl.where(is_missing, expert, -1))
         num_loaded += is_missing.to(tl.int32)
-        num_evicted += (is_missing & (leaving >= 0)).to(tl.int32)
+        num_evicted += is_leaving.to(tl.int32)
+        if is_ahead:
+            num_wasted += _wasted(unused_ptr + first + leaving, is_leaving)
+            num_collided += (is_missing & (tl.load(left_ptr + first + expert) == clock)).to(tl.int32)
         tl.debug_barrier()  # the next rank reads the table
-    if not counts_uses:
-        tl.store(stamp_ptr + own, stamps, mask=is_slot)
     tl.store(owner_ptr + own, owners, mask=is_slot)
-    _add(counts_ptr + layer, num_loaded)
-    _add(counts_ptr + num_layers + layer, num_evicted)
+    _add(told_ptr + layer, num_loaded)
+    _add(told_ptr + num_layers + layer, num_evicted)
+    if is_ahead:
+        _add(told_ptr + 3 * num_layers + layer, num_wasted)
+        _add(told_ptr + 4 * num_layers + layer, num_collided)
+
+
+@triton.jit(do_not_specialize=["layer", "target", "num_slots", "most"])
+def _resolve_ahead(
+    p_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr, missing_ptr,
+    layer, target, num_layers, num_experts, num_slots, most_slots, most,
+    num_named: tl.constexpr, width: tl.constexpr, num_p: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """One warp. All that is named is kept before the first victim is chosen; of equals the least number is named first,
+    and goes first. What finds no slot is not sent for."""
+    clock, first, places, experts = tl.load(clock_ptr), target * num_experts, tl.arange(0, width), tl.arange(0, num_p)
+    is_slot, own = places < num_slots, target * most_slots + places
+    owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
+    p = tl.load(p_ptr + experts, mask=experts < num_experts, other=-float("inf"))
+    turns, named, is_kept = tl.arange(0, block), tl.zeros([block], tl.int32), ~is_slot
+    for turn in tl.static_range(num_named):
+        best = tl.argmax(p, axis=0)
+        named = tl.where(turns == turn, best, named)
+        is_kept = is_kept | (owners == best)
+        p = tl.where(experts == best, -float("inf"), p)
+    stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
+    num_sent, num_evicted, num_wasted = 0, 0, 0
+    for turn in tl.static_range(num_named):
+        expert = tl.sum(tl.where(turns == turn, named, 0), axis=0)
+        ages = tl.where(is_kept, _LAST, stamps.to(tl.int64) * num_experts + owners)
+        victim = tl.argmin(ages, axis=0)
+        is_sent = (tl.load(table_ptr + first + expert) < 0) & (num_sent < most) & (tl.min(ages, axis=0) < _LAST)
+        leaving = tl.sum(tl.where(places == victim, owners, 0), axis=0)
+        is_leaving = is_sent & (leaving >= 0)
+        tl.store(table_ptr + first + leaving, -1, mask=is_leaving)
+        tl.store(left_ptr + first + leaving, clock, mask=is_leaving)
+        tl.store(table_ptr + first + expert, victim, mask=is_sent)
+        num_wasted += _wasted(unused_ptr + first + leaving, is_leaving)
+        tl.store(unused_ptr + first + expert, 1, mask=is_sent)
+        is_taken = (places == victim) & is_sent
+        is_kept, owners = is_kept | is_taken, tl.where(is_taken, expert, owners)
+        tl.store(slots_ptr + turn, victim)
+        tl.store(missing_ptr + turn, tl.where(is_sent, expert, -1))
+        num_sent += is_sent.to(tl.int32)
+        num_evicted += is_leaving.to(tl.int32)
+        tl.debug_barrier()  # the next one reads the table
+    tl.store(owner_ptr + own, owners, mask=is_slot)
+    _add(told_ptr + num_layers + layer, num_evicted)
+    _add(told_ptr + 2 * num_layers + layer, num_sent)
+    _add(told_ptr + 3 * num_layers + layer, num_wasted)
 
 
 @triton.jit
@@ -149,24 +271,25 @@ def _add(number_ptr, amount):
 
 
 @triton.jit
-def _used(ids_ptr, uses_ptr, owners, is_slot, top_k: tl.constexpr):
-    """Count the uses of a token's experts. Returns how often the expert of each slot was used; -1 for a free slot."""
-    for rank in tl.static_range(top_k):
-        _add(uses_ptr + tl.load(ids_ptr + rank), 1)
-    tl.debug_barrier()  # what was written is read by other threads
-    return tl.load(uses_ptr + owners, mask=is_slot & (owners >= 0), other=-1)
+def _wasted(unused_ptr, is_leaving):
+    """1 if the expert that leaves was prefetched and never used; it no longer counts as such."""
+    count = tl.load(unused_ptr, mask=is_leaving, other=0)
+    tl.store(unused_ptr, 0, mask=is_leaving)
+    return count
 
 
 @triton.jit(do_not_specialize=["first_key", "first_slot"])
 def _fill(
-    host_ptr, starts_ptr, arena_ptr, slots_ptr, missing_ptr, first_key, first_slot, num_words, block: tl.constexpr
-):
+    host_ptr, starts_ptr, arena_ptr, slots_ptr, missing_ptr, first_key, first_slot, num_words,
+    programs: tl.constexpr, turns: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """Copy some words of one rank's expert; a rank that misses nothing ends at once."""
     rank = tl.program_id(1)
     expert = tl.load(missing_ptr + rank)
     if expert >= 0:
-        places = tl.program_id(0) * block + tl.arange(0, block)
         source = host_ptr + (first_key + expert).to(tl.int64) * num_words
         target = arena_ptr + expert_start(starts_ptr, first_slot + tl.load(slots_ptr + rank))
-        words = tl.load(source + places, mask=places < num_words)
-        tl.store(target + places, words, mask=places < num_words)
+        for turn in range(turns):
+            places = (turn * programs + tl.program_id(0)) * block + tl.arange(0, block)
+            words = tl.load(source + places, mask=places < num_words)
+            tl.store(target + places, words, mask=places < num_words)

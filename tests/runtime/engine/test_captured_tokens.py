@@ -59,7 +59,7 @@ def error(ours, theirs):
 COMPARED = """
 folder, decide, settings = json.loads(sys.argv[1])
 opened = open_model(folder)
-settings |= {"link": "1GB/s", "window": "100KB"}
+settings |= {"link": "1GB/s", "window": f"{4 * opened.shape.expert_nbytes}B"}
 with Session(opened, Settings(**settings)) as session:
     theirs, their_keys = say(session)
     their_passes = session.controller.counters.passes
@@ -78,11 +78,12 @@ print(json.dumps([error(ours, theirs), key_error, all(alike), receipt["captured"
 @pytest.mark.parametrize(
     ("family", "decide", "chosen", "graphs"),
     [
-        ("olmoe", "device", {"budget": "60%", "policies": {"eviction": "lfu"}}, 1),
+        ("olmoe", "device", {"budget": "60%", "policies": {"eviction": "lfu", "prefetch": "next_gate"}}, 1),
+        ("olmoe", "device", {"budget": "60%", "policies": {"eviction": "late_horizon"}}, 1),
         ("deepseek_v2", "host", {"preset": "full"}, 1),
         ("gpt_oss", "host", {"budget": "60%", "policies": {"prefetch": "next_gate"}}, 3),
     ],
-    ids=["decided by the device", "all resident", "decided by the host, with a window"],
+    ids=["decided by the device", "by the device and the host", "all resident", "decided by the host, with a window"],
 )
 def test_replayed_tokens_are_the_plain_models(
     family: str, decide: str, chosen: dict, graphs: int, tmp_path: Path

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Checkpoint
 from tests.helpers.triton_process import interpret, needs_triton
 from tests.runtime.session.test_published_fused import published
@@ -10,6 +12,7 @@ from tests.runtime.session.test_published_fused import published
 pytestmark = needs_triton
 INTERPRETED = """
 import json, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from runtime.engine import output_gpu
@@ -22,7 +25,7 @@ gated._ROWS, gated._COLUMNS = 32, 64
 published._BLOCKS = dict.fromkeys(published._BLOCKS, (128, 128))
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
-SETTINGS = Settings(budget="60%", link="1GB/s", experts="fused", decide="device")
+SETTINGS = Settings(budget="60%", link="1GB/s", experts="fused", decide="device", window="100KB")
 """
 SAID = """
 from tools.bench.resident import plain_model
@@ -47,10 +50,10 @@ def through(opened, settings):
     with Session(opened, settings) as session:
         return said(lambda ids, past: session.forward(ids, past=past))
 
-for folder, is_published in json.loads(sys.argv[1]):
+for folder, is_published, policies in json.loads(sys.argv[1]):
     opened = open_model(folder, dtype=torch.float32)
     theirs = through(opened, Settings(link="1GB/s")) if is_published else plainly(folder)
-    with Session(opened, SETTINGS) as session:
+    with Session(opened, replace(SETTINGS, policies=policies)) as session:
         ours = said(lambda ids, past: session.forward(ids, past=past))
         session.validate()
         totals = session.controller.counters.totals(first_pass=1)
@@ -60,12 +63,13 @@ for folder, is_published in json.loads(sys.argv[1]):
 REPLAYED = """
 from tests.runtime.replay.test_replay import live_and_replayed
 opened = open_model(sys.argv[1])
-live, again = live_and_replayed(opened, SETTINGS, Artefacts(), Path(sys.argv[2]))
+settings = replace(SETTINGS, policies=json.loads(sys.argv[3]))
+live, again = live_and_replayed(opened, settings, Artefacts(), Path(sys.argv[2]))
 passes = zip(live.counters.passes, again.counters.passes, strict=True)
 print(len(live.counters.passes), sum(bool((one != other).any()) for one, other in passes))
 print(int((live.cache.state != again.cache.state).sum()), live.now == again.now)
 totals = live.counters.totals(first_pass=1)
-print(int(0 < totals["evictions"] <= totals["misses"] < totals["hits"]))
+print(int(0 < totals["evictions"] and 0 < totals["misses"] < totals["hits"]))
 """
 
 FAILED = """
@@ -103,22 +107,26 @@ with Session(opened, SETTINGS) as session:
     print(bool((decoded(session) - theirs).abs().max() < 5e-6 * theirs.abs().max()))
 """
 
+LATE, AHEAD = {"eviction": "late_horizon"}, {"prefetch": "next_gate"}
+
 
 def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Prompts, which the host decides, with tokens after them, which the device does. A published format, which
     transformers does not read here, is held against torch's own products of the dequantised experts."""
-    cases = [(str(checkpoint(family)), False) for family in ("olmoe", "qwen3_moe")]
-    cases.append((str(published("mxfp4", tmp_path)), True))
+    cases = [(str(checkpoint(family)), False, {}) for family in ("olmoe", "qwen3_moe")]
+    cases.append((str(published("mxfp4", tmp_path)), True, {}))
+    cases += [(str(checkpoint("olmoe")), False, policies) for policies in (LATE, AHEAD)]
     results = list(map(json.loads, interpret(INTERPRETED + SAID, json.dumps(cases))))
     assert len(results) == len(cases)
-    for (folder, _), (error, hits, misses, decided) in zip(cases, results, strict=True):
+    for (folder, *_), (error, hits, misses, decided) in zip(cases, results, strict=True):
         assert error < 5e-6 and hits and misses and decided == "device", (folder, error)
 
 
-def test_the_simulator_replays_it_as_lru(checkpoint: Checkpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policies", [{}, LATE, AHEAD], ids=["lru", "late_horizon", "next_gate"])
+def test_the_simulator_replays_it(policies: dict[str, str], checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Also batches between, which the host decides, and a `generate` on its own thread."""
     passes, state, figures = interpret(
-        INTERPRETED + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet")
+        INTERPRETED + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet"), json.dumps(policies)
     )
     assert passes == "11 0" and state == "0 True" and figures == "1"
 

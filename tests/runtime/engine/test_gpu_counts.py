@@ -40,6 +40,7 @@ def hold_letters():
 
     def come(letter, number, device):
         send(*held.pop(0))
+        counts["launches"] -= 1  # it was counted when it was held
         wait(letter, number, device)
 
     def hold(values, *others):
@@ -128,6 +129,23 @@ def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
     found = counted(str(checkpoint("olmoe")), decide="device", budget="60%")
     assert 0.3 < found.hit_rate < 1 and found.misses
     assert found.each == {"launches": 4 * found.layers + 1}
+    assert found.replayed == {"graphs": 1}
+
+
+def test_a_token_whose_evictions_the_host_orders(checkpoint: Checkpoint) -> None:
+    """The host waits once a token for what the token before used, if that has not come: in one of eight here."""
+    found = counted(str(checkpoint("olmoe")), decide="device", budget="60%", policies={"eviction": "late_horizon"})
+    assert 0.3 < found.hit_rate < 1 and found.misses
+    assert found.each == {"launches": 4 * found.layers + 1, "host waits": 1 / 8}
+    assert found.replayed == {"graphs": 1}
+
+
+def test_a_token_for_which_the_device_prefetches(checkpoint: Checkpoint) -> None:
+    """A kernel that decides and one that copies more, on a branch that two events join in each layer."""
+    own = {"budget": "60%", "window": "100KB", "policies": {"prefetch": "next_gate"}}
+    found = counted(str(checkpoint("olmoe")), decide="device", **own)
+    assert 0.3 < found.hit_rate < 1
+    assert found.each == {"launches": 6 * found.layers + 1, "event calls": 4 * found.layers}
     assert found.replayed == {"graphs": 1}
 
 

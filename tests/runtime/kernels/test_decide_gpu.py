@@ -1,5 +1,4 @@
-"""The decision on the device equals that of the policies `lru` and `lfu`, expert by expert, and every slot holds what
-it should."""
+"""The decision on the device equals that of the policies, expert by expert, and every slot holds what it should."""
 
 import json
 import re
@@ -17,99 +16,140 @@ import numpy as np
 import torch
 from artifacts.shape import Shape
 from runtime.control.build import build_controller
-from runtime.control.on_device import CacheOnDevice
+from runtime.control.on_device import TURNS, CacheOnDevice
 from runtime.kernels.gpu import decide
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
 from runtime.policies.step import Step
 from runtime.session.settings import Settings
-decide._BLOCK = 64
-L, E, S, K, eviction = json.loads(sys.argv[1])
+decide._BLOCK, decide._FEW = 32, 2
+L, E, S, K, eviction, most = json.loads(sys.argv[1])
 WORDS = 96  # of an expert; slots of all layers lie mixed in the arena
 random = np.random.default_rng(0)
 shape = Shape(num_layers=L, num_experts=E, top_k=K, expert_nbytes=4 * WORDS)
-own = {"num_slots": S, "shadows": None, "split": None, "scope": Scope.LAYER, "window": 0, "num_devices": 1}
+own = {"num_slots": S, "shadows": None, "split": None, "scope": Scope.LAYER, "num_devices": 1}
+own["window"] = most * shape.expert_nbytes
+chosen = {"eviction": eviction} | ({"prefetch": "next_gate:overfetch=1.5"} if most else {})
 
 def controlled():
-    policies = build(Settings(policies={"eviction": eviction}).texts())
-    return build_controller(policies, shape, artefacts=Artefacts(), **own), policies.eviction
+    policies = build(Settings(policies=chosen).texts())
+    return build_controller(policies, shape, artefacts=Artefacts(), **own), policies
 
 (controller, its), (live, ours) = controlled(), controlled()
 books = CacheOnDevice(live, ours)
+learns, num_counts = books.kind == TURNS, decide.AHEAD if most else decide.ON_DEMAND
 host = torch.arange(L * E * WORDS, dtype=torch.int32).view(L * E, WORDS)
 starts = torch.from_numpy(random.permutation(S) * WORDS)
 arena = torch.full((S * WORDS,), -1, dtype=torch.int32)
-slots, missing = (torch.zeros(K, dtype=torch.int32) for _ in range(2))
+slots, missing = torch.zeros(2, K, dtype=torch.int32)
+slots_ahead, missing_ahead = torch.zeros(2, books.num_named, dtype=torch.int32)
 liked, differing, wrong = random.random((L, E)) ** 3, 0, 0
+
+def fill(layer, slots, missing, **others):
+    first = {"first_key": layer * E, "first_slot": books.first_slots[layer]}
+    decide.fill(host, starts, arena, slots, missing, **first, **others)
+
+def sent(missing):
+    return [expert for expert in missing.tolist() if expert >= 0]
+
+def counts():
+    return cache.told[: num_counts * L].view(num_counts, L).clone()
+
 for turn in range(40):
     is_host, num_tokens = turn % 10 < 3, 3 if turn % 10 < 2 else 1  # the host has every tenth prompt, and a token
-    if turn % 10 == 3:
-        own_tables = map(torch.from_numpy, astuple(books.hand_over()))
-        uses = {"counts_uses": books.counts_uses}
-        cache = decide.DeviceCache.holding(*own_tables, books.num_slots, **uses)
-    elif turn % 10 == 0 and turn:
-        books.take_back(cache.owner.numpy(), cache.stamp.numpy())
+    if turn % 10 == 0 and turn:
+        books.take_back(*(one.numpy() for one in cache.kept()))
         live.validate()
         for place in filter(None, live.cache.places):  # bytes do not move
             wrong += arena[starts[place.slot]] != host[place.key, 0]
     for one in (controller, live):
         one.begin_pass(num_tokens)
+    if turn % 10 == 3:
+        tables = map(torch.from_numpy, astuple(books.hand_over()))
+        more = {"kind": books.kind, "num_told": num_counts + K * learns}
+        cache = decide.DeviceCache.holding(*tables, num_slots=books.num_slots, **more)
+    elif learns and not is_host:
+        cache.stamp.copy_(torch.from_numpy(books.turns()))
     if not is_host:
-        before = cache.counts.clone()
+        before = counts()
         cache.clock.fill_(books.clock())
     for layer in range(L):
         chances = liked[layer] / liked[layer].sum()
         ids = np.stack([random.choice(E, K, replace=False, p=chances) for _ in range(num_tokens)])
         weights = np.full((num_tokens, K), 1 / K, np.float32)
-        step = Step(turn, 1, layer, ids, weights, last=np.array([num_tokens - 1]))
+        p = np.round(random.random((num_tokens, 1, E)) * liked[(layer + 1) % L], 1).astype(np.float32)  # many are equal
+        step = Step(turn, 1, layer, ids, weights, predicted=p if most else None, last=np.array([num_tokens - 1]))
         plan = controller.step(step)
         if is_host:
-            for load in (load for wave in live.step(step).waves for load in wave.loads):
+            plan = live.step(step)
+            for load in (*(load for wave in plan.waves for load in wave.loads), *plan.prefetches):
                 arena[starts[load.slot] :][:WORDS] = host[load.key]
             continue
         books.stepped(layer)
-        first = {"first_key": layer * E, "first_slot": books.first_slots[layer]}
-        decide.resolve(cache, layer, torch.from_numpy(ids[0]), slots, missing)
-        decide.fill(host, starts, arena, slots, missing, **first)
+        decide.resolve(cache, layer, torch.from_numpy(ids[0]), slots, missing, is_ahead=bool(most))
+        fill(layer, slots, missing)
         loads = {place.key % E for wave in plan.waves for place in wave.loads}
-        differing += loads != {expert for expert in missing.tolist() if expert >= 0}
+        differing += loads != set(sent(missing))
         for slot, expert in zip(slots.tolist(), ids[0].tolist()):
-            begin = starts[first["first_slot"] + slot]
+            begin = starts[books.first_slots[layer] + slot]
             wrong += not torch.equal(arena[begin : begin + WORDS], host[layer * E + expert])
+        if most:
+            decide.resolve_ahead(cache, layer, torch.from_numpy(p[0]), slots_ahead, missing_ahead, most=most)
+            fill((layer + 1) % L, slots_ahead, missing_ahead, is_ahead=True)
+            differing += [place.key % E for place in plan.prefetches] != sent(missing_ahead)
     if not is_host:
-        books.count(books.counters.table, *(cache.counts - before).numpy())
-books.take_back(cache.owner.numpy(), cache.stamp.numpy())
+        token = books.ended()
+        books.count(token, *(counts() - before).numpy())
+        if learns:
+            books.learn(token, cache.told[num_counts * L :].view(L, K).numpy())
+books.take_back(*(one.numpy() for one in cache.kept()))
 differing += any((one != other).any() for one, other in zip(live.counters.passes, controller.counters.passes))
-there = controller.cache.state == 2
 differing += (live.cache.state != controller.cache.state).any() or live.now != controller.now
+differing += live.mover.unused != controller.mover.unused
 if eviction == "lru":
-    differing += (ours.last_use[there] != its.last_use[there]).any()
-else:
-    differing += (ours.uses != its.uses).any()
+    differing += (ours.eviction.last_use != its.eviction.last_use).any()
+elif eviction == "lfu":
+    differing += (ours.eviction.uses != its.eviction.uses).any()
 totals = controller.counters.totals()
-print(int(differing), int(wrong), int(0 < totals["evictions"] < totals["misses"] < totals["requests"]))
+if most:
+    assert totals["collisions"] and totals["wasted_bytes"] and totals["prefetch_bytes"], totals
+print(int(differing), int(wrong), int(0 < totals["evictions"] and 0 < totals["misses"] < totals["requests"]))
 """
 
 
 @pytest.mark.parametrize("sizes", [(2, 16, 13, 4), (1, 12, 4, 4), (3, 9, 14, 2)], ids=str)
-@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "late_horizon"])
 def test_it_decides_as_the_policy_and_brings_what_is_missing(sizes: tuple[int, ...], eviction: str) -> None:
     """Loads, counters and last uses, or numbers of uses, are those of the controller, also where the host decides
     prompts between; with as many slots as a token has experts, with layers of different sizes, and with slots that stay
     free for long."""
-    assert interpret(DECIDED, json.dumps([*sizes, eviction])) == ["0 0 1"]
+    assert interpret(DECIDED, json.dumps([*sizes, eviction, 0])) == ["0 0 1"]
+
+
+@pytest.mark.parametrize(("sizes", "most"), [((2, 16, 13, 4), 2), ((3, 9, 14, 2), 1), ((3, 9, 8, 2), 4)], ids=str)
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_it_prefetches_as_the_policy_does(sizes: tuple[int, ...], most: int, eviction: str) -> None:
+    """What is sent for, in its order, wasted bytes and collisions too; where a layer has no slot for all that is named,
+    and where a step has bytes for fewer or for more."""
+    assert interpret(DECIDED, json.dumps([*sizes, eviction, most])) == ["0 0 1"]
 
 
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_they_compile_and_read_16_bytes_a_thread(tmp_path: Path, capability: int) -> None:
-    from runtime.kernels.gpu.decide import _fill, _resolve
+    from runtime.kernels.gpu.decide import _fill, _resolve, _resolve_ahead
 
-    names = ("table_ptr", "owner_ptr", "stamp_ptr", "clock_ptr", "counts_ptr", "slots_ptr", "missing_ptr")
-    tensors = dict.fromkeys((*names, "host_ptr", "arena_ptr"), "*i32") | {"ids_ptr": "*i64", "starts_ptr": "*i64"}
+    names = ("table", "owner", "stamp", "unused", "left", "clock", "told", "slots", "missing", "host", "arena")
+    tensors = dict.fromkeys((f"{name}_ptr" for name in names), "*i32")
+    tensors |= {"ids_ptr": "*i64", "starts_ptr": "*i64", "p_ptr": "*fp32"}
     with compiler(tmp_path):
-        for counts_uses in (False, True):
-            own = {"top_k": 8, "width": 32, "counts_uses": counts_uses}
+        for kind, is_ahead in (("last use", True), ("uses", False), ("turns", False)):
+            own = {"top_k": 8, "width": 32, "kind": kind, "is_ahead": is_ahead}
             assert compiled(_resolve, capability, tensors, odd=("layer",), **own)["cubin"]
-        ptx = compiled(_fill, capability, tensors, odd=("first_key", "first_slot"), block=4096)["ptx"]
-    assert len(re.findall(r"ld\.global[.\w:]*\.v4", ptx)) == len(re.findall(r"st\.global[.\w:]*\.v4", ptx)) == 8
+        own = {"num_named": 8, "width": 32, "num_p": 128, "block": 8}
+        assert compiled(_resolve_ahead, capability, tensors, odd=("layer", "target"), **own)["cubin"]
+        for programs, turns in ((576, 1), (8, 72)):
+            own = {"programs": programs, "turns": turns, "block": 4096}
+            ptx = compiled(_fill, capability, tensors, odd=("first_key", "first_slot"), **own)["ptx"]
+            loads, stores = (len(re.findall(rf"{kind}\.global[.\w:]*\.v4", ptx)) for kind in ("ld", "st"))
+            assert loads == stores == 8

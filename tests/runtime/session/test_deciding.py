@@ -1,5 +1,6 @@
 """Where a device cannot decide, one line says why and what to give."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from runtime.model.open import open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
-from runtime.session.deciding import cache_on_device
+from runtime.session.deciding import cache_on_device, whole_experts
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 
@@ -28,8 +29,9 @@ SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=64)
     [
         ({"decide": "gpu"}, "host, device"),
         ({"preset": "horizon"}, "give --preset on-demand"),
-        ({"policies": {"prefetch": "next_gate"}}, "give --preset on-demand"),
-        ({"policies": {"eviction": "lfu:decay=0.9"}}, "no other policy than --eviction lfu"),
+        ({"policies": {"prefetch": "next_gate:distance=2"}}, "and --prefetch next_gate, for the next layer"),
+        ({"policies": {"eviction": "lfu:decay=0.9"}}, "no other policies than --eviction lfu or late_horizon"),
+        ({"policies": {"eviction": "late_horizon", "prefetch": "next_gate"}}, "leave out --prefetch or late_horizon"),
         ({"policies": {"residency": "split:theta=0.5"}}, "give --preset on-demand"),
         ({"scope": "global"}, "give --scope layer"),
         ({"experts": "exact"}, "give --experts fused"),
@@ -41,20 +43,29 @@ def test_settings_that_do_not_go_with_it_are_refused(chosen: dict[str, object], 
         Settings(**{"decide": "device", "experts": "fused"} | chosen)
 
 
-def decided(decide: str = "device", *, fused: type = GpuOutput, device: str = "cuda", kind: str = "cuda") -> object:
+def decided(
+    decide: str = "device",
+    *,
+    fused: type = GpuOutput,
+    device: str = "cuda",
+    kind: str = "cuda",
+    shape: Shape = SHAPE,
+    **chosen: object,
+) -> object:
     """What a session chose, as far as it is asked who decides."""
+    settings = Settings(decide=decide, experts="fused", **chosen)
     return SimpleNamespace(
-        settings=Settings(decide=decide, experts="fused"),
+        settings=settings,
         fused=fused,
-        opened=SimpleNamespace(model=SimpleNamespace(device=torch.device(device)), shape=SHAPE, family="olmoe"),
+        opened=SimpleNamespace(model=SimpleNamespace(device=torch.device(device)), shape=shape, family="olmoe"),
         link=SimpleNamespace(kind=kind),
-        policies=SimpleNamespace(eviction="lru's"),
+        policies=build(settings.texts()),
     )
 
 
-def controller_of(num_slots: int) -> Controller:
+def controller_of(num_slots: int, shape: Shape = SHAPE) -> Controller:
     own = {"num_slots": num_slots, "scope": Scope.LAYER, "window": 0, "artefacts": Artefacts()}
-    return build_controller(build(Settings().texts()), SHAPE, **own)
+    return build_controller(build(Settings().texts()), shape, **own)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +86,28 @@ def test_it_is_used_where_something_is_left_to_decide() -> None:
     assert np.array_equal(cache_on_device(decided(), controller_of(5)).num_slots, [3, 2])
     assert cache_on_device(decided(), controller_of(16)) is None
     assert cache_on_device(decided("host"), controller_of(5)) is None
+
+
+AHEAD = {"policies": {"prefetch": "next_gate"}}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "measured", "window"), [({}, 200, 192), ({}, 16, 64), ({"window": "150B"}, 150, 128)], ids=str
+)
+def test_a_step_prefetches_whole_experts(chosen: dict[str, str], measured: int, window: int) -> None:
+    assert whole_experts(decided(**AHEAD, **chosen), measured) == window
+    assert whole_experts(decided("host", **AHEAD), measured) == measured
+
+
+def test_less_than_an_expert_cannot_be_prefetched() -> None:
+    with pytest.raises(BadUsage, match="give --window 64 or more"):
+        whole_experts(decided(**AHEAD, window="63B"), 63)
+
+
+def test_a_model_of_one_layer_has_no_next_one() -> None:
+    shape = replace(SHAPE, num_layers=1)
+    with pytest.raises(BadUsage, match="there is one only"):
+        cache_on_device(decided(shape=shape, **AHEAD), controller_of(4, shape))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

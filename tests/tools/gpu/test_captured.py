@@ -43,6 +43,6 @@ def test_both_are_measured_and_held_against_each_other(checkpoint: Checkpoint) -
 
 
 def test_without_graphs_it_says_so() -> None:
-    assert [*ways("cpu")] == ["the host decides", "all resident"] and len(ways("cuda")) == 3
+    assert [*ways("cpu")] == ["the host decides", "all resident"] and len(ways("cuda")) == 4
     found = Compared(singly=[Decoded([2.0], None, {})])
     assert [line.get("detail") for line in lines("x", found, 0.1)] == [None, "there are no CUDA graphs here"]

@@ -18,17 +18,20 @@ gated._ROWS, gated._COLUMNS = 32, 64
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True
 road.roads, road.PROMPT, road.CALLS = lambda device: ("host", "device"), 4, 1
-found = road.compared(open_model(sys.argv[1]), np.arange(3, 11), "cpu", rounds=1)
-road.told(found)
-road.told(found | {"device": [replace(found["device"][0], logits=found["device"][0].logits + 1)]})
+for way in road.WAYS:
+    found = road.compared(open_model(sys.argv[1]), np.arange(3, 11), way, "cpu", rounds=1)
+    road.told(way, found)
+road.told(way, found | {"device": [replace(found["device"][0], logits=found["device"][0].logits + 1)]})
 """
 
 
 @needs_triton
 def test_both_roads_are_measured_and_held_against_each_other(checkpoint: Checkpoint) -> None:
-    layer, host, device, both, *_, wrong = map(json.loads, interpret(PROBED, str(checkpoint("olmoe"))))
+    layer, *lines = map(json.loads, interpret(PROBED, str(checkpoint("olmoe"))))
     assert layer["name"].endswith("captured") and layer["us"] > 0
-    assert host["name"] == "decided by the host" and device["name"] == "decided by the device"
-    assert host["ms_per_token"] > 0 and host["hit_rate"] == device["hit_rate"] > 0
-    assert both["passed"] and both["times_as_fast"] > 0 and both["detail"] == "counters equal"
-    assert not wrong["passed"]
+    for way, first in (("on demand", 0), ("next gate", 3)):
+        host, device, both = lines[first : first + 3]
+        assert host["name"] == f"{way}, decided by the host" and device["name"] == f"{way}, decided by the device"
+        assert host["ms_per_token"] > 0 and host["hit_rate"] == device["hit_rate"] > 0
+        assert both["passed"] and both["times_as_fast"] > 0 and both["detail"] == "counters equal"
+    assert not lines[-1]["passed"]

@@ -50,7 +50,10 @@ def ways(device: str) -> dict[str, Settings]:
     """Settings by who knows where experts are; on a CPU the device cannot."""
     link = "auto" if device != "cpu" else "1GB/s"
     host = Settings("on-demand", budget="25%", experts=experts_by(device), link=link)
-    own = {} if device == "cpu" else {"the device decides": replace(host, decide=DEVICE)}
+    own = {}
+    if device != "cpu":
+        own["the device decides"] = decides = replace(host, decide=DEVICE)
+        own["the device decides, next gate"] = replace(decides, policies={"prefetch": "next_gate"}, window="64MB")
     return {"the host decides": host, **own, "all resident": replace(host, preset="full")}
 
 

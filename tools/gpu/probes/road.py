@@ -1,6 +1,6 @@
 """Decoded tokens whose experts the host decides on, and the same decided by the device, in turns at a quarter of the
-experts: milliseconds a token, and whether both said and counted the same. And a layer of the device's road in a CUDA
-graph, all of whose experts are there.
+experts, on demand and with prefetches: milliseconds a token, and whether both said and counted the same. And a layer of
+the device's road in a CUDA graph, all of whose experts are there.
 
 python -m tools.gpu.probes.road
 """
@@ -8,7 +8,7 @@ python -m tools.gpu.probes.road
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -27,6 +27,7 @@ from tools.gpu.timing import finish, microseconds
 
 PROMPT, TOKENS, ROUNDS, CALLS = 32, 32, 3, 20
 LAYERS = 2
+WAYS = {"on demand": {}, "next gate": {"prefetch": "next_gate"}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,20 +43,21 @@ def main() -> None:
     options = parsed(__doc__)
     tokens, rounds = (4, 1) if options.tiny else (TOKENS, ROUNDS)
     with small_olmoe(options, layers=LAYERS, length=PROMPT + tokens) as (opened, ids):
-        found = compared(opened, ids, options.device, rounds=rounds)
-    told(found)
+        for way in WAYS:
+            told(way, compared(opened, ids, way, options.device, rounds=rounds))
 
 
-def compared(opened: MoeModel, ids: np.ndarray, device: str, *, rounds: int) -> dict[str, list[Decoded]]:
+def compared(opened: MoeModel, ids: np.ndarray, way: str, device: str, *, rounds: int) -> dict[str, list[Decoded]]:
     """What was decoded by whom, once in each round; one round before them compiles."""
     found = defaultdict(list)
+    own = {"policies": WAYS[way], "window": f"{2 * opened.shape.expert_nbytes}B"}
     for turn in range(rounds + 1):
         for decide in roads(device):
-            with Session(opened, settings_of(device, decide)) as session:
+            with Session(opened, replace(settings_of(device, decide), **own)) as session:
                 decoded = decode(session, ids)
                 if turn:
                     found[decide].append(decoded)
-                elif decide == DEVICE:
+                elif decide == DEVICE and not WAYS[way]:
                     tell(name="a layer of the device's road, captured", **layer_us(session))
     return found
 
@@ -98,11 +100,11 @@ def layer_us(session: Session) -> dict[str, float]:
     return {"us": microseconds(lambda turn: run(), 1, CALLS, device)}
 
 
-def told(found: dict[str, list[Decoded]]) -> None:
+def told(way: str, found: dict[str, list[Decoded]]) -> None:
     """A line for each road, and one that compares them."""
     for decide, runs in found.items():
         rate = hit_rate(runs[0].counters)
-        tell(name=f"decided by the {decide}", ms_per_token=_median_ms(runs), hit_rate=rate, rounds=len(runs))
+        tell(name=f"{way}, decided by the {decide}", ms_per_token=_median_ms(runs), hit_rate=rate, rounds=len(runs))
     if DEVICE in found:
         host, device = found[HOST], found[DEVICE]
         counted_alike = all(one.counters == other.counters for one, other in zip(host, device, strict=True))
@@ -110,7 +112,7 @@ def told(found: dict[str, list[Decoded]]) -> None:
         ratio = statistics.median(_median_ms([one]) / _median_ms([two]) for one, two in zip(host, device, strict=True))
         passed = error <= COARSE and (counted_alike or error > 0)  # with other bits a router may choose otherwise
         detail = f"counters {'equal' if counted_alike else 'DIFFER'}"
-        tell(name="both roads", passed=passed, detail=detail, relative=error, times_as_fast=ratio)
+        tell(name=f"{way}, both roads", passed=passed, detail=detail, relative=error, times_as_fast=ratio)
 
 
 def _median_ms(runs: list[Decoded]) -> float:
