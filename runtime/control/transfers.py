@@ -22,8 +22,7 @@ _PREFETCH_BYTES, _WASTED_BYTES = Counter.PREFETCH_BYTES, Counter.WASTED_BYTES
 
 class Mover:
     """Serves the controller's steps: evicts by an eviction policy, and prefetches within `window` bytes a step and
-    those that are `lent`. `now` and `counters` are the controller's. `unused`: keys that were prefetched and that no
-    step has used yet."""
+    those `lent`. `now` and `counters` are the controller's; `unused` has keys that were prefetched and not used yet."""
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from runtime.control.on_device import TURNS, CacheOnDevice, TokenOnDevice
 from runtime.engine import host_copy
 from runtime.engine.output_gpu import GpuOutput
 from runtime.kernels.gpu.addressing import WORD
+from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
 from runtime.kernels.load import kernels
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -55,14 +56,14 @@ class DeviceRoad:
         self.prefetches = books.num_named > 0
         self._branch = _Branch(self._device) if self.prefetches and host_copy.has_streams(self._device) else None
         self._learns = books.kind == TURNS
-        self._num_counts = kernels("gpu.decide").AHEAD if self.prefetches else kernels("gpu.decide").ON_DEMAND
+        self._num_counts = AHEAD if self.prefetches else ON_DEMAND
         self._num_told = self._num_counts + self._learns * self._shape.top_k  # of each layer
         self._letters = host_copy.NumberedLetters(self._device, self._num_told * self._shape.num_layers)
         self._turns = host_copy.page_locked(self._shape.num_keys, torch.int32).view(-1, self._shape.num_experts)
         self._sent: deque[tuple[int, TokenOnDevice]] = deque()  # numbers of letters, the oldest first
         self._counting = threading.Lock()  # any thread may ask for counters
         books.counters.catch_up = self.catch_up
-        self._cache = None  # a `DeviceCache`, whose addresses stay
+        self._cache: DeviceCache | None = None  # its addresses stay
         self._has_cache = self._is_in_token = self._is_queued = False
         self._counted = self._no_counts()
 
@@ -190,7 +191,7 @@ class DeviceRoad:
             tables = [torch.from_numpy(one).to(self._device) for one in astuple(self._books.hand_over())]
             if self._cache is None:
                 own = {"num_slots": self._books.num_slots, "kind": self._books.kind, "num_told": self._num_told}
-                self._cache = kernels("gpu.decide").DeviceCache.holding(*tables, **own)
+                self._cache = DeviceCache.holding(*tables, **own)
             else:
                 self._cache.hold(*tables)
         self._has_cache = True

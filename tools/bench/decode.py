@@ -67,9 +67,10 @@ def main() -> int:
     torch.set_num_threads(1)
     try:
         committed = performance.read_ratios(options.page) if options.check else {}
+        told = performance.conditions(_command())  # of the load too: that of other work
         sections = list(_measured(options))
         if options.write:
-            performance.write(options.write, sections, performance.conditions(_command()))
+            performance.write(options.write, sections, told)
     except BadInput as problem:
         print(problem, file=sys.stderr)
         return 3

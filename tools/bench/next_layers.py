@@ -20,7 +20,7 @@ from runtime.policies.presets import Scope
 from tools.bench.performance import Section, Table, conditions, write
 from tools.bench.real_traces import BOUND, OURS, Cell, Prepared, RealTrace, cell_texts, named, options, present
 
-PUBLISHED = ("lru", "lfu", "lcp", "fld")
+PUBLISHED = ("lru", "lfu", "lcp", "fld", "activation")
 PLACES = ((Scope.LAYER, 0.25), (Scope.LAYER, 0.5), (Scope.GLOBAL, 0.125), (Scope.GLOBAL, 0.25), (Scope.GLOBAL, 0.5))
 _TOGETHER = ("qwen1.5-moe-together", "bundled-model")  # where a pass has several tokens, and every layer many experts
 

@@ -8,8 +8,8 @@ eviction policy whose columns the trace has; columns of the table are scope and 
 experts, where a layer has more slots than a token selects: otherwise there is nothing to choose. An interval is of
 1,000 resamplings of the requests (2.5 to 97.5 %), or of the passes where requests are decoded together: it says how
 much the figure depends on which requests were asked, and knows nothing of other texts. `gap closed` is the place of
-`horizon` between the best of the others that do not know the future (0) and Belady (100 %), resampled with them. Files
-that the folder lacks are skipped.
+`horizon` between the best of the others that do not know the future (0; `late_horizon` aside) and Belady (100 %),
+resampled with them. Files that the folder lacks are skipped.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from tools.bench.performance import Section, Table, conditions, write
 
 SIZES = (0.0625, 0.125, 0.25, 0.5)
 VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ahead"), "drop": ("drop", "drop:rank=2")}
-BOUND, OURS = "belady", "horizon"
+BOUND, OURS, LATE = "belady", "horizon", "late_horizon"
 _LEAST_GAP = 0.005
 
 
@@ -217,7 +217,7 @@ def allowed(trace: Trace, axis: str = "eviction") -> tuple[list[str], list[str]]
     """The policies of an axis whose columns the trace has, those that know the future last, and the others."""
     names = [name for policy in POLICIES[axis] for name in VARIANTS.get(policy, (policy,))]
     can, cannot = [], []
-    for name in sorted(names, key=(OURS, BOUND, "oracle").__contains__):
+    for name in sorted(names, key=(OURS, LATE, BOUND, "oracle").__contains__):
         try:
             policies = build(preset("on-demand").texts() | {axis: name})
             check_columns(trace, policies)
@@ -243,7 +243,7 @@ def cell_texts(found: Mapping[str, Cell], units: np.ndarray, weights: np.ndarray
     points = {name: cell.rates(units, once)[0] for name, cell in found.items()}
     spread = {name: cell.rates(units, weights) for name, cell in found.items()}
     told = {name: f"{points[name]:.3f} ± {half(spread[name]):.3f}" for name in found}
-    best = max((name for name in found if name not in (OURS, BOUND)), key=points.get)
+    best = max((name for name in found if name not in (OURS, LATE, BOUND)), key=points.get)
     told[best] = f"**{told[best]}**"
     gap = points[BOUND] - points[best]
     if gap < _LEAST_GAP:

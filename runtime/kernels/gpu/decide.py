@@ -8,8 +8,6 @@ contain them. Sessions use them with `--decide device`; they have not run on a G
 triton.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from functools import cache
 
 import torch
@@ -17,6 +15,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.blocks import expert_start
+from runtime.kernels.gpu.device_cache import DeviceCache
 from runtime.kernels.gpu.repeated import Repeated, blocks, width
 
 _BLOCK = 4096  # words that one program of `fill` copies at once
@@ -24,60 +23,6 @@ _FEW = 8  # programs an expert that is prefetched: they wait for the link, and o
 _MOST = tl.constexpr((1 << 31) - 1)
 _LEAST = tl.constexpr(-(1 << 31))
 _LAST = tl.constexpr((1 << 63) - 1)
-ON_DEMAND, AHEAD = 2, 5  # numbers that are told of a layer: without prefetching, and with it
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceCache:
-    """The slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L, S] the expert of
-    each slot, below 0 for none. Of a layer's residents that with the least `stamp` [L, E] goes. `kind` says what stamps
-    are: with "last use" `resolve` writes `clock` [1] there, which the caller moves on from token to token; with "uses"
-    it counts uses; with "turns" only the caller writes them, from 0 on.
-
-    `unused` [L, E] is 1 for experts that were prefetched and not used since; `left` [L, E] is the clock when a
-    prefetch last evicted an expert. `told` [N, L] adds up the loads and evictions of each layer and, with prefetching,
-    what it prefetched, how many of the evicted were unused, and how many of the loaded had been evicted in the same
-    token; with "turns" the experts of the last token [L, K] follow. All int32.
-
-    A layer has the first of its S places, as many as `num_slots` says: at least as many as a token has experts."""
-
-    table: torch.Tensor
-    owner: torch.Tensor
-    stamp: torch.Tensor
-    unused: torch.Tensor
-    left: torch.Tensor
-    clock: torch.Tensor
-    told: torch.Tensor
-    num_slots: Sequence[int]
-    kind: str
-
-    @classmethod
-    def holding(
-        cls,
-        table: torch.Tensor,
-        owner: torch.Tensor,
-        stamp: torch.Tensor,
-        unused: torch.Tensor,
-        *,
-        num_slots: Sequence[int],
-        kind: str,
-        num_told: int,
-    ) -> "DeviceCache":
-        """A cache that holds what these tensors say, with its clock and its counts at 0; `num_told` numbers are told of
-        each layer."""
-        left, clock, told = torch.zeros_like(stamp), table.new_zeros(1), table.new_zeros(num_told * len(table))
-        return cls(table, owner, stamp, unused, left, clock, told, num_slots, kind)
-
-    def hold(self, *tables: torch.Tensor) -> None:
-        """Hold from here on what these tensors say, as `holding` takes them, at the same addresses."""
-        for field, new in zip(fields(self), tables, strict=False):
-            getattr(self, field.name).copy_(new)
-        for own in (self.left, self.clock, self.told):
-            own.zero_()
-
-    def kept(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What outlives it: `owner`, `stamp` and `unused`."""
-        return self.owner, self.stamp, self.unused
 
 
 def resolve(
@@ -175,18 +120,8 @@ def _resolve(
     clock, places, first = tl.load(clock_ptr), tl.arange(0, width), layer * num_experts
     is_slot, own = places < num_slots, layer * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
-    for rank in tl.static_range(top_k):
-        expert = tl.load(ids_ptr + rank).to(tl.int32)
-        if kind == "last use":
-            tl.store(stamp_ptr + first + expert, clock)
-        elif kind == "uses":
-            _add(stamp_ptr + first + expert, 1)
-        else:
-            told = (5 if is_ahead else 2) * num_layers + layer * top_k
-            tl.store(told_ptr + told + rank, expert)
-        if is_ahead:
-            tl.store(unused_ptr + first + expert, 0)
-    tl.debug_barrier()  # what was written is read by other threads
+    chosen_ptr = told_ptr + (5 if is_ahead else 2) * num_layers + layer * top_k
+    _note_uses(ids_ptr, stamp_ptr + first, unused_ptr + first, chosen_ptr, clock, top_k, kind, is_ahead)
     stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
     for rank in tl.static_range(top_k):
         slot = tl.load(table_ptr + first + tl.load(ids_ptr + rank))
@@ -196,14 +131,9 @@ def _resolve(
         expert = tl.load(ids_ptr + rank).to(tl.int32)
         slot = tl.load(table_ptr + first + expert)
         is_missing = slot < 0
-        ages = stamps.to(tl.int64) * num_experts + owners
-        victim = tl.argmin(tl.where(is_slot, ages, _LAST), axis=0)
-        leaving = tl.sum(tl.where(places == victim, owners, 0), axis=0)
-        is_leaving = is_missing & (leaving >= 0)
-        tl.store(table_ptr + first + leaving, -1, mask=is_leaving)
-        tl.store(table_ptr + first + expert, victim, mask=is_missing)
-        is_taken = (places == victim) & is_missing
-        stamps, owners = tl.where(is_taken, _MOST, stamps), tl.where(is_taken, expert, owners)
+        victim = tl.argmin(tl.where(is_slot, stamps.to(tl.int64) * num_experts + owners, _LAST), axis=0)
+        leaving, is_leaving, owners = _replaced(table_ptr + first, owners, places, victim, expert, is_missing)
+        stamps = tl.where((places == victim) & is_missing, _MOST, stamps)
         tl.store(slots_ptr + rank, tl.where(is_missing, victim, slot))
         tl.store(missing_ptr + rank, tl.where(is_missing, expert, -1))
         num_loaded += is_missing.to(tl.int32)
@@ -218,6 +148,25 @@ def _resolve(
     if is_ahead:
         _add(told_ptr + 3 * num_layers + layer, num_wasted)
         _add(told_ptr + 4 * num_layers + layer, num_collided)
+
+
+@triton.jit
+def _note_uses(
+    ids_ptr, stamp_ptr, unused_ptr, chosen_ptr, clock,
+    top_k: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
+):  # fmt: skip
+    """Stamp a token's experts, of the layer where all pointers point, or tell which they are."""
+    for rank in tl.static_range(top_k):
+        expert = tl.load(ids_ptr + rank).to(tl.int32)
+        if kind == "last use":
+            tl.store(stamp_ptr + expert, clock)
+        elif kind == "uses":
+            _add(stamp_ptr + expert, 1)
+        else:
+            tl.store(chosen_ptr + rank, expert)
+        if is_ahead:
+            tl.store(unused_ptr + expert, 0)
+    tl.debug_barrier()  # what was written is read by other threads
 
 
 @triton.jit(do_not_specialize=["layer", "target", "num_slots", "most"])
@@ -245,15 +194,11 @@ def _resolve_ahead(
         ages = tl.where(is_kept, _LAST, stamps.to(tl.int64) * num_experts + owners)
         victim = tl.argmin(ages, axis=0)
         is_sent = (tl.load(table_ptr + first + expert) < 0) & (num_sent < most) & (tl.min(ages, axis=0) < _LAST)
-        leaving = tl.sum(tl.where(places == victim, owners, 0), axis=0)
-        is_leaving = is_sent & (leaving >= 0)
-        tl.store(table_ptr + first + leaving, -1, mask=is_leaving)
+        leaving, is_leaving, owners = _replaced(table_ptr + first, owners, places, victim, expert, is_sent)
+        is_kept = is_kept | ((places == victim) & is_sent)
         tl.store(left_ptr + first + leaving, clock, mask=is_leaving)
-        tl.store(table_ptr + first + expert, victim, mask=is_sent)
         num_wasted += _wasted(unused_ptr + first + leaving, is_leaving)
         tl.store(unused_ptr + first + expert, 1, mask=is_sent)
-        is_taken = (places == victim) & is_sent
-        is_kept, owners = is_kept | is_taken, tl.where(is_taken, expert, owners)
         tl.store(slots_ptr + turn, victim)
         tl.store(missing_ptr + turn, tl.where(is_sent, expert, -1))
         num_sent += is_sent.to(tl.int32)
@@ -268,6 +213,17 @@ def _resolve_ahead(
 @triton.jit
 def _add(number_ptr, amount):
     tl.store(number_ptr, tl.load(number_ptr) + amount)
+
+
+@triton.jit
+def _replaced(table_ptr, owners, places, victim, expert, is_coming):
+    """Give an expert that is coming the slot `victim`. Returns the expert that leaves it, whether there is one, and the
+    owners of all slots then."""
+    leaving = tl.sum(tl.where(places == victim, owners, 0), axis=0)
+    is_leaving = is_coming & (leaving >= 0)
+    tl.store(table_ptr + leaving, -1, mask=is_leaving)
+    tl.store(table_ptr + expert, victim, mask=is_coming)
+    return leaving, is_leaving, tl.where((places == victim) & is_coming, expert, owners)
 
 
 @triton.jit

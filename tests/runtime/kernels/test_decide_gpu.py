@@ -18,6 +18,7 @@ from artifacts.shape import Shape
 from runtime.control.build import build_controller
 from runtime.control.on_device import TURNS, CacheOnDevice
 from runtime.kernels.gpu import decide
+from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
@@ -38,7 +39,7 @@ def controlled():
 
 (controller, its), (live, ours) = controlled(), controlled()
 books = CacheOnDevice(live, ours)
-learns, num_counts = books.kind == TURNS, decide.AHEAD if most else decide.ON_DEMAND
+learns, num_counts = books.kind == TURNS, AHEAD if most else ON_DEMAND
 host = torch.arange(L * E * WORDS, dtype=torch.int32).view(L * E, WORDS)
 starts = torch.from_numpy(random.permutation(S) * WORDS)
 arena = torch.full((S * WORDS,), -1, dtype=torch.int32)
@@ -68,7 +69,7 @@ for turn in range(40):
     if turn % 10 == 3:
         tables = map(torch.from_numpy, astuple(books.hand_over()))
         more = {"kind": books.kind, "num_told": num_counts + K * learns}
-        cache = decide.DeviceCache.holding(*tables, num_slots=books.num_slots, **more)
+        cache = DeviceCache.holding(*tables, num_slots=books.num_slots, **more)
     elif learns and not is_host:
         cache.stamp.copy_(torch.from_numpy(books.turns()))
     if not is_host:
