@@ -67,6 +67,8 @@ def main() -> int:
     torch.set_num_threads(1)
     try:
         committed = performance.read_ratios(options.page) if options.check else {}
+        if options.write:
+            performance.check_places(options.write, options.only)
         told = performance.conditions(_command())  # of the load too: that of other work
         sections = list(_measured(options))
         if options.write:

@@ -17,7 +17,7 @@ from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.eviction.belady import Belady
 from runtime.policies.eviction.horizon import Horizon
 from runtime.policies.presets import Scope
-from tools.bench.performance import Section, Table, conditions, write
+from tools.bench.performance import Section, Table, check_places, conditions, write
 from tools.bench.real_traces import BOUND, OURS, Cell, Prepared, RealTrace, cell_texts, named, options, present
 
 PUBLISHED = ("lru", "lfu", "lcp", "fld", "activation")
@@ -50,12 +50,13 @@ class Told(Horizon):
 
 
 def main() -> None:
-    chosen = options(__doc__).parse_args()
-    sections = []
-    for real, path in present(chosen):
-        if real.name not in _TOGETHER:
-            sections.append(Section(f"{real.name}-next-layers", [measured(real, path, chosen.tokens)]))
-            print(sections[-1].tables[0].markdown(), flush=True)
+    chosen, sections = options(__doc__).parse_args(), []
+    found = {f"{real.name}-next-layers": (real, path) for real, path in present(chosen) if real.name not in _TOGETHER}
+    if chosen.write:
+        check_places(chosen.write, found)
+    for name, (real, path) in found.items():
+        sections.append(Section(name, [measured(real, path, chosen.tokens)]))
+        print(sections[-1].tables[0].markdown(), flush=True)
     if chosen.write and sections:
         command = f"python -m tools.bench.next_layers --traces FOLDER --tokens {chosen.tokens}"
         write(chosen.write, sections, conditions(command))

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -85,9 +85,10 @@ def write(page: Path, sections: Sequence[Section], told: str) -> None:
 
     Raises BadInput for a page without the marks.
     """
+    check_places(page, [section.name for section in sections])
     text = page.read_text()
     for section in sections:
-        text = _between(text, section, told, page)
+        text = _between(text, section, told)
     page.write_text(text)
     kept = read_ratios(page) if ratios_of(page).exists() else {}
     names = {section.name for section in sections}
@@ -122,10 +123,21 @@ def worse(found: Mapping[str, Ratio], committed: Mapping[str, Ratio]) -> list[st
     ]
 
 
-def _between(text: str, section: Section, told: str, page: Path) -> str:
-    begin, end = f"<!-- {section.name}: -->\n", f"<!-- :{section.name} -->"
-    if begin not in text or end not in text:
-        raise BadInput(f"{page} has no place for {section.name}: put {begin.strip()} and {end} there, a line each")
+def check_places(page: Path, names: Iterable[str]) -> None:
+    """Raise BadInput for a page without the marks of a section: better before hours of measuring than behind them."""
+    text = page.read_text()
+    for name in names:
+        begin, end = _marks(name)
+        if begin not in text or end not in text:
+            raise BadInput(f"{page} has no place for {name}: put {begin.strip()} and {end} there, a line each")
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: -->\n", f"<!-- :{name} -->"
+
+
+def _between(text: str, section: Section, told: str) -> str:
+    begin, end = _marks(section.name)
     tables = "\n\n".join(table.markdown() for table in section.tables)
     head, _, rest = text.partition(begin)
     return f"{head}{begin}\n{tables}\n\n{told}.\n\n{end}{rest.partition(end)[2]}"

@@ -34,7 +34,7 @@ from runtime.policies.presets import Scope, preset
 from runtime.replay.checks import check_columns
 from runtime.replay.replay import replay
 from tools import TRACE
-from tools.bench.performance import Section, Table, conditions, write
+from tools.bench.performance import Section, Table, check_places, conditions, write
 
 SIZES = (0.0625, 0.125, 0.25, 0.5)
 VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ahead"), "drop": ("drop", "drop:rank=2")}
@@ -95,9 +95,11 @@ class Cell:
 
 
 def main() -> None:
-    chosen = options(__doc__).parse_args()
-    sections = []
-    for real, path in present(chosen):
+    chosen, sections = options(__doc__).parse_args(), []
+    found = list(present(chosen))
+    if chosen.write:
+        check_places(chosen.write, [real.name for real, _ in found])
+    for real, path in found:
         sections.append(Section(real.name, [measured(real, path, chosen.tokens)]))
         print(sections[-1].tables[0].markdown(), flush=True)
     if chosen.write and sections:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runtime.control.counters import Counters
 from runtime.policies.presets import Scope
-from tools.bench.performance import Section, Table, conditions, write
+from tools.bench.performance import Section, Table, check_places, conditions, write
 from tools.bench.real_traces import OURS, Cell, Prepared, RealTrace, allowed, half, listed, named, options, present
 
 PLACES = ((Scope.LAYER, 0.25), (Scope.GLOBAL, 0.125), (Scope.GLOBAL, 0.25), (Scope.GLOBAL, 0.5))
@@ -23,9 +23,11 @@ _COMMAND = "python -m tools.bench.real_traces_served --traces FOLDER"
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--window", type=int, default=1, help="experts that a step's prefetches bring")
-    chosen = parser.parse_args()
-    sections = []
-    for real, path in present(chosen):
+    chosen, sections = parser.parse_args(), []
+    found = list(present(chosen))
+    if chosen.write:
+        check_places(chosen.write, [f"{real.name}-served" for real, _ in found])
+    for real, path in found:
         served = Served(real, path, tokens=chosen.tokens, window=chosen.window)
         sections.append(Section(f"{real.name}-served", [served.prefetched(), served.missed()]))
         for table in sections[-1].tables:

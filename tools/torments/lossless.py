@@ -30,7 +30,7 @@ PRESETS = (
     "fmoe",
 )
 PRESETS += ("moepic",)
-EVICTIONS = ("lru", "lfu", "lcp", "least_stale", "fld", "score", "random", "horizon", "activation")
+EVICTIONS = ("lru", "lfu", "lcp", "least_stale", "fld", "score", "random", "horizon", "late_horizon", "activation")
 PREFETCHES = ("none", "next_gate", "next_gate:distance=2,overfetch=0.5,through=yes", "score", "frequency", "popular")
 PREFETCHES += ("random", "activation", "affinity")
 MISSES = ("fetch", "near", "near:fill=no", "near:ratio=0.3,fill=no", "qstar:ratio=0.5")
