@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from artifacts.errors import BadInput
 from artifacts.traces.parquet import read_parquet, write_parquet
 from artifacts.traces.trace import Trace
 from moectl.bundled import bundled_trace
@@ -92,3 +93,12 @@ def test_absent_files_are_skipped(
     monkeypatch.setattr("sys.argv", ["real_traces", "--traces", str(tmp_path), "--only", "mixtral-8x7b"])
     real_traces.main()
     assert "mixtral-8x7b: skipped, there is no" in capsys.readouterr().out
+
+
+def test_a_page_is_looked_at_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no marks")
+    monkeypatch.setattr(real_traces, "measured", None)
+    monkeypatch.setattr("sys.argv", ["real_traces", "--only", "bundled-model", "--write", str(page)])
+    with pytest.raises(BadInput, match="has no place for bundled-model"):
+        real_traces.main()
