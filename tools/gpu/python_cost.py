@@ -14,7 +14,6 @@ send letters and do nothing else, with attention, norms and routers in them.
 import argparse
 import cProfile
 import pstats
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -63,8 +62,8 @@ def main() -> None:
             opened.store.close()
             rows.append((road, *quartiles(found.us), f"{found.launches:.2f}"))
             opened = open_model(str(deep))
-            us = replayed_us(opened, ROADS[road], driver, tokens=options.tokens)
-            whole.append((road, *quartiles(us), f"{statistics.median(us) / opened.shape.num_layers:.0f}"))
+            us = quartiles(replayed_us(opened, ROADS[road], driver, tokens=options.tokens))
+            whole.append((road, *us, f"{float(us[1]) / opened.shape.num_layers:.0f}"))
             opened.store.close()
     columns = ("road", "us a layer, 1st quartile", "median", "3rd quartile", "launches")
     show_sheet(Sheet(f"Python of a layer's experts, {options.tokens} tokens", columns, rows, ""))
