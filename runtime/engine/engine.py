@@ -210,7 +210,7 @@ class Engine:
     def _run_by_either(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """As `StepExecutor.run`, with a token decided on the device. A step that is seen is one that a trace has."""
+        """As `StepExecutor.run`, with a token decided on the device. An observer's steps are copied to the host."""
         if hidden.shape[0] > 1 or self.steps.on_plan is not None:
             self.road.give_back()
             return self.steps.run(layer, hidden, ids, weights)
