@@ -50,10 +50,10 @@ def through(opened, settings):
     with Session(opened, settings) as session:
         return said(lambda ids, past: session.forward(ids, past=past))
 
-for folder, is_published, policies in json.loads(sys.argv[1]):
+for folder, is_published in json.loads(sys.argv[1]):
     opened = open_model(folder, dtype=torch.float32)
     theirs = through(opened, Settings(link="1GB/s")) if is_published else plainly(folder)
-    with Session(opened, replace(SETTINGS, policies=policies)) as session:
+    with Session(opened, SETTINGS) as session:
         ours = said(lambda ids, past: session.forward(ids, past=past))
         session.validate()
         totals = session.controller.counters.totals(first_pass=1)
@@ -113,16 +113,15 @@ LATE, AHEAD = {"eviction": "late_horizon"}, {"prefetch": "next_gate"}
 def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Prompts, which the host decides, with tokens after them, which the device does. A published format, which
     transformers does not read here, is held against torch's own products of the dequantised experts."""
-    cases = [(str(checkpoint(family)), False, {}) for family in ("olmoe", "qwen3_moe")]
-    cases.append((str(published("mxfp4", tmp_path)), True, {}))
-    cases += [(str(checkpoint("olmoe")), False, policies) for policies in (LATE, AHEAD)]
+    cases = [(str(checkpoint(family)), False) for family in ("olmoe", "qwen3_moe")]
+    cases.append((str(published("mxfp4", tmp_path)), True))
     results = list(map(json.loads, interpret(INTERPRETED + SAID, json.dumps(cases))))
     assert len(results) == len(cases)
-    for (folder, *_), (error, hits, misses, decided) in zip(cases, results, strict=True):
+    for (folder, _), (error, hits, misses, decided) in zip(cases, results, strict=True):
         assert error < 5e-6 and hits and misses and decided == "device", (folder, error)
 
 
-@pytest.mark.parametrize("policies", [{}, LATE, AHEAD], ids=["lru", "late_horizon", "next_gate"])
+@pytest.mark.parametrize("policies", [LATE, AHEAD], ids=["late_horizon", "lru, next_gate"])
 def test_the_simulator_replays_it(policies: dict[str, str], checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Also batches between, which the host decides, and a `generate` on its own thread."""
     passes, state, figures = interpret(
