@@ -33,6 +33,12 @@ RUNS = {
         "experts": "fused",
     },
     "25%, decided on the device": {"budget": "25%", "experts": "fused", "decide": "device"},
+    "25%, decided and prefetched on the device": {
+        "budget": "25%",
+        "policies": {"prefetch": "next_gate"},
+        "experts": "fused",
+        "decide": "device",
+    },
 }
 
 
