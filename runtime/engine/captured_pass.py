@@ -1,6 +1,7 @@
 """One pass of a model as CUDA graphs: a single one, or pieces between which the host acts."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -52,10 +53,10 @@ class CapturedPass:
             try:
                 self.output = forward()
                 end()
+                self._graphs[-1].capture_end()
             except BaseException:
-                self._abandon()
+                self._abandon(stream.device)
                 raise
-            self._graphs[-1].capture_end()
 
     def experts(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Where a layer's experts would be computed."""
@@ -84,9 +85,11 @@ class CapturedPass:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # the link's threads go on
         self._graphs.append(graph)
 
-    def _abandon(self) -> None:
-        """End a capture that failed: the driver may say so again."""
+    def _abandon(self, device: torch.device) -> None:
+        """End a capture that failed. The driver may say so again; torch's allocator would then go on asking the graph,
+        when that is long gone, which memory is its own."""
         try:
             self._graphs[-1].capture_end()
         except RuntimeError:
-            return
+            with suppress(RuntimeError):  # a later torch does it before it raises
+                torch._C._cuda_endAllocateToPool(device.index, self._pool)
