@@ -4,7 +4,7 @@ missing and computes, and the host waits for none of it, nor for the counters.""
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple
 
 import numpy as np
@@ -143,10 +143,7 @@ class DeviceRoad:
         decide, (slots, missing) = kernels("gpu.decide"), self._ahead
         decide.resolve_ahead(self._cache, layer, foreseen.contiguous(), slots, missing, most=self._books.most_ahead)
         target = (layer + 1) % self._shape.num_layers
-        if self._branch:
-            with self._branch.forked():
-                self._fill(target, slots, missing, is_ahead=True)
-        else:
+        with self._branch.forked() if self._branch else nullcontext():
             self._fill(target, slots, missing, is_ahead=True)
 
     def _fill(self, layer: int, slots: torch.Tensor, missing: torch.Tensor, *, is_ahead: bool = False) -> None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.blocks import expert_start
-from runtime.kernels.gpu.device_cache import DeviceCache
+from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
 from runtime.kernels.gpu.repeated import Repeated, blocks, width
 
 _BLOCK = 4096  # words that one program of `fill` copies at once
@@ -23,6 +23,7 @@ _FEW = 8  # programs an expert that is prefetched: they wait for the link, and o
 _MOST = tl.constexpr((1 << 31) - 1)
 _LEAST = tl.constexpr(-(1 << 31))
 _LAST = tl.constexpr((1 << 63) - 1)
+_TOLD, _TOLD_AHEAD = tl.constexpr(ON_DEMAND), tl.constexpr(AHEAD)
 
 
 def resolve(
@@ -120,7 +121,7 @@ def _resolve(
     clock, places, first = tl.load(clock_ptr), tl.arange(0, width), layer * num_experts
     is_slot, own = places < num_slots, layer * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
-    chosen_ptr = told_ptr + (5 if is_ahead else 2) * num_layers + layer * top_k
+    chosen_ptr = told_ptr + (_TOLD_AHEAD if is_ahead else _TOLD) * num_layers + layer * top_k
     _note_uses(ids_ptr, stamp_ptr + first, unused_ptr + first, chosen_ptr, clock, top_k, kind, is_ahead)
     stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
     for rank in tl.static_range(top_k):
