@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+TESTED := $(VENV)/.installed-for-tests
+PIP_INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Only what is imported gets compiled, once; where a container sets this, every process would do so anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,12 +14,16 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(INSTALLED)
 	@$(VENV)/bin/moectl demo
 
-test: $(INSTALLED)
+test: $(TESTED)
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test]'
+	$(PIP_INSTALL) --upgrade pip
+	$(PIP_INSTALL) --no-compile -e .
+	@touch $@
+
+$(TESTED): $(INSTALLED)
+	$(PIP_INSTALL) --no-compile -e '.[test]'
 	@touch $@

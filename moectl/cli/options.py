@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runtime.session.settings import Settings
 
 
-def _or_bundled(context: typer.Context, name: str | None) -> str | None:
+def or_bundled(context: typer.Context, name: str | None) -> str | None:
     """Return the model's name, None for the bundled one; say so when the store suggests that another was meant.
 
     Raises BadInput for a name that can be no model's.
@@ -70,7 +70,7 @@ RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the st
 
 Model = Annotated[
     str | None,
-    typer.Argument(callback=_or_bundled, help="A local folder or a hub id; else the bundled one."),
+    typer.Argument(callback=or_bundled, help="A local folder or a hub id; else the bundled one."),
 ]
 AnyModel = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else whichever fits.")]
 Budget = Annotated[

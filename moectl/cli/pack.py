@@ -5,14 +5,17 @@ from typing import Annotated
 
 import typer
 
-from moectl.cli.options import Json
+from moectl.bundled import demo_model
+from moectl.cli.options import Json, or_bundled
 from moectl.shared.importing import importing
-from runtime.model.locate import check_name
 
 
 def pack(
     *,
-    model: Annotated[str, typer.Argument(help="A checkpoint: a local folder or a hub id.")],
+    model: Annotated[
+        str,
+        typer.Argument(callback=or_bundled, help="A checkpoint: a folder, a hub id, or bundled."),
+    ],
     out: Annotated[Path, typer.Argument(help="The folder to write, which must not be there yet.")],
     json: Json = False,
 ) -> None:
@@ -20,8 +23,7 @@ def pack(
 
     Stopped half-way, the same command goes on.
     """
-    check_name(model)  # before imports that take seconds
     with importing():
         from moectl.commands import pack as command
 
-    command.show(command.pack(model, out), as_json=json)
+    command.show(command.pack(model or str(demo_model()), out), as_json=json)

@@ -1,70 +1,128 @@
 """Every command that the documents show runs, in the order shown, as a reader would type them, on less text.
 
-Less: fewer tokens, a few of the questions and turns of each measurement, one request of the bundled trace, the
-beginning of one text of the demo. `make demo` is the whole of it.
+The reader has installed moectl, stands in a folder of their own, and has nothing of the repository on the path; only
+`python -m tools...` is typed in a clone, as the pages say. Less text: fewer tokens, a few of the questions and turns of
+each measurement, one request of the bundled traces, the beginning of one text of the demo. `make demo` is the whole of
+it. Blocks that take long are run by `python -m tools.docs.walk`; here their options are read.
 """
 
+import argparse
 import fcntl
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyarrow import compute, parquet
+from typer.main import get_command
 
-from moectl.bundled import bundled_trace, demo_model
-from moectl.cli import main
-from moectl.commands import demo, doctor_measured, hardware
+from moectl.cli import app
 from moectl.commands.reproduce import REPRODUCTIONS
-from moectl.shared import trace_source
-from profilers.compare import check_prediction as prediction
-from profilers.compare import continuations, price_precision
-from profilers.hardware.load_times import TimingEffort
 from tests import ROOT
+from tests.helpers import stranger as stranger_module
+from tools.docs.commands import OF_A_CLONE, STAMP, Block, blocks, pages
 
-BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if BLOCK.search(path.read_text()))
+PAGES = [page for page in pages() if any(not block.takes_long for block in blocks(page))]
+LONG = [block for page in pages() for block in blocks(page) if block.takes_long]
 SET_UP = ("git clone", "cd ", "make ")  # what a test cannot do from inside itself; CI does it before
 REPRODUCTION = "moectl simulate --reproduce "  # each runs once, in tests/moectl/reproductions/test_reproduce.py
 
 
 def commands(page: Path) -> list[str]:
-    lines = [line for block in BLOCK.findall(page.read_text(encoding="utf-8")) for line in block.splitlines()]
-    return [line for line in lines if line.strip() and not line.startswith("#")]
+    return [line for block in blocks(page) if not block.takes_long for line in block.commands]
 
 
-@pytest.fixture(autouse=True)
-def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    little = TimingEffort(lengths=(16,), turns=3)
-    monkeypatch.setattr(hardware, "THOROUGH", little)
-    monkeypatch.setattr(doctor_measured, "QUICK", little)
-    monkeypatch.setattr(prediction, "_TIMES", 1)
-    monkeypatch.setattr(demo, "_NUM_SEQUENCES", 1)
-    monkeypatch.setattr(demo, "_DECODE", 8)
-    monkeypatch.setattr(continuations, "COUNT", 3)
-    monkeypatch.setattr(price_precision, "AVERAGES", (2.0,))
+class Stranger:
+    """The commands of a user, each in a process of its own."""
 
-    def first_request(name: Path) -> Path | None:
-        if (whole := bundled_trace(name)) is None:
-            return None
-        rows = parquet.read_table(whole)
-        parquet.write_table(rows.filter(compute.equal(rows["request"], rows["request"][0])), tmp_path / "first.parquet")
-        return tmp_path / "first.parquet"
+    def __init__(self, scratch: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if name not in ("MOECTL_STORE", "PYTHONPATH")}
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = environment
+        self._scratch = scratch
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", stranger_module.__file__, str(scratch)],
+            cwd=scratch,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
-    monkeypatch.setattr(trace_source, "bundled_trace", first_request)
+    def runs(self, line: str, folder: Path) -> tuple[int, str, str]:
+        """Run a line in `folder`. Return its exit code, what it printed and what it said."""
+        program, *arguments = shlex.split(line)
+        if program != "moectl" or {"|", "&&"} & {*arguments}:
+            return self._in_a_shell(line, folder)
+        out = self._scratch / "out"
+        err = self._scratch / "err"
+        order = {"arguments": arguments, "folder": str(folder), "out": str(out), "err": str(err)}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        if arguments[0] == "serve":
+            _until(err, " for clients, ")
+            os.kill(pid, signal.SIGTERM)
+        code = int(self._process.stdout.readline())
+        return code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
+
+    def _in_a_shell(self, line: str, folder: Path) -> tuple[int, str, str]:
+        place = _clone(folder / "clone") if OF_A_CLONE.search(line) else folder
+        done = subprocess.run(
+            line,
+            shell=True,
+            cwd=place,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        self._process.stdout.close()
 
 
-@pytest.fixture(autouse=True)
+def _clone(folder: Path) -> Path:
+    """Return a folder that has what a clone has, uncommitted changes too."""
+    if not folder.exists():
+        folder.mkdir()
+        for entry in ROOT.iterdir():
+            if not entry.name.startswith("."):
+                (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+def _until(path: Path, text: str, *, seconds: float = 120) -> None:
+    """Wait until a file holds a text."""
+    end = time.monotonic() + seconds
+    while not path.exists() or text not in path.read_text(encoding="utf-8"):
+        assert time.monotonic() < end, f"{path} never held {text!r}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
+    one = Stranger(tmp_path_factory.mktemp("stranger"))
+    yield one
+    one.close()
+
+
+@pytest.fixture
 def belongings(tmp_path: Path) -> None:
-    """What first-steps says a reader brings along: a checkpoint, and text in files of two kinds."""
-    (tmp_path / "my-model").symlink_to(demo_model(), target_is_directory=True)
+    """Lay down what first-steps says a reader brings along: text in files of two kinds."""
     (tmp_path / "my-text").mkdir()
     pages = [path.read_text(encoding="utf-8") for path in PAGES]
     (tmp_path / "my-text" / "notes.txt").write_text(pages[0], encoding="utf-8")
@@ -72,67 +130,103 @@ def belongings(tmp_path: Path) -> None:
     (tmp_path / "my-text" / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
 
 
+LESS = {
+    "moectl quantize": "--jobs 1",
+    "moectl demo": "--tokens 1024",
+    "moectl tune": "--candidates 1 --tokens 64 --length 32 --rounds 1",
+}
+
+
 def shorter(line: str) -> str:
     """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench with one text of
-    16. Replicas in this process: another takes longer to begin than it has to do. The demo, whose line names no
-    number, with the least it takes."""
+    16. Replicas in this process: another takes longer to begin than it has to do. A
+    server at any free port."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 16 --length 16", line)
     if line.startswith(("moectl profile", "moectl inspect")):
         share = 2 if "--shard" in line else 32
         least = 128 if line.startswith("moectl profile") else 32
         return re.sub(r"--tokens (\d+)", lambda found: f"--tokens {max(least, int(found[1]) // share)}", line)
-    line = line.replace("moectl quantize", "moectl quantize --jobs 1")
-    return line.replace("moectl demo", "moectl demo --tokens 1024")
+    if line.startswith("moectl serve"):
+        return f"{line} --port 0"
+    for command, less in LESS.items():
+        line = line.replace(command, f"{command} {less}")
+    return line
 
 
 @contextmanager
-def taken_up(line: str, shared: Path) -> Iterator[None]:
-    """`moectl quantize` goes on from what it left for another page, which is the same: it is what takes longest."""
+def taken_up(line: str, folder: Path, shared: Path) -> Iterator[None]:
+    """Have `moectl quantize` go on from what it left for another page, which is the same: it is what takes longest."""
     if not line.startswith("moectl quantize"):
         yield
         return
+    replicas = folder / "moe.duckdb.replicas"
     with shared.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the other page may be another worker's
         if shared.exists():
-            shutil.copytree(shared, "moe.duckdb.replicas")
+            shutil.copytree(shared, replicas)
         yield
-        shutil.copytree("moe.duckdb.replicas", shared, dirs_exist_ok=True)
+        shutil.copytree(replicas, shared, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.usefixtures("belongings")
 def test_every_command_of_a_page_runs(
-    page: Path,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    page: Path, stranger: Stranger, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     of_session = tmp_path_factory.getbasetemp()
     of_session = of_session.parent if "PYTEST_XDIST_WORKER" in os.environ else of_session
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MOECTL_STORE", raising=False)
     for line in commands(page):
         if line.startswith((*SET_UP, REPRODUCTION)):
             continue
-        program, *arguments = shlex.split(shorter(line))
-        if program == "moectl" and "|" not in arguments:  # a process of its own would spend most of its time importing
-            with taken_up(line, of_session / "replicas"):
-                code, (out, err) = main(arguments), capfd.readouterr()
-        else:
-            code, out, err = in_a_shell(line)
+        with taken_up(line, tmp_path, of_session / "replicas"):
+            code, out, err = stranger.runs(shorter(line), tmp_path)
         assert code == 0, f"{line}\n{err}"
-        assert out.strip(), f"{line} printed nothing"
+        assert out.strip() or "moectl serve" in line, f"{line} printed nothing"
 
 
-def in_a_shell(line: str) -> tuple[int, str, str]:
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
-    line = re.sub(r"(^|\| )moectl ", rf"\1{shlex.quote(sys.executable)} -m moectl ", line)
-    done = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    return done.returncode, done.stdout, done.stderr
+class Read(Exception):
+    """The options of a command were read."""
+
+
+@pytest.mark.parametrize("line", sorted({line for block in LONG for line in block.commands}))
+def test_the_options_of_a_long_command_are_its_own(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo-fp8", "demo-mxfp4"):  # made by commands above those that name them
+        (tmp_path / name).mkdir()
+    words = [word for word in shlex.split(line) if not re.match(r"[A-Z_]+=", word)]
+    for program, *arguments in _between(words, "&&"):
+        if program == "moectl":
+            command = get_command(app).commands[arguments[0]]
+            command.make_context(arguments[0], arguments[1:], resilient_parsing=False).close()
+            continue
+        assert program == "python"
+        monkeypatch.setattr(sys, "argv", arguments[1:] if arguments[0] == "-m" else arguments)
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", _parse_args)
+        with pytest.raises(Read):
+            if arguments[0] == "-m":
+                runpy.run_module(arguments[1], run_name="__main__")
+            else:
+                runpy.run_path(str(ROOT / arguments[0]), run_name="__main__")
+
+
+def _between(words: list[str], sign: str) -> Iterator[list[str]]:
+    while sign in words:
+        yield words[: words.index(sign)]
+        words = words[words.index(sign) + 1 :]
+    yield words
+
+
+def _parse_args(parser: argparse.ArgumentParser, args: list[str] | None = None) -> None:
+    _, unknown = parser.parse_known_args(args)
+    raise Read if not unknown else AssertionError(unknown)
+
+
+@pytest.mark.parametrize("block", LONG, ids=lambda block: f"{block.page.stem}: {block.commands[0]}")
+def test_a_page_says_when_a_long_block_was_run(block: Block) -> None:
+    assert STAMP.match(block.page.read_text(encoding="utf-8"), block.end)
 
 
 def test_reproductions_of_pages_are_known() -> None:

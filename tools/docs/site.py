@@ -4,12 +4,16 @@ MkDocs calls `on_config` and `on_files` when it builds (mkdocs.yml names this fi
 """
 
 import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `mkdocs` has the folder of its own program there, not this one
 
 from artifacts.store.schema import ARTEFACT_TABLES, CONTROL_TABLES, SCHEMA_VERSION
 from moectl.cli import app

@@ -1,0 +1,78 @@
+"""A process with moectl as it is installed and nothing of the repository on its path, which runs commands of a user.
+
+`python -I stranger.py` reads an order a line, as JSON: the arguments of `moectl`, the folder to stand in, the file for
+what it prints and the one for what it says. It answers with two lines: the process id of the command, and its exit
+code. A command is a fork of this process, which has imported torch already.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+
+def quickly(scratch: Path) -> None:
+    """Make the commands that measure measure little, and cut the bundled traces to their first request."""
+    from pyarrow import compute, parquet
+
+    from moectl.bundled import bundled_trace
+    from moectl.commands import demo, doctor_measured, hardware
+    from moectl.shared import trace_source
+    from profilers.compare import check_prediction, continuations, price_precision
+    from profilers.hardware.load_times import TimingEffort
+
+    little = TimingEffort(lengths=(16,), turns=3)
+    hardware.THOROUGH = little
+    doctor_measured.QUICK = little
+    check_prediction._TIMES = 1
+    demo._NUM_SEQUENCES = 1
+    demo._DECODE = 8
+    continuations.COUNT = 3
+    price_precision.AVERAGES = (2.0,)
+
+    def first_request(name: Path) -> Path | None:
+        if (whole := bundled_trace(name)) is None:
+            return None
+        rows = parquet.read_table(whole)
+        first = scratch / f"{name}-{os.getpid()}.parquet"
+        parquet.write_table(rows.filter(compute.equal(rows["request"], rows["request"][0])), first)
+        return first
+
+    trace_source.bundled_trace = first_request
+
+
+def begin(order: dict) -> int:
+    """Start the command of an order. Return the id of its process."""
+    if pid := os.fork():
+        return pid
+    os.chdir(order["folder"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115  # the orders were read from the former one
+    for name, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    from moectl.cli import main
+
+    code = 70  # of a command that ends in an error which is not moectl's
+    try:
+        code = main(order["arguments"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def serve_orders() -> None:
+    """Run the orders one by one."""
+    for line in sys.stdin:
+        pid = begin(json.loads(line))
+        print(pid, flush=True)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    quickly(Path(sys.argv[1]))
+    serve_orders()
