@@ -1,18 +1,24 @@
-"""The prompts of a file, a row each: plain text, jsonl or parquet. A row that cannot be used says why, in its place."""
+"""The prompts of a file, a row each: plain text, JSON, jsonl or parquet. A row that cannot be used says why, in its
+place."""
 
 import hashlib
+import math
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import IO
 
 from artifacts.common.untrusted import existing, parse_json
 from artifacts.errors import BadInput, first_line
-from profilers.text.files import LONGEST, kind, opened, plain_errors, unpacked
+from moectl.shared.messages import Turn, turn_of
+from profilers.text.files import LONGEST, check_utf8, json_array, kind, opened, plain_errors, unpacked
 
-Turn = Mapping[str, str]
-_JSON, _PARQUET = (".jsonl", ".ndjson"), ".parquet"
-_ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer": "system"}  # as templates know them
+_LINES = (".jsonl", ".ndjson")
+_JSON = ".json"
+_PARQUET = ".parquet"
+Id = str | int | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,43 +27,67 @@ class PromptRow:
     the `problem` that it has, by a code and in words."""
 
     number: int
-    id: str | int | None = None
+    id: Id | None = None
     prompt: str | list[Turn] | None = None
     problem: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFile:
-    """A file of prompts as it was at first sight: the number of its rows, and the sha256 of its bytes."""
+    """A file of prompts as it was at first sight: the sha256 of its bytes, and a digest of 8 bytes for each row."""
 
     path: Path
-    num_rows: int
     digest: str
+    row_digests: array
 
     @classmethod
     def look(cls, name: str) -> "PromptFile":
         """Raises BadInput for what is no file, cannot be read, or has no row."""
         path = existing(name)
+        if path is not None and not path.is_file() and not path.is_dir():
+            raise BadInput(f"{name} is a pipe, which cannot be read again to go on: write its prompts to a file")
         if path is None or not path.is_file():
-            raise BadInput(f"no file of prompts at {name!r}: give a text, jsonl or parquet file")
+            raise BadInput(f"no file of prompts at {name!r}: give a text, json, jsonl or parquet file")
         digest = hashlib.sha256()
         with plain_errors(path), path.open("rb") as file:
             while part := file.read(1 << 20):
                 digest.update(part)
-        num_rows = sum(1 for _ in _given(path))
-        if not num_rows:
+        row_digests = array("Q", (_digest(given) for given in _given(path)))
+        if not row_digests:
             raise BadInput(f"{path} has no row: write a prompt a line")
-        return cls(path, num_rows, digest.hexdigest())
+        return cls(path, digest.hexdigest(), row_digests)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_digests)
 
     def rows(self) -> Iterator[PromptRow]:
-        """Yield every row in order. Raises BadInput where the file as a whole cannot be read."""
-        seen: dict[str | int, int] = {}
+        """Yield every row in order. Raises BadInput where the file as a whole cannot be read, and at the first row
+        that is another than at first sight."""
+        seen: dict[Id, int] = {}
+        number = 0
         for number, given in enumerate(_given(self.path), start=1):
+            if number > self.num_rows or _digest(given) != self.row_digests[number - 1]:
+                raise self._changed(number)
             row = _row(number, given)
             first = number if row.id is None else seen.setdefault(row.id, number)
             if first != number and row.problem is None:
                 row = _bad(number, "duplicate_id", f"row {first} has the same id {row.id!r}", of=row.id)
             yield row
+        if number < self.num_rows:
+            raise self._changed(number + 1)
+
+    def _changed(self, number: int) -> BadInput:
+        return BadInput(
+            f"{self.path} was changed while it was answered: row {number:,} is not what it was; the answers so far are "
+            "kept: put the former file back to go on, or name another --out for the new one"
+        )
+
+
+def _digest(given: object) -> int:
+    """Return 64 bits that stand for a row as the file has it."""
+    told = given if isinstance(given, bytes) else repr(given).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest())
 
 
 def _given(path: Path) -> Iterator[object]:
@@ -66,7 +96,11 @@ def _given(path: Path) -> Iterator[object]:
         if kind(path) == _PARQUET:
             yield from _parquet_rows(path, file)
             return
-        is_json = kind(path) in _JSON
+        check_utf8(path, file)
+        if kind(path) == _JSON and (rows := json_array(path, file)) is not None:
+            yield from rows
+            return
+        is_json = kind(path) in (*_LINES, _JSON)
         for line in _lines(file):
             yield _JsonLine(line) if is_json else line
 
@@ -118,12 +152,16 @@ def _row(number: int, given: object) -> PromptRow:
 
 
 def _of_fields(number: int, given: object) -> PromptRow:
+    if isinstance(given, str):
+        given = {"prompt": given}
     if not isinstance(given, Mapping):
-        return _bad(number, "broken_row", f"the row is no object but {type(given).__name__}")
+        return _bad(number, "broken_row", f"the row is neither an object nor a text but {type(given).__name__}")
     given = {name: value for name, value in given.items() if value is not None}
     name = given.get("id")
-    if isinstance(name, bool) or not isinstance(name, str | int | None):
-        return _bad(number, "broken_row", "the id is neither a text nor a whole number")
+    if isinstance(name, Decimal):  # as Parquet has it
+        name = int(name) if name == name.to_integral_value() else float(name)
+    if not _is_id(name):
+        return _bad(number, "broken_row", "the id is neither a text nor a number")
     if ("prompt" in given) == ("messages" in given):
         return _bad(number, "broken_row", "the row needs a field 'prompt' or a field 'messages'", of=name)
     if given.get("prompt") == "":
@@ -134,21 +172,19 @@ def _of_fields(number: int, given: object) -> PromptRow:
     return PromptRow(number, name, prompt)
 
 
+def _is_id(name: object) -> bool:
+    if isinstance(name, float):
+        return math.isfinite(name)
+    return name is None or isinstance(name, str | int) and not isinstance(name, bool)
+
+
 def _turns(messages: object) -> list[Turn] | None:
-    """The messages of a chat, None where they are not a list of roles and texts."""
+    """Return the turns of a chat, None where they are not a list of roles and texts."""
     if not isinstance(messages, list) or not messages:
         return None
-    turns = [_turn(message) for message in messages]
+    turns = [turn_of(message) for message in messages]
     return None if None in turns else turns
 
 
-def _turn(message: object) -> Turn | None:
-    if not isinstance(message, Mapping):
-        return None
-    role, content = message.get("role"), message.get("content")
-    is_sound = isinstance(role, str) and role in _ROLES and isinstance(content, str)
-    return {"role": _ROLES[role], "content": content} if is_sound else None
-
-
-def _bad(number: int, code: str, message: str, *, of: str | int | None = None) -> PromptRow:
+def _bad(number: int, code: str, message: str, *, of: Id | None = None) -> PromptRow:
     return PromptRow(number, of, problem=(code, message))

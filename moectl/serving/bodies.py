@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
 
+from moectl.shared.messages import text_of
 from runtime.session.generate import Sampling
 
 _SHORT = 16  # default max_tokens of a completion, as in OpenAI's API
@@ -40,20 +41,6 @@ def _prompt(given: Any) -> str | list[int]:
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token of text")
     return prompt
-
-
-def _content(given: Any) -> str:
-    """The text of a message; its parts are joined."""
-    if isinstance(given, str):
-        return given
-    if not (isinstance(given, list) and given and all(_is_text(part) for part in given)):
-        raise ValueError("a text, or parts of the type text")
-    return "".join(part["text"] for part in given)
-
-
-def _is_text(part: Any) -> bool:
-    is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-    return is_text and part.keys() == {"type", "text"}
 
 
 Count = Annotated[int, Field(ge=1)]
@@ -138,7 +125,7 @@ class Message(_Strict):
     """One turn. Empty fields that OpenAI's answers carry beside the text are accepted, so that one can be sent back."""
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_role)]
-    content: Annotated[str, PlainValidator(_content)]
+    content: Annotated[str, PlainValidator(text_of)]
     name: Absent = None
     refusal: Absent = None
     tool_calls: Annotated[None, _only([])] = None

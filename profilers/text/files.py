@@ -4,6 +4,7 @@ Files are not read through `datasets`: its cache is keyed on path and time and c
 file.
 """
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LONGEST = 1 << 26  # characters of a line, or of one part of a plain text
 MOST_UNPACKED = 1 << 30  # bytes
+_PEEKED = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ def read_file(path: Path) -> Iterator[Document]:
     """Yield a text file as one document, and each row of jsonl or parquet as one."""
     reader = READERS.get(kind(path), text_document)
     with plain_errors(path), opened(path) as file:
+        if reader is not parquet_documents:
+            check_utf8(path, file)
         yield from reader(path, file)
 
 
@@ -78,6 +82,37 @@ def plain_errors(path: Path) -> Iterator[None]:
         raise BadInput(f"{path} is not a whole gzip file ({error}): fetch or compress it again") from error
     except OSError as error:
         raise shortage(error) or BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def check_utf8(path: Path, file: IO[bytes]) -> None:
+    """Raise BadInput for a file that begins as UTF-16 or UTF-32 does, with a mark or with zeros; read nothing of it."""
+    begins = file.peek(_PEEKED)[:_PEEKED]
+    if b"\0" in begins or begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BadInput(f"{path} is not UTF-8 text but UTF-16 or binary: save it as UTF-8 (as `iconv -t UTF-8` does)")
+
+
+def json_array(path: Path, file: IO[bytes]) -> list[object] | None:
+    """Return the rows of a JSON file that is one array; None, and the file at its beginning, for any other."""
+    whole = file.read(MOST_UNPACKED + 1)
+    if len(whole) > MOST_UNPACKED:
+        raise BadInput(f"{path} holds more than {MOST_UNPACKED / 2**30:.0f} GiB: give one JSON object a line (.jsonl)")
+    try:
+        rows = parse_json(whole)
+    except ValueError:
+        rows = None
+    file.seek(0)
+    return rows if isinstance(rows, list) else None
+
+
+def json_documents(path: Path, file: IO[bytes]) -> Iterator[Document]:
+    """Yield each row of an array as one document, and any other JSON as text."""
+    rows = json_array(path, file)
+    if rows is None:
+        yield from text_document(path, file)
+        return
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}:{number}"
+        yield Document(where, row if isinstance(row, str) else row_text(row, where))
 
 
 def text_document(path: Path, file: IO[bytes]) -> Iterator[Document]:
@@ -165,4 +200,9 @@ def fields_text(row: object, where: str) -> str:
     return "\n".join(strings)
 
 
-READERS = {".jsonl": jsonl_documents, ".ndjson": jsonl_documents, ".parquet": parquet_documents}
+READERS = {
+    ".json": json_documents,
+    ".jsonl": jsonl_documents,
+    ".ndjson": jsonl_documents,
+    ".parquet": parquet_documents,
+}

@@ -12,8 +12,11 @@ from artifacts.errors import BadInput
 from moectl.generating import prompts
 from moectl.generating.prompts import PromptFile, PromptRow
 
-CHAT = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hello"}]
-TURNS = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+CHAT = [
+    {"role": "developer", "content": "be brief"},
+    {"role": "user", "name": "bob", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]},
+]
+TURNS = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello", "name": "bob"}]
 
 
 def rows(path: Path) -> list[PromptRow]:
@@ -53,12 +56,48 @@ def test_rows_of_jsonl_are_texts_and_chats(tmp_path: Path) -> None:
 
 def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
-    columns = {"id": [1, 2, 1], "prompt": ["x", None, "z"], "messages": [None, CHAT, None], "more": [b"", b"", b""]}
+    columns = {"id": [1, 2, 1], "prompt": ["x", None, "z"], "messages": [None, CHAT[:1], None], "more": [b"", b"", b""]}
     pq.write_table(pa.table(columns), path)
-    assert [(row.id, row.prompt) for row in rows(path)] == [(1, "x"), (2, TURNS), (1, None)]
+    assert [(row.id, row.prompt) for row in rows(path)] == [(1, "x"), (2, TURNS[:1]), (1, None)]
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(BadInput, match="not a whole parquet file"):
         PromptFile.look(str(path))
+
+
+@pytest.mark.parametrize("text", ['["x", {"id": 2, "prompt": "y"}]', '{"prompt": "x"}\n{"id": 2, "prompt": "y"}'])
+def test_a_json_file_is_an_array_or_a_row_a_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    assert rows(path) == [PromptRow(1, None, "x"), PromptRow(2, 2, "y")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["p.txt", "p.jsonl", "p.json"])
+def test_another_encoding_is_refused(name: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes('["Return", "The"]'.encode(encoding))
+    with pytest.raises(BadInput, match="is not UTF-8 text but UTF-16"):
+        PromptFile.look(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.decimal128(20, 0), pa.uint64(), pa.int8()])
+def test_ids_are_numbers_of_any_type(kind: pa.DataType, tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"id": pa.array([1, 2]).cast(kind), "prompt": ["x", "y"]}), path)
+    assert [(row.id, row.prompt) for row in rows(path)] == [(1, "x"), (2, "y")]
+    assert json.loads(json.dumps([row.id for row in rows(path)])) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "other", [b"one\nTWO\nthree\n", b"one\n", b"one\ntwo\nthree\nfour\n"], ids=["same length", "shorter", "longer"]
+)
+def test_a_file_that_is_changed_while_it_is_read_is_noticed(other: bytes, tmp_path: Path) -> None:
+    path = written(tmp_path / "p.txt", b"one", b"two", b"three\n")
+    found = PromptFile.look(str(path))
+    with path.open("r+b") as file:
+        file.write(other)
+        file.truncate()
+    with pytest.raises(BadInput, match=r"was changed while it was answered: row [24] is not what it was"):
+        list(found.rows())
 
 
 @pytest.mark.parametrize(
@@ -82,6 +121,8 @@ def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
         ({"messages": [{"role": "user"}]}, "broken_row"),
         ({"id": True, "prompt": "x"}, "broken_row"),
         ({"id": {}, "prompt": "x"}, "broken_row"),
+        (b'{"id": NaN, "prompt": "x"}', "broken_row"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "broken_row"),
     ],
 )
 def test_a_wrong_row_says_why(row: object, code: str | None, tmp_path: Path) -> None:
