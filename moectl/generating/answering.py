@@ -8,6 +8,7 @@ from artifacts.errors import BadInput, first_line
 from moectl.generating.prompts import PromptRow
 from moectl.generating.work import BatchWork
 from runtime.session.batch import RequestBatch, RowResult
+from runtime.session.finite import NotFinite
 from runtime.session.generate import Sampling, TooLong
 from runtime.session.session import Session
 from runtime.session.turns import Turns
@@ -82,7 +83,8 @@ class Answering:
         if result.error and not isinstance(result.error, BadInput):
             raise result.error
         if result.error:
-            self._refuse(asked.row, "nothing_to_draw", str(result.error))
+            code = "not_finite" if isinstance(result.error, NotFinite) else "nothing_to_draw"
+            self._refuse(asked.row, code, str(result.error))
             return
         self.done.num_answers += 1
         self.done.num_prompt_tokens += asked.num_prompt_tokens

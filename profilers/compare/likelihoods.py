@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from runtime.model.row_attention import RowPass, RowPiece, rows_attended
+from runtime.model.row_attention import RowPass, RowPiece, attended
 from runtime.model.row_memory import RowMemory
 from runtime.session.session import Session
 
@@ -47,7 +47,7 @@ def likelihoods(
     """
     answers: list[Likelihood] = [(0.0, False)] * len(items)
     texts = sorted(_texts(items), key=lambda text: -len(text.ids))
-    with rows_attended(session.opened.model) as own:
+    with attended(session.opened.model) as own:
         for together in _passes(texts, rows, vocabulary=session.opened.model.config.get_text_config().vocab_size):
             for text, logits in zip(together, _logits(session, together, own), strict=True):
                 log_p = functional.log_softmax(logits, dim=-1, dtype=dtype)

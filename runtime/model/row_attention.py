@@ -117,15 +117,15 @@ def _own(module: nn.Module, name: str) -> Callable:
 
 
 @contextmanager
-def rows_attended(model: PreTrainedModel) -> Iterator[str]:
-    """Have the model attend by `RowPass`, which each forward is then given as `moectl_rows`. Yields the name of its own
-    way, which is back at the end."""
-    own = model.config.get_text_config()._attn_implementation
-    model.set_attn_implementation(NAME)
+def attended(model: PreTrainedModel, way: str = NAME) -> Iterator[str]:
+    """Have the model attend in one of its own ways, or by `RowPass`, which each forward is then given as
+    `moectl_rows`. Yields the name of the way before, which is back at the end."""
+    before = model.config.get_text_config()._attn_implementation
+    model.set_attn_implementation(way)
     try:
-        yield own
+        yield before
     finally:
-        model.set_attn_implementation(own)
+        model.set_attn_implementation(before)
 
 
 def reason_not_joined(model: PreTrainedModel) -> str | None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from runtime.model.row_attention import RowPass, RowPiece, rows_attended
+from runtime.model.row_attention import RowPass, RowPiece, attended
 from runtime.model.row_memory import RowLine, RowMemory, room_for
 from runtime.session.charges import Charge, Charges
 from runtime.session.draw import NextToken, draw
+from runtime.session.finite import NotFinite
 from runtime.session.generate import Sampling
 from runtime.session.probe import widened_window
 from runtime.session.reading import Prompt, Reading
@@ -97,7 +98,7 @@ class RequestBatch:
         self._by_line: dict[RowLine, _Row] = {}
         self._charges = Charges(session.opened.shape.num_experts)
         with ExitStack() as undo:
-            self._attention = undo.enter_context(rows_attended(session.opened.model))
+            self._attention = undo.enter_context(attended(session.opened.model))
             self._widen_window(undo)
             session.engine.steps.on_plan = self._charges.see
             undo.callback(setattr, session.engine.steps, "on_plan", None)
@@ -183,9 +184,15 @@ class RequestBatch:
             exposed_s=sum(session.engine.stall_s[first_pass:]),
             seconds=time.perf_counter() - begin_s,
         )
+        drawn = [self._traced(token) if isinstance(token, NotFinite) else token for token in drawn]
         tokens = {id(row): token for (row, _), token in zip(plan.last, drawn, strict=True)}
         self._move_on(plan)
         return [self._result(row, tokens.get(id(row)), charge) for row, charge in zip(plan.rows, charges, strict=True)]
+
+    def _traced(self, error: NotFinite) -> NotFinite:
+        """Return the error with what gave it, found by a pass of this request alone."""
+        with attended(self.session.opened.model, self._attention):
+            return self.session.traced(error)
 
     def _begin_waiting(self) -> None:
         """Begin to read the prompts that there is room for."""

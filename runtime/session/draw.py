@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from artifacts.errors import BadInput
+from runtime.session.finite import check_highest
 from runtime.session.generate import NOTHING_TO_DRAW, Sampling, check_prompt, says_nothing_to_draw
 
 
@@ -86,13 +87,22 @@ _COUNTED = (MaxLengthCriteria, EosTokenCriteria)  # which need no tensors
 def draw(next_tokens: Sequence[NextToken], logits: torch.Tensor) -> list[int | Exception]:
     """The next token of each request by logits [R, V], noted with it; the error where its options leave none or its
     rules fail."""
+    dtype = logits.dtype
     logits = logits.float()
-    highest = logits.argmax(dim=-1).tolist()
-    return [_next(one, logits[row : row + 1], highest[row]) for row, one in enumerate(next_tokens)]
+    highest = logits.max(dim=-1)
+    values = highest.values.tolist()
+    tokens = highest.indices.tolist()
+    return [
+        _next(one, logits[row : row + 1], highest=tokens[row], value=values[row], dtype=dtype)
+        for row, one in enumerate(next_tokens)
+    ]
 
 
-def _next(next_token: NextToken, logits: torch.Tensor, highest: int) -> int | Exception:
+def _next(
+    next_token: NextToken, logits: torch.Tensor, *, highest: int, value: float, dtype: torch.dtype
+) -> int | Exception:
     try:
+        check_highest(value, next_token.tokens, dtype)
         token = highest if next_token.takes_highest else next_token.choose(logits)
         next_token.append(token, logits)
     except Exception as error:  # which ends this request alone

@@ -9,10 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import BadInput, BadUsage
+from runtime.session.finite import FiniteLogits
 
 TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
 """Waits for the turn of a generation, or until the event is set; yields whether the generation may begin."""
@@ -99,7 +106,7 @@ def stream(
 ) -> Iterator[Token]:
     """Generate from `prompt` [1, S] int64 once `turn` is there; `tokenizer` finds texts that end the generation.
     Closing the iterator stops it; an error in it is raised here. Raises BadInput for a prompt that the model cannot
-    take."""
+    take, NotFinite for logits that are no numbers."""
     check_prompt(model, prompt, sampling.max_new_tokens)
     tokens: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
@@ -169,6 +176,7 @@ def _generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 streamer=_Streamer(tokens, start_s),
+                logits_processor=LogitsProcessorList([FiniteLogits(model.dtype)]),
                 stopping_criteria=StoppingCriteriaList([_Stopped(stop)]),
                 tokenizer=tokenizer,
                 **sampling.options(),

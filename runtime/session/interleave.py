@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from runtime.session.finite import NotFinite
 from runtime.session.generate import Sampling, Token, stream
 from runtime.session.session import Session
 
@@ -79,6 +80,9 @@ class Generation:
             token = next(self._tokens, None)
             self._back.wait()
             self._back.clear()
+        except NotFinite as error:
+            self.is_over = True
+            raise session.traced(error) from None
         except BaseException:
             self.is_over = True
             raise

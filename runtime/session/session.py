@@ -25,6 +25,7 @@ from runtime.session.answers import Effort, Stream
 from runtime.session.build import build_parts, lay_out_slots
 from runtime.session.devices import resolve_device
 from runtime.session.equip import equip
+from runtime.session.finite import NotFinite, first_place
 from runtime.session.generate import Sampling, Token, check_tokens, stream
 from runtime.session.lock import SessionLock
 from runtime.session.observers import observe, reconfiguration
@@ -182,7 +183,21 @@ class Session:
         with the effort of this generation. Raises BadInput for a prompt that the model cannot take."""
         model, tokenizer = self.opened.model, self.opened.tokenizer
         turn = partial(self._turn, told=told)
-        yield from stream(model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=turn)
+        try:
+            yield from stream(model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=turn)
+        except NotFinite as error:
+            raise self.traced(error) from None
+
+    def traced(self, error: NotFinite) -> NotFinite:
+        """Return the error with the name of what gave the first number that is not finite, found by one more pass over
+        its tokens, which no batch is charged for."""
+        steps = self.engine.steps
+        charged = steps.on_plan
+        steps.on_plan = None
+        try:
+            return NotFinite(error.ids, error.dtype, first_place(self.opened, lambda: self.forward(error.ids)))
+        finally:
+            steps.on_plan = charged
 
     def new_requests(self, count: int) -> None:
         """Number the rows of coming passes as `count` new requests; no earlier request goes on."""

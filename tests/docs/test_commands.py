@@ -120,16 +120,6 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
     one.close()
 
 
-@pytest.fixture
-def belongings(tmp_path: Path) -> None:
-    """Lay down what first-steps says a reader brings along: text in files of two kinds."""
-    (tmp_path / "my-text").mkdir()
-    pages = [path.read_text(encoding="utf-8") for path in PAGES]
-    (tmp_path / "my-text" / "notes.txt").write_text(pages[0], encoding="utf-8")
-    rows = (json.dumps({"title": text.splitlines()[0], "body": text}) for text in pages[1:5])
-    (tmp_path / "my-text" / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-
-
 LESS = {
     "moectl quantize": "--jobs 1",
     "moectl demo": "--tokens 1024",
@@ -170,7 +160,6 @@ def taken_up(line: str, folder: Path, shared: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-@pytest.mark.usefixtures("belongings")
 def test_every_command_of_a_page_runs(
     page: Path, stranger: Stranger, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
