@@ -1,7 +1,6 @@
 """Copies from the device to the host: what policies must see of a step, and the tokens of the near tier."""
 
 import time
-from importlib.util import find_spec
 from itertools import accumulate
 from typing import ClassVar
 
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import OutOfResources
-from runtime.kernels.load import kernels
+from runtime.kernels.load import has_triton, kernels
 
 _MOST = (1 << 30) - 1  # letters before their numbers begin anew
 _POLLS = 4096  # between looks at the stream, which say whether the GPU still works
@@ -27,7 +26,7 @@ class HostCopy:
         self._buffer = torch.empty(0)
         is_gpu = device.type == "cuda"
         self._done = torch.cuda.Event() if is_gpu else None
-        self._mailbox = Mailbox(device) if is_gpu and find_spec("triton") else None
+        self._mailbox = Mailbox(device) if is_gpu and has_triton() else None
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[np.ndarray]:
         """[T, *] tensors as arrays: the first, of ids, as int64 and the others as float32."""

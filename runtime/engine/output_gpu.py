@@ -5,7 +5,6 @@ The result is that of the model's own code up to the order of additions within a
 """
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +20,7 @@ from runtime.kernels.gpu.addressing import RankNumbers
 from runtime.kernels.gpu.gates import gate_of
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.gpu.total import Total
-from runtime.kernels.load import kernels
+from runtime.kernels.load import has_triton, kernels
 from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -260,4 +259,4 @@ class GpuOutput:
 
 
 def _runs_on(device: torch.device) -> bool:
-    return device.type == "cuda" and find_spec("triton") is not None
+    return device.type == "cuda" and has_triton()

@@ -4,15 +4,13 @@ Few tokens are multiplied directly from the packed stream; for more, the matrix 
 """
 
 from collections.abc import Iterable
-from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import Packed
-from runtime.kernels.load import kernels
+from runtime.kernels.load import has_triton, kernels
 
 # From this number on, dequantising a matrix once beats reading its stream for each token: see docs/lowbit.md.
 MANY_TOKENS = 12
@@ -74,9 +72,4 @@ def _kernels(device: torch.device) -> ModuleType | None:
     """Return the compiled kernels for this device, or None where torch must compute."""
     if device.type == "cpu":
         return kernels("cpu.low_bit")
-    return kernels("gpu.low_bit") if device.type == "cuda" and _has_triton() else None
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    return kernels("gpu.low_bit") if device.type == "cuda" and has_triton() else None

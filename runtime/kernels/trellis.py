@@ -3,15 +3,13 @@
 Few tokens are multiplied from the codes where they lie; for more, the levels of a matrix are unpacked first.
 """
 
-from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch.nn import functional as F
 
 from artifacts.quantisation.trellis import Trellis
-from runtime.kernels.load import kernels
+from runtime.kernels.load import has_triton, kernels
 
 
 def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
@@ -34,9 +32,4 @@ def _kernels(device: torch.device) -> ModuleType | None:
     """The compiled kernels for this device, or None where torch must compute."""
     if device.type == "cpu":
         return kernels("cpu.trellis")
-    return kernels("gpu.trellis") if device.type == "cuda" and _has_triton() else None
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    return kernels("gpu.trellis") if device.type == "cuda" and has_triton() else None

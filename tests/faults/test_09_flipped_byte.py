@@ -18,8 +18,8 @@ from runtime.session.session import Session, Settings
 from runtime.tiers.replicas import ReplicaStore, open_replicas
 from tests.conftest import Checkpoint
 from tests.helpers import artefacts
-from tests.helpers.replicas import made
 from tests.helpers.safetensors import Tensors, joined, parsed
+from tools.gpu.checks.made_replicas import made
 
 SETTINGS = Settings(policies={"miss": "fetch_lowest"}, link="disk", window="0B")
 

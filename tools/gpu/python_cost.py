@@ -27,9 +27,8 @@ from moectl.show.render import Sheet, show_sheet
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import DEVICE, FUSED
-from tests.helpers import counted_gpu
 from tools.bench.controller import quartiles
-from tools.gpu import models
+from tools.gpu import counted_gpu, models
 from tools.gpu.null_driver import NullDriver, NullGraph
 
 SHAPE = replace(models.SHAPES["olmoe-1b-7b"], tiny={"num_experts": 64, "num_experts_per_tok": 8})

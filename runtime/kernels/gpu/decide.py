@@ -4,8 +4,7 @@
 ties included. `resolve_ahead` prefetches the experts that the next layer's router names, as the policy `next_gate` does
 with a window of whole experts. So a replay with those policies counts the same. `fill` copies what either of them sends
 for from page-locked memory, which the GPU reads itself. All depend on device memory alone, so that a CUDA graph can
-contain them. Sessions use them with `--decide device`; they have not run on a GPU. Importing this module imports
-triton.
+contain them. Sessions use them with `--decide device`. Importing this module imports triton.
 """
 
 from functools import cache

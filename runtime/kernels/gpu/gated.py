@@ -2,8 +2,8 @@
 
 One kernel computes the activation of gate and up for every token and rank, one the down projection of it. The weighted
 sum over experts ends the latter, or is a kernel of its own (`runtime.kernels.gpu.weighted_sum`). Products are summed in
-float32, and results are rounded where the module rounds them. No time has been measured on a GPU yet; tools.gpu.bench
-measures it. Importing this module imports triton, which is optional.
+float32, and results are rounded where the module rounds them; tools.gpu.bench times them. Importing this module imports
+triton, which is optional.
 
 A pair is a token and a rank; there are T * K pairs. `numbers` gives for each pair the index into `starts` of its
 expert; `starts` are in weights from the beginning of the arena. A negative number means that the pair has no expert, or

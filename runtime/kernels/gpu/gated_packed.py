@@ -1,8 +1,7 @@
 """Triton kernels for gated experts on one token, on replicas of 1 to 8 bits anywhere in a buffer: one kernel computes
 gate, up and activation, one the down projection; `weighted_sum.combine` sums.
 
-The low-bit streams are multiplied as in `runtime.kernels.gpu.low_bit`. The kernels have not run on a GPU yet. Importing
-this module imports triton.
+The low-bit streams are multiplied as in `runtime.kernels.gpu.low_bit`. Importing this module imports triton.
 """
 
 import torch

@@ -2,8 +2,7 @@
 computes gate, up and activation, one the down projection, which may end with the weighted sum
 (`runtime.kernels.gpu.weighted_sum`).
 
-Weights are rounded to the type of x, as the dequantised model has them. The kernels have not run on a GPU yet. This
-module imports triton.
+Weights are rounded to the type of x, as the dequantised model has them. This module imports triton.
 """
 
 import torch
@@ -59,10 +58,13 @@ def _inner(
         token_ptr = x_ptr + (pair // top_k) * matrices.gate.num_inputs
         places = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
         step: tl.constexpr = matrices.step
+        of_gate: tl.constexpr = matrices.gate
+        of_up: tl.constexpr = matrices.up
+        activation: tl.constexpr = matrices.activation
         gate, up = tl.program_id(0) * block_rows * step, tl.program_id(0) * block_rows * step + matrices.up_first
-        gates = product(token_ptr, expert_ptr, gate, step, matrices.gate, dtype, block_rows, block_columns)
-        ups = product(token_ptr, expert_ptr, up, step, matrices.up, dtype, block_rows, block_columns)
-        acts = activated(gates, ups, matrices.activation, dtype)
+        gates = product(token_ptr, expert_ptr, gate, step, of_gate, dtype, block_rows, block_columns)
+        ups = product(token_ptr, expert_ptr, up, step, of_up, dtype, block_rows, block_columns)
+        acts = activated(gates, ups, activation, dtype)
         tl.store(inner_ptr + pair * neurons + places, acts, mask=places < neurons)
 
 
@@ -75,6 +77,7 @@ def _down(
 ):  # fmt: skip
     """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
+    num_outputs: tl.constexpr = matrix.num_outputs
     number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         expert_ptr = arena_ptr + expert_start(starts_ptr, number)
@@ -83,7 +86,7 @@ def _down(
         dtype: tl.constexpr = inner_ptr.dtype.element_ty
         y = product(acts_ptr, expert_ptr, first_row, 1, matrix, dtype, block_rows, block_columns)
         rows = first_row + tl.arange(0, block_rows)
-        places = y_ptr + pair * matrix.num_outputs + rows
-        tl.store(places, y.to(y_ptr.dtype.element_ty), mask=rows < matrix.num_outputs)
+        places = y_ptr + pair * num_outputs + rows
+        tl.store(places, y.to(y_ptr.dtype.element_ty), mask=rows < num_outputs)
     if sums:
-        sum_last(y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, matrix.num_outputs, top_k, is_wide, width, block_rows)
+        sum_last(y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, num_outputs, top_k, is_wide, width, block_rows)

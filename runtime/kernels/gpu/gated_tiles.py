@@ -2,8 +2,8 @@
 one read of its weights. One kernel computes gate, up and activation, one the down projection; `combine` sums.
 
 Products are summed in float32, and results are rounded where the module rounds them. Each output has one writer, and
-the order of additions depends on the step alone: equal inputs give equal bits, whichever experts were loaded first. No
-time has been measured on a GPU yet; tools.gpu.bench measures it. Importing this module imports triton.
+the order of additions depends on the step alone: equal inputs give equal bits, whichever experts were loaded first.
+tools.gpu.bench times the kernels. Importing this module imports triton.
 
 A pair is a token and a rank; there are T * K pairs. `order` lists them sorted by expert.
 """

@@ -1,5 +1,5 @@
 """Gated experts on a few tokens, on replicas in trellis codes anywhere in a buffer: tokens are rotated once for all of
-their experts. The kernels have not run on a GPU yet. Importing this module imports triton.
+their experts. Importing this module imports triton.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """Triton kernels for low-bit weights: one multiplies directly from the packed stream, one dequantises it.
 
 Codes are multiplied as integers; scale and zero-point are applied once per group and output:
-`sum_k x_k s (q_k - z) = s (sum_k x_k q_k - z sum_k x_k)`. No time has been measured on a GPU yet; tools.gpu.check
-measures it. Importing this module imports triton, which is optional.
+`sum_k x_k s (q_k - z) = s (sum_k x_k q_k - z sum_k x_k)`. tools.gpu.check times the kernels. Importing
+this module imports triton, which is optional.
 """
 
 import torch

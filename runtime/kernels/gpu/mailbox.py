@@ -1,5 +1,5 @@
 """Triton kernels that write a token's ids and numbers straight into page-locked memory of the host, and then a number
-that says so. They have not run on a GPU yet. Importing this module imports triton."""
+that says so. Importing this module imports triton."""
 
 from functools import cache
 

@@ -1,7 +1,8 @@
 """Triton functions for matrices of the published formats: some of their weights as numbers, with the bits of the
 formula in torch, and the product of some rows with a vector; and a kernel that dequantises a whole matrix.
 
-No time has been measured on a GPU yet; tools.gpu.check measures it. Importing this module imports triton.
+An attribute of a constexpr is made a constexpr of its own before another function gets it: Triton 3.6 hands on only
+numbers and types as such. Importing this module imports triton.
 """
 
 import torch
@@ -79,13 +80,17 @@ def numbers(
             codes = _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix)
         groups = _groups(expert_ptr, columns, matrix)
         if matrix.codes.kind == "float":
-            values = _floats(codes, matrix.codes.bits, matrix.codes.mantissa, matrix.codes.bias)
+            bits: tl.constexpr = matrix.codes.bits
+            mantissa: tl.constexpr = matrix.codes.mantissa
+            bias: tl.constexpr = matrix.codes.bias
+            values = _floats(codes, bits, mantissa, bias)
         elif matrix.codes.kind == "signed":
             values = ((codes ^ 128) - 128).to(tl.float32)
         else:
             zeros = _zeros(expert_ptr, rows, groups, is_row[:, None] & is_column[None, :], matrix)
             values = (codes - zeros).to(tl.float32)
-        weights = values * _scales(expert_ptr, rows, groups, is_row, is_column, matrix.scales)
+        scales: tl.constexpr = matrix.scales
+        weights = values * _scales(expert_ptr, rows, groups, is_row, is_column, scales)
     return weights
 
 
@@ -120,9 +125,10 @@ def _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix: tl.constex
     """Codes in a stream of words down the inputs, int32 [rows, columns]."""
     bits: tl.constexpr = matrix.codes.bits
     last: tl.constexpr = matrix.num_inputs * bits // 32 - 1
+    num_outputs: tl.constexpr = matrix.num_outputs
     words, places = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32)), columns[None, :] * bits
     in_range = is_row[:, None] & is_column[None, :]
-    return read_codes(words, places >> 5, last, matrix.num_outputs, rows[:, None], places & 31, in_range, bits)
+    return read_codes(words, places >> 5, last, num_outputs, rows[:, None], places & 31, in_range, bits)
 
 
 @triton.jit
@@ -198,7 +204,8 @@ def _zeros(expert_ptr, rows, groups, in_range, matrix: tl.constexpr):
         places, group = (rows * bits)[:, None], groups[None, :] * matrix.zeros.group
         shift = _awq_shift(rows)[:, None] if matrix.codes.order == "awq" else places & 31
         last: tl.constexpr = matrix.zeros.num_words - 1
-        stored = read_codes(words, places >> 5, last, matrix.zeros.word, group, shift, in_range, bits)
+        word: tl.constexpr = matrix.zeros.word
+        stored = read_codes(words, places >> 5, last, word, group, shift, in_range, bits)
         zeros = (stored + matrix.zeros.offset) & ((1 << bits) - 1)
     return zeros
 

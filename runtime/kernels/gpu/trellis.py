@@ -1,8 +1,7 @@
 """Triton kernels for matrices in trellis codes: one multiplies from the codes where they lie, one unpacks the levels.
 
 A token is rotated and its numbers brought into the order of a matrix's columns, those with half a bit more last; then a
-program multiplies 32 rows. No time has been measured on a GPU yet. Importing this module imports triton, which is
-optional.
+program multiplies 32 rows. Importing this module imports triton, which is optional.
 """
 
 from functools import cache

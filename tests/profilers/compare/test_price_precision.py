@@ -18,8 +18,8 @@ from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 from tests.helpers.families import VOCABULARY
-from tests.helpers.replicas import made, put
 from tests.runtime.session.test_session import plain_model
+from tools.gpu.checks.made_replicas import made, put
 
 SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate((14, 9, 14))]
 KINDS = ["mixed", "prefix", "random", "random"]

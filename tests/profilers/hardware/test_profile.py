@@ -15,7 +15,7 @@ from runtime.model.open import open_model
 from runtime.session.link_choice import link_name
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES
-from tests.helpers.replicas import made
+from tools.gpu.checks.made_replicas import made
 
 SHORT = TimingEffort(lengths=(4, 300), turns=3)  # of 256 positions
 

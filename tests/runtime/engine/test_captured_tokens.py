@@ -15,7 +15,8 @@ BOUND = 5e-6  # of the largest logit, in float32: attention is summed over a lon
 BEGUN = """
 import json, sys
 import pytest, torch
-from tests.helpers import counted_gpu, recorded_graphs
+from tests.helpers import recorded_graphs
+from tools.gpu import counted_gpu
 from runtime.engine import captured_tokens
 from runtime.kernels.gpu import gated
 from runtime.model.open import open_model

@@ -91,7 +91,7 @@ from runtime.session.settings import EXACT, FUSED
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
-from tests.helpers.replicas import made
+from tools.gpu.checks.made_replicas import made
 gated._ROWS, gated._COLUMNS = 32, 64
 CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU

@@ -1,5 +1,6 @@
 """The Triton kernels compile for GPUs, and each thread reads 16 bytes of weights at a time: counted in the PTX."""
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from runtime.kernels.gpu.gates import SILU, Gate
 from runtime.kernels.gpu.stored_matrix import gated_matrices
+from tests import ROOT
 from tests.helpers.triton_process import compiled, compiler, needs_triton
 from tests.runtime.kernels.test_published_gpu import layout_of
 
@@ -42,6 +44,34 @@ def ptx(request: pytest.FixtureRequest, tmp_path: Path) -> Ptx:
 
     with compiler(tmp_path):
         yield build
+
+
+def jit_functions() -> list[ast.FunctionDef]:
+    """Every function that Triton compiles."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "runtime/kernels/gpu").glob("*.py")]
+    functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [each for each in functions if any("triton.jit" in ast.unparse(d) for d in each.decorator_list)]
+
+
+def test_an_attribute_of_a_constexpr_is_one_of_its_own_before_a_function_gets_it() -> None:
+    """Triton 3.6 does not compile it otherwise, but for a number or a type."""
+    functions, handed_on = jit_functions(), []
+    names = {function.name for function in functions}
+    for function in functions:
+        own = {each.arg for each in function.args.args if each.annotation} | {
+            node.target.id for node in ast.walk(function) if isinstance(node, ast.AnnAssign)
+        }
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            if ast.unparse(call.func) in names:
+                given = [*call.args, *(keyword.value for keyword in call.keywords)]
+                handed_on += [(function.name, text) for text in map(ast.unparse, given) if attribute_of(text) in own]
+    assert {"product", "_scales"} <= names and not handed_on, "name it before: `x: tl.constexpr = matrix.x`"
+
+
+def attribute_of(text: str) -> str | None:
+    """The name whose attribute, or attribute's attribute, an expression is; None for any other expression."""
+    root, *attributes = text.split(".")
+    return root if attributes and all(part.isidentifier() for part in (root, *attributes)) else None
 
 
 def wide(code: str) -> int:

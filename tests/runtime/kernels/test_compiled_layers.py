@@ -12,7 +12,7 @@ from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
-from tests.helpers.replicas import made
+from tools.gpu.checks.made_replicas import made
 
 _NUM_DECODED = 24
 

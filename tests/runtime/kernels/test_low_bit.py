@@ -145,7 +145,7 @@ def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: i
 
 def test_the_receipt_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_name(torch.device("cpu")) == f"numba, unpacked from {MANY_TOKENS} tokens on"
-    monkeypatch.setattr(low_bit, "_has_triton", lambda: False)
+    monkeypatch.setattr(low_bit, "has_triton", lambda: False)
     assert kernel_name(torch.device("cuda")) == "torch, dequantised (no triton)"
 
 

@@ -29,7 +29,7 @@ from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
-from tests.helpers.replicas import made
+from tools.gpu.checks.made_replicas import made
 
 
 def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:

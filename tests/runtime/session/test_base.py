@@ -30,8 +30,8 @@ from runtime.session.settings import EXACT, FUSED, Settings
 from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.helpers.families import VOCABULARY
-from tests.helpers.replicas import made, put
 from tests.runtime.session.test_session import plain_model
+from tools.gpu.checks.made_replicas import made, put
 
 PROMPT = torch.randint(3, VOCABULARY, (1, 14), generator=torch.Generator().manual_seed(1))
 NEXT = torch.tensor([[5]])

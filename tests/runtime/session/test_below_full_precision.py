@@ -21,8 +21,8 @@ from runtime.session.settings import EXACT, FUSED, Settings
 from runtime.tiers.replicas import open_replicas
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
-from tests.helpers.replicas import made, put
 from tests.runtime.session.test_session import plain_model
+from tools.gpu.checks.made_replicas import made, put
 
 PROMPT = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
 NEXT = torch.tensor([[7]])

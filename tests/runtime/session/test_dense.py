@@ -19,11 +19,11 @@ from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.helpers.dense import put_dense
 from tests.helpers.families import FAMILIES, VOCABULARY
-from tests.helpers.replicas import made, put
 from tests.runtime.engine.test_output_cpu import TOLERANCE, decoded
 from tests.runtime.replay.test_replay import live_and_replayed
 from tests.runtime.session.test_base import logits_of, replayed_and_live
 from tests.runtime.session.test_session import plain_model
+from tools.gpu.checks.made_replicas import made, put
 
 PROMPT = torch.randint(3, VOCABULARY, (1, 14), generator=torch.Generator().manual_seed(1))
 NEXT = torch.tensor([[5]])

@@ -17,8 +17,8 @@ from runtime.session.devices import spread_over
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
-from tests.helpers.replicas import made
 from tests.runtime.replay.test_replay import artefacts, live_and_replayed
+from tools.gpu.checks.made_replicas import made
 from tools.torments.engine_checks import check
 from tools.torments.lossless import Model, differs, said
 

@@ -20,9 +20,9 @@ from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tests.helpers import families
 from tests.helpers.published import publish
-from tests.helpers.replicas import CODED, made, put
 from tests.runtime.session.test_base import NEXT, PROMPT
 from tests.runtime.session.test_session import plain_model
+from tools.gpu.checks.made_replicas import CODED, made, put
 
 PLAIN = "bfloat16 or float32"
 PRESETS = {

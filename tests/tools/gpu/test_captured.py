@@ -12,7 +12,8 @@ import sys
 import numpy as np
 import pytest
 from dataclasses import replace
-from tests.helpers import counted_gpu, recorded_graphs
+from tests.helpers import recorded_graphs
+from tools.gpu import counted_gpu
 from runtime.kernels.gpu import gated
 from runtime.model.open import open_model
 from runtime.session import build

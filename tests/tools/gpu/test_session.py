@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,27 @@ def test_what_is_imported_of_transformers_is_in_the_version_beside_a_gpu() -> No
     asked = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module.startswith("transformers")]
     names = {f"{node.module}.{alias.name}" for node in asked for alias in node.names}
     assert len(names) > 40 and names <= {*known}
+
+
+def test_it_needs_nothing_of_the_tests() -> None:
+    """A machine with the product and the tools alone runs it: no module that the tools for a GPU import, at the top or
+    in a function, asks for `tests`."""
+    waiting, seen = [*(ROOT / "tools" / "gpu").rglob("*.py")], set()
+    while waiting:
+        path = waiting.pop()
+        seen.add(path)
+        names = [*_imported(path)]
+        assert not [name for name in names if name.startswith("tests")], path
+        files = [(ROOT / name.replace(".", "/")).with_suffix(".py") for name in names if name.startswith("tools.")]
+        waiting += [file for file in files if file.exists() and file not in seen]
+    assert ROOT / "tools" / "bench" / "resident.py" in seen, "what they import of other tools counts"
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """The names of modules, and of what is taken from them, that a file imports anywhere."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

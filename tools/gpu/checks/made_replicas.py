@@ -1,4 +1,4 @@
-"""Replicas of a test's checkpoint, rounded to nearest, and the plain model with the same weights."""
+"""Replicas of a small checkpoint, rounded to nearest, and the plain model with the same weights."""
 
 from dataclasses import replace
 from pathlib import Path
