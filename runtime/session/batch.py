@@ -46,6 +46,14 @@ class RowResult:
         return cls(request, owner, None, True, Charge(), error)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPrompts:
+    """Bytes of prompts that are kept for their beginnings: those that they take, and those that they may take."""
+
+    nbytes: int = 0
+    most_nbytes: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class _Row:
     """A request: its prompt until that is read, then its line in a block."""
@@ -58,18 +66,21 @@ class _Row:
 
 @dataclass(slots=True)
 class _Plan:
-    """A pass: the tokens, position and row of each, its pieces, and the rows that get a token."""
+    """A pass: its rows, and how many tokens are written into the line of each; the tokens, position and row of each,
+    the pieces, and the rows that get a token."""
 
     rows: list[_Row] = field(default_factory=list)
+    written: list[tuple[RowLine, int]] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)
     pieces: list[RowPiece] = field(default_factory=list)
     last: list[tuple[_Row, int]] = field(default_factory=list)  # and the index of its last token
 
-    def add(self, row: _Row, ids: Sequence[int], first: int, *, gets_token: bool) -> None:
+    def add(self, row: _Row, line: RowLine, ids: Sequence[int], *, gets_token: bool) -> None:
+        self.written.append((line, len(ids)))
         self.ids += ids
-        self.positions += range(first, first + len(ids))
+        self.positions += range(line.length, line.length + len(ids))
         self.row_of += [len(self.rows)] * len(ids)
         self.rows.append(row)
         if gets_token:
@@ -81,16 +92,24 @@ class RequestBatch:
 
     `add` requests at any time; each `step` is one pass, of at most `rows` requests and `tile` tokens of prompts.
     `room` bounds the bytes of keys and values, which lie beside the model, or `in_ram`: a request is begun once there
-    is room for its whole answer, or if no other one runs. The same requests, added at the same steps, get the same
-    answers.
+    is room for its whole answer, or if no other one runs. Prompts that are kept for their beginnings take at most
+    `kept_nbytes` of it, by default an eighth. The same requests, added at the same steps, get the same answers.
     """
 
     def __init__(
-        self, session: Session, *, rows: int = ROWS, tile: int = TILE, room: int = ROOM, in_ram: bool = False
+        self,
+        session: Session,
+        *,
+        rows: int = ROWS,
+        tile: int = TILE,
+        room: int = ROOM,
+        kept_nbytes: int | None = None,
+        in_ram: bool = False,
     ) -> None:
         self.session, self.rows, self.tile, self.room = session, rows, tile, room
         self.memory = RowMemory(in_ram=in_ram)
-        self.reading = Reading(self.memory, kept_nbytes=room // _KEPT_SHARE)
+        most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
+        self.reading = Reading(self.memory, most_kept_nbytes=min(most_kept, room))
         self._waiting: deque[int] = deque()
         self._running: dict[int, _Row] = {}  # those that are being read among them
         self._rows: dict[int, _Row] = {}
@@ -120,6 +139,11 @@ class RequestBatch:
     def close(self) -> None:
         """Give the session back, with its model as it was; requests that are not over are dropped."""
         self._undo.close()
+
+    @property
+    def kept(self) -> KeptPrompts:
+        """What prompts take that are kept for their beginnings."""
+        return KeptPrompts(self.reading.nbytes_kept, self.reading.most_kept_nbytes)
 
     @property
     def num_running(self) -> int:
@@ -165,10 +189,14 @@ class RequestBatch:
             plan = self._plan()
             return self._pass(plan) if plan.ids else []
         except Exception as error:
-            ended = [RowResult.failed(request, row.owner, error) for request, row in self._running.items()]
-            for result in ended:
-                self.cancel(result.request)
-            return ended
+            return self._end_running(error)
+
+    def _end_running(self, error: Exception) -> list[RowResult]:
+        """End all that are running. A frame of its own has the results: those of the traceback are freed with it."""
+        ended = [RowResult.failed(request, row.owner, error) for request, row in self._running.items()]
+        for result in ended:
+            self.cancel(result.request)
+        return ended
 
     def _pass(self, plan: _Plan) -> list[RowResult]:
         begin_s, session = time.perf_counter(), self.session
@@ -206,17 +234,17 @@ class RequestBatch:
 
     def _plan(self) -> _Plan:
         plan = _Plan()
-        for block in self.memory.blocks:
-            for line in block.lines:
+        for block, lines in self.memory.blocks.items():
+            for line in lines:
                 row = self._by_line[line]
-                plan.add(row, [row.next_token.last_token], line.length, gets_token=True)
-            first = torch.tensor([line.length for line in block.lines])
-            plan.pieces.append(RowPiece(block, len(block.lines), 1, first))
+                plan.add(row, line, [row.next_token.last_token], gets_token=True)
+            first = torch.tensor([line.length for line in lines])
+            plan.pieces.append(RowPiece(block, len(lines), 1, first))
         for prompt, length in self.reading.tiles(self.tile):
             line, end = prompt.line, prompt.num_read + length
             plan.pieces.append(RowPiece(line.block, 1, length, torch.tensor([line.length])))
             ids = prompt.ids[line.length : end].tolist()
-            plan.add(self._rows[prompt.request], ids, line.length, gets_token=end == len(prompt.ids))
+            plan.add(self._rows[prompt.request], line, ids, gets_token=end == len(prompt.ids))
         return plan
 
     def _forward(self, plan: _Plan) -> torch.Tensor:
@@ -231,9 +259,8 @@ class RequestBatch:
 
     def _move_on(self, plan: _Plan) -> None:
         """Count what the pass has written, and let prompts that are read to their ends join the others."""
-        for piece in plan.pieces:
-            for line in piece.block.lines:
-                line.length += piece.num_tokens
+        for line, num_tokens in plan.written:
+            line.length += num_tokens
         for row, _ in plan.last:
             if row.line is None:
                 with torch.inference_mode():

@@ -110,7 +110,10 @@ def stream(
         worker.start()
         while (item := tokens.get()) is not _END:
             if isinstance(item, BaseException):
-                raise item
+                try:
+                    raise item
+                finally:
+                    del item  # its traceback refers to this frame, and to those that hold keys and values
             yield item
     finally:
         stop.set()

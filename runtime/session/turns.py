@@ -8,7 +8,7 @@ import torch
 
 from runtime.model.row_attention import reason_not_joined
 from runtime.policies import describe
-from runtime.session.batch import ROOM, TILE, RequestBatch, RowResult
+from runtime.session.batch import ROOM, TILE, KeptPrompts, RequestBatch, RowResult
 from runtime.session.charges import Charge
 from runtime.session.generate import Sampling, check_prompt
 from runtime.session.interleave import Generation, Interleave
@@ -36,6 +36,7 @@ class Turns:
     """Answers at most `rows` requests at a time, in turns of `PASSES` passes, each by a generation of its own: to the
     bit what it would be alone, where the policies lose nothing. Calls and results are those of `RequestBatch`."""
 
+    kept = KeptPrompts()  # none
     def __init__(self, session: Session, *, rows: int = 1) -> None:
         # Where residency follows the prompt, a second request would change it during the answer to the first.
         self.session, self.rows = session, 1 if session.parts.policies.residency.places else rows
@@ -116,13 +117,19 @@ class Turns:
 
 
 def open_batch(
-    session: Session, *, rows: int, tile: int = TILE, room: int = ROOM, in_ram: bool = False
+    session: Session,
+    *,
+    rows: int,
+    tile: int = TILE,
+    room: int = ROOM,
+    kept_nbytes: int | None = None,
+    in_ram: bool = False,
 ) -> RequestBatch | Turns:
     """A `RequestBatch` of so many rows; requests one after the other for one row, or where they cannot share a pass,
     which the receipt then says."""
     reason = why_one_by_one(session)
     if rows > 1 and reason is None:
-        return RequestBatch(session, rows=rows, tile=tile, room=room, in_ram=in_ram)
+        return RequestBatch(session, rows=rows, tile=tile, room=room, kept_nbytes=kept_nbytes, in_ram=in_ram)
     line = f"batch: requests are answered one at a time: {reason}"
     if rows > 1 and line not in session.fallbacks:
         session.fallbacks.append(line)

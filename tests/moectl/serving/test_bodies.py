@@ -92,7 +92,7 @@ CHAT["prompt_cache_options"] = CHAT["metadata"]
 MESSAGE = {
     "role": [],
     "content": [*TEXTS, [{"type": "text", "text": "a"}]],
-    "name": [None],
+    "name": [None, *TEXTS],
     "refusal": [None],
     "tool_calls": [None, []],
     "function_call": [None],
