@@ -1,4 +1,4 @@
-"""Connections whose requests arrive in time: one that is sent by halves would hold its memory and its place for ever."""
+"""Connections whose requests arrive in time: one that is sent by halves would hold memory and a place for ever."""
 
 import json
 from asyncio import TimerHandle

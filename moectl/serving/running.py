@@ -79,7 +79,7 @@ class RunningRequests:
     def _take(self, result: RowResult) -> None:
         """Hand a request what a pass gave it; an error ends that request only."""
         active = self._active[result.request]
-        if result.error is not None:  # not raised: it would refer to this frame, which has the result
+        if result.error is not None:
             self._fail(result.request, result.error)
             return
         try:

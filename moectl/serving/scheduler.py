@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from traceback import clear_frames
 
+from artifacts.errors import detached
 from moectl.serving.encoding import encoded
 from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Encoded, Failed, GenerationJob, Switch
@@ -192,7 +192,7 @@ class Scheduler:
             try:
                 self._use(self._build(switch.preset), switch.preset)
             except Exception as error:
-                clear_frames(error.__traceback__)  # which have what was built so far
+                detached(error)  # from what was built so far
                 try:
                     self._use(self._build(before), before)
                 finally:

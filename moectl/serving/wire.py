@@ -1,6 +1,7 @@
 """Text as it comes in and goes out: what a client sends can be written again, and what is sent breaks no line."""
 
 import json
+from mmap import mmap
 from unicodedata import category
 
 from starlette.requests import ClientDisconnect, Request
@@ -11,6 +12,7 @@ from moectl.serving.refusal import Refusal
 
 _KIND = {list: "an array", str: "a text", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
 _UNSHOWN = ("Cc", "Cs", "Zl", "Zp")  # controls, halves of a character, ends of a line and of a paragraph
+_FIRST_NBYTES = 1 << 16
 _LONGEST = 80  # characters of a header that are repeated
 
 
@@ -29,15 +31,14 @@ def shown(text: str) -> str:
 async def object_of(request: Request) -> dict[str, object]:
     """Return the JSON object that is the body of a request. Raises Refusal for any other body, and for one with half a
     character in it, which no answer, page or counter could repeat."""
-    try:
-        body = await request.body()
-    except ClientDisconnect:
-        raise Refusal(400, "the body ended early") from None
-    _check_kind(request, body)
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Refusal(400, f"the body is not text in UTF-8, from byte {error.start} on: send JSON in UTF-8") from None
+    with _Body() as body:
+        try:
+            async for part in request.stream():
+                body.add(part)
+        except ClientDisconnect:
+            raise Refusal(400, "the body ended early") from None
+        _check_kind(request, body.nbytes)
+        text = body.text()
     found = _parsed(text)
     if not isinstance(found, dict):
         raise Refusal(400, f"the body is {_KIND[type(found)]}: send a JSON object, as {{\"model\": ...}}")
@@ -46,10 +47,43 @@ async def object_of(request: Request) -> dict[str, object]:
     return found
 
 
-def _check_kind(request: Request, body: bytes) -> None:
+class _Body:
+    """A body that is being read. It lies in pages of its own: of a heap that many bodies have filled at a time, the C
+    library gives little back to the system."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._held = mmap(-1, _FIRST_NBYTES)
+
+    def __enter__(self) -> "_Body":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def add(self, part: bytes) -> None:
+        end = self.nbytes + len(part)
+        if end > len(self._held):
+            with self._held as held, memoryview(held) as filled:
+                self._held = mmap(-1, 2 * end)
+                self._held.write(filled[: self.nbytes])
+        self._held.seek(self.nbytes)
+        self._held.write(part)
+        self.nbytes = end
+
+    def text(self) -> str:
+        """Raises Refusal for a body that is not UTF-8."""
+        try:
+            with memoryview(self._held) as held, held[: self.nbytes] as filled:
+                return str(filled, "utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise Refusal(400, f"byte {error.start} of the body is not UTF-8: send JSON in UTF-8") from None
+
+
+def _check_kind(request: Request, nbytes: int) -> None:
     encoding, kind = (request.headers.get(f"content-{name}", "") for name in ("encoding", "type"))
     name = kind.partition(";")[0].strip().lower()
-    if not body:
+    if not nbytes:
         raise Refusal(400, "the body is empty: send a JSON object with Content-Type: application/json")
     if encoding.strip().lower() not in ("", "identity"):
         raise Refusal(400, f"the body is compressed (Content-Encoding: {encoding[:_LONGEST]}): send it as it is")

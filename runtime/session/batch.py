@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from artifacts.errors import detached
 from runtime.model.row_attention import RowPass, RowPiece, rows_attended
 from runtime.model.row_memory import RowLine, RowMemory, room_for
 from runtime.session.charges import Charge, Charges
@@ -42,7 +43,7 @@ class RowResult:
 
     @classmethod
     def failed(cls, request: int, owner: Hashable, error: Exception) -> "RowResult":
-        """A request that an error ended before it got a token."""
+        """A request that a detached error ended before it got a token."""
         return cls(request, owner, None, True, Charge(), error)
 
 
@@ -189,14 +190,11 @@ class RequestBatch:
             plan = self._plan()
             return self._pass(plan) if plan.ids else []
         except Exception as error:
-            return self._end_running(error)
-
-    def _end_running(self, error: Exception) -> list[RowResult]:
-        """End all that are running. A frame of its own has the results: those of the traceback are freed with it."""
-        ended = [RowResult.failed(request, row.owner, error) for request, row in self._running.items()]
-        for result in ended:
-            self.cancel(result.request)
-        return ended
+            detached(error)
+            ended = [RowResult.failed(request, row.owner, error) for request, row in self._running.items()]
+            for result in ended:
+                self.cancel(result.request)
+            return ended
 
     def _pass(self, plan: _Plan) -> list[RowResult]:
         begin_s, session = time.perf_counter(), self.session
@@ -273,7 +271,7 @@ class RequestBatch:
         if is_over:
             del self._rows[request], self._running[request]
             self._leave(row.line)
-        error = token if isinstance(token, Exception) else None
+        error = detached(token) if isinstance(token, Exception) else None
         reused = row.prompt.num_reused
         return RowResult(request, row.owner, None if error else token, is_over, charge, error, reused)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from artifacts.errors import detached
 from runtime.model.row_attention import reason_not_joined
 from runtime.policies import describe
 from runtime.session.batch import ROOM, TILE, KeptPrompts, RequestBatch, RowResult
@@ -37,6 +38,7 @@ class Turns:
     bit what it would be alone, where the policies lose nothing. Calls and results are those of `RequestBatch`."""
 
     kept = KeptPrompts()  # none
+
     def __init__(self, session: Session, *, rows: int = 1) -> None:
         # Where residency follows the prompt, a second request would change it during the answer to the first.
         self.session, self.rows = session, 1 if session.parts.policies.residency.places else rows
@@ -110,7 +112,7 @@ class Turns:
             asked.generation = asked.generation or self._interleave.begin(asked.prompt, asked.sampling)
             result = asked.generation.step()
         except Exception as error:
-            return RowResult.failed(asked.request, asked.owner, error)
+            return RowResult.failed(asked.request, asked.owner, detached(error))
         charge = Charge(result.counters, exposed_s=result.exposed_s, seconds=result.seconds)
         token = result.token.token_id if result.token else None
         return RowResult(asked.request, asked.owner, token, asked.generation.is_over, charge)
