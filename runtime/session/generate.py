@@ -119,6 +119,8 @@ def stream(
         stop.set()
         if worker.ident is not None:
             worker.join()
+        while not tokens.empty():  # an error that nobody waits for would refer to its frames, and these to the queue
+            tokens.get()
 
 
 def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:

@@ -55,7 +55,7 @@ def test_what_is_dropped_is_freed_at_once() -> None:
     """Lines of a block, prompts, and prompts that others began from: without the collector."""
     memory, held = RowMemory(), []
     with uncollected():
-        for mark in range(6):
+        for mark in range(200):
             prompt = read(memory, mark)
             line = memory.join(memory.begin(NUM_TOKENS, prompt, 3), NUM_TOKENS)
             assert memory.nbytes == 4 * room_for(NUM_TOKENS) * memory.token_nbytes > 0
@@ -63,4 +63,4 @@ def test_what_is_dropped_is_freed_at_once() -> None:
             held += [ref(tensor) for block in blocks for tensor in (*block.keys.values(), *block.values.values())]
             memory.drop(line)
         del prompt, line, blocks
-        assert len(held) == 6 * 2 * 2 * len(LAYERS) and not any(tensor() is not None for tensor in held)
+        assert len(held) == 200 * 2 * 2 * len(LAYERS) and not any(tensor() is not None for tensor in held)
