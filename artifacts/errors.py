@@ -1,5 +1,7 @@
 """Errors that are not bugs of moectl: each carries its remedy in one line."""
 
+from traceback import format_exception
+
 _LONGEST = 200  # characters of another program's message within one of our lines
 _MEMORY = "not enough memory; use a smaller model, batch or budget"
 _SHORTAGES = {  # in an error of the system or of another program, and our line
@@ -41,6 +43,15 @@ def first_line(error: BaseException) -> str:
     """The first line of another program's error message, shortened; the name of the error where it has no message."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+
+
+def detached(error: Exception) -> Exception:
+    """Return an error that can be kept: its traceback is told in a note. The frames of one would hold tensors and, by
+    way of their callers, the error itself, until Python's collector finds that."""
+    told = "".join(format_exception(error))
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    error.add_note(told)
+    return error
 
 
 def shortage(error: BaseException) -> OutOfResources | None:

@@ -46,6 +46,14 @@ class ServerOptions:
     rows: Annotated[
         int | None, typer.Option(min=1, show_default="8", help="With --batch 1: requests answered at a time, in turns.")
     ] = None
+    kept_prompts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            show_default="an eighth of keys and values",
+            help="With --batch N: prompts kept for those that begin alike.",
+        ),
+    ] = None
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides.")] = 64
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="The longest answer that may be asked for.", rich_help_panel="Server")
@@ -59,6 +67,15 @@ class ServerOptions:
         if self.rows:
             raise BadUsage(f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how many run")
         return self.batch
+
+    @property
+    def kept_nbytes(self) -> int | None:
+        """What kept prompts may take, None by default. Raises BadUsage for turns, which keep none."""
+        from runtime.control.sizes import nbytes
+
+        if self.kept_prompts and self.batch == 1:
+            raise BadUsage("--kept-prompts is for requests that share passes: give --batch N too, or leave it out")
+        return nbytes(self.kept_prompts) if self.kept_prompts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +113,7 @@ def serve(
         shares_passes=server.batch > 1,
         num_waiting=server.queue,
         max_tokens=server.max_new_tokens,
+        kept_nbytes=server.kept_nbytes,
     )
     request = fill(command.ServeRequest, server, settings=settings, limits=limits, store=store, base=options.base)
     command.serve_command(model, request)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ try:
     from moectl.serving.guard import Guard, ServerLimits
     from moectl.serving.half_closed import HalfClosedProtocol
     from moectl.serving.request import ServeRequest
+    from moectl.serving.wire import shown
 except ModuleNotFoundError as missing:
     raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
 
@@ -99,7 +101,12 @@ def _say(line: str) -> None:
 def _what(serving: "Serving") -> str:
     receipt, reason = serving.scheduler.receipt, f" ({serving.why})" if serving.why else ""
     in_fast_tier = f"{receipt['slots']} of {receipt['experts']} experts in the fast tier"
-    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}{reason}, {in_fast_tier}"
+    from moectl.show.render import human_bytes
+
+    most, kept = serving.scheduler.kept.most_nbytes, ""
+    if most:
+        kept = f", at most {human_bytes(most)} of prompts kept for their beginnings"
+    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}{reason}, {in_fast_tier}{kept}"
 
 
 class Server(uvicorn.Server):
@@ -113,7 +120,7 @@ class Server(uvicorn.Server):
         seconds = round(limits.closing_s) + _TO_SAY_SO_S
         config = uvicorn.Config(
             guard,
-            http=HalfClosedProtocol,
+            http=partial(HalfClosedProtocol, limits=limits),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -192,5 +199,5 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _called(name: str) -> str:
-    """Return the base name of a folder, the whole id of a model from the hub."""
-    return Path(name).resolve().name if Path(name).exists() else name
+    """Return the base name of a folder, the whole id of a model from the hub; what cannot be shown is escaped."""
+    return shown(Path(name).resolve().name if Path(name).exists() else name)

@@ -28,10 +28,8 @@ class ActiveRequest:
         self._charge = Charge()
 
     def take(self, result: RowResult) -> None:
-        """Take what a pass gave. Raises the error that ended the request."""
+        """Take what a pass gave a request that no error has ended."""
         self._charge += result.charge
-        if result.error is not None:
-            raise result.error
         if result.token_id is not None:
             self._add(result.token_id, result.num_reused)
         if self._stops.is_met:

@@ -2,15 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi import Depends, FastAPI, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -23,11 +24,13 @@ from moectl.serving.half_closed import is_stream
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
 from moectl.serving.refusal import Refusal, error
 from moectl.serving.scheduler import Closing, Full, Scheduler
+from moectl.serving.wire import AsciiJson, object_of
 from runtime.session.generate import TooLong, num_positions
 from runtime.session.prompts import Prompt
 from runtime.session.session import Session
 
 T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Serving:
 def application(serving: Serving) -> FastAPI:
     """The application behind the server's front. The scheduler must have been started; the server closes it."""
     scheduler = serving.scheduler
-    app = FastAPI(title="moectl", docs_url=None, redoc_url=None)
+    app = FastAPI(title="moectl", docs_url=None, redoc_url=None, default_response_class=AsciiJson)
     _add_errors(app)
     _add_watching(app, serving)
 
@@ -59,13 +62,13 @@ def application(serving: Serving) -> FastAPI:
         return _model(serving)
 
     @app.post("/v1/chat/completions")
-    async def chat(asked: ChatBody, request: Request) -> object:
+    async def chat(asked: Annotated[ChatBody, Depends(_given(ChatBody))], request: Request) -> object:
         _check_model(serving, asked.model)
-        turns = [{"role": message.role, "content": message.content} for message in asked.messages]
+        turns = [message.turn for message in asked.messages]
         return await _answer(serving, asked, request, turns, asked.num_new)
 
     @app.post("/v1/completions")
-    async def complete(asked: CompletionBody, request: Request) -> object:
+    async def complete(asked: Annotated[CompletionBody, Depends(_given(CompletionBody))], request: Request) -> object:
         _check_model(serving, asked.model)
         prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler.session)
         return await _answer(serving, asked, request, prompt, asked.num_new)
@@ -77,15 +80,16 @@ def _add_watching(app: FastAPI, serving: Serving) -> None:
     scheduler = serving.scheduler
 
     @app.get("/live")
-    async def live() -> dict[str, object]:
-        return {"model": serving.model, "presets": serving.presets} | metrics.live(scheduler)
+    async def live() -> AsciiJson:
+        told = {"model": serving.model, "presets": serving.presets} | metrics.live(scheduler)
+        return AsciiJson(jsonable_encoder(told))  # FastAPI's own way would refuse half a character
 
     @app.get("/metrics")
     async def prometheus() -> PlainTextResponse:
         return PlainTextResponse(metrics.prometheus(scheduler, serving.model), media_type="text/plain; version=0.0.4")
 
     @app.post("/preset")
-    async def switch(asked: PresetBody) -> dict[str, object]:
+    async def switch(asked: Annotated[PresetBody, Depends(_given(PresetBody))]) -> dict[str, object]:
         """Switch the preset after the requests that arrived earlier."""
         if asked.preset not in serving.presets:
             raise Refusal(404, f"there is no preset {asked.preset!r}: {', '.join(serving.presets)}", param="preset")
@@ -99,32 +103,39 @@ def _add_watching(app: FastAPI, serving: Serving) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
-    async def refused(request: Request, refusal: Refusal) -> JSONResponse:
-        return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def not_understood(request: Request, problem: RequestValidationError) -> JSONResponse:
-        first = problem.errors()[0]
-        is_json, said = first["type"] != "json_invalid", first["msg"].removeprefix("Value error, ")
-        where = ".".join(str(part) for part in first["loc"] if part != "body" and is_json)
-        message = f"{where}: {said}" if where else said if is_json else f"the body is not JSON: {said}"
-        return JSONResponse(error(400, message, param=where or None), 400)
+    async def refused(request: Request, refusal: Refusal) -> AsciiJson:
+        return AsciiJson(refusal.body(), refusal.status, headers=refusal.headers)
 
     @app.exception_handler(Problem)
-    async def problem_of_user(request: Request, problem: Problem) -> JSONResponse:
-        return JSONResponse(error(400, str(problem), code=code_of(problem)), 400)
+    async def problem_of_user(request: Request, problem: Problem) -> AsciiJson:
+        return AsciiJson(error(400, str(problem), code=code_of(problem)), 400)
 
     @app.exception_handler(HTTPException)
-    async def no_such_route(request: Request, problem: HTTPException) -> JSONResponse:
+    async def no_such_route(request: Request, problem: HTTPException) -> AsciiJson:
         message = f"{request.method} {request.url.path}: {problem.detail}"
-        return JSONResponse(error(problem.status_code, message), problem.status_code, headers=problem.headers)
+        return AsciiJson(error(problem.status_code, message), problem.status_code, headers=problem.headers)
 
     @app.exception_handler(Exception)
-    async def broken(request: Request, problem: Exception) -> JSONResponse:
-        return JSONResponse(error(500, f"internal error: {type(problem).__name__}"), 500)
+    async def broken(request: Request, problem: Exception) -> AsciiJson:
+        return AsciiJson(error(500, f"internal error: {type(problem).__name__}"), 500)
 
 
-# One answer
+# One request
+
+
+def _given(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
+    """The dependency that reads the body of a request."""
+
+    async def read(request: Request) -> Body:
+        found = await object_of(request)
+        try:
+            return kind.model_validate(found)
+        except ValidationError as problem:
+            first = problem.errors(include_url=False, include_input=False)[0]
+            where, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+            raise Refusal(400, f"{where}: {said}" if where else said, param=where or None) from None
+
+    return read
 
 
 def _bounded(asked: str | list[int], session: Session) -> str | torch.Tensor:

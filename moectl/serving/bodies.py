@@ -126,12 +126,18 @@ class Message(_Strict):
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_role)]
     content: Annotated[str, PlainValidator(text_of)]
-    name: Absent = None
+    name: str | None = None  # of a participant, which is the template's to show
     refusal: Absent = None
     tool_calls: Annotated[None, _only([])] = None
     function_call: Absent = None
     audio: Absent = None
     annotations: Annotated[None, _only([])] = None
+
+    @property
+    def turn(self) -> dict[str, str]:
+        """As the model's template gets it."""
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": self.content} | named
 
 
 class ChatBody(RequestBody):

@@ -3,13 +3,18 @@
 from collections.abc import Callable
 from importlib.resources import files
 
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moectl.serving.refusal import error
+from moectl.serving.wire import AsciiJson
 
-# The page may run its own script and call this server only.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+# The page may run its own script and call this server only; no other page may show it in a frame.
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+_HEADERS = {"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"}
 
 
 class Front:
@@ -20,9 +25,9 @@ class Front:
 
     def __init__(self, model: str) -> None:
         page = files("moectl.serving").joinpath("page.html").read_text(encoding="utf-8")
-        self._page = HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
+        self._page = HTMLResponse(page, headers=_HEADERS)
         said = error(503, f"{model} is loading: try again in a moment", code="loading")
-        self._app: ASGIApp = JSONResponse(said, 503, headers={"Retry-After": "1"})
+        self._app: ASGIApp = AsciiJson(said, 503, headers={"Retry-After": "1"})
         self._is_alive: Callable[[], bool] | None = None
 
     def begin(self, app: ASGIApp, is_alive: Callable[[], bool]) -> None:
@@ -38,7 +43,7 @@ class Front:
             return self._page
         return self._health() if is_read and scope["path"] == "/health" else self._app
 
-    def _health(self) -> JSONResponse:
+    def _health(self) -> AsciiJson:
         if self._is_alive is None:
-            return JSONResponse({"status": "loading"}, 503)
-        return JSONResponse({"status": "ok"}) if self._is_alive() else JSONResponse({"status": "stopping"}, 503)
+            return AsciiJson({"status": "loading"}, 503)
+        return AsciiJson({"status": "ok"}) if self._is_alive() else AsciiJson({"status": "stopping"}, 503)

@@ -21,14 +21,17 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)\.?(:[0-9]*)?", re.IGNO
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """At most `num_rows` requests are answered at a time, in turns or in shared passes of the model, and `num_waiting`
-    more wait in the queue; an answer has at most `max_tokens`. Raises BadUsage for values that leave no room for a
-    request."""
+    more wait in the queue; an answer has at most `max_tokens`. A connection is closed whose request has not arrived in
+    time. Raises BadUsage for values that leave no room for a request."""
 
     num_rows: int = 8
     shares_passes: bool = False
     num_waiting: int = 64
     max_tokens: int = 1024
+    kept_nbytes: int | None = None  # of prompts kept for their beginnings; None: an eighth of all keys and values
     body_nbytes: int = 4 << 20
+    head_s: float = 10.0  # for the line and the headers of a request
+    body_s: float = 60.0  # for its body
     closing_s: float = 30.0  # time that running requests have to end after the server is told to stop
 
     def __post_init__(self) -> None:
@@ -74,7 +77,8 @@ class Guard:
             self._check_names(headers)
         if self.api_key is not None and path not in OPEN_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not secrets.compare_digest(key.encode("latin-1"), self.api_key.encode()):
+            ours = self.api_key.encode("utf-8", "surrogateescape")  # as the environment has it, in any encoding
+            if scheme.lower() != "bearer" or not secrets.compare_digest(key.encode("latin-1"), ours):
                 wrong = (
                     "the API key is wrong" if key else "this server wants an API key: send Authorization: Bearer KEY"
                 )

@@ -9,7 +9,8 @@ import asyncio
 
 import h11
 from starlette.types import Scope
-from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from moectl.serving.arrival import TimelyProtocol
 
 _FIRST_S, _PROBE_S = 0.02, 1.0  # a reset arrives after one round trip
 _COMMENTS = "takes_comments"  # in the state of a request
@@ -20,7 +21,7 @@ def is_stream(scope: Scope) -> None:
     scope["state"][_COMMENTS] = True
 
 
-class HalfClosedProtocol(H11Protocol):
+class HalfClosedProtocol(TimelyProtocol):
     """HTTP by h11 for uvicorn; answers requests of clients that have shut down their side of the connection."""
 
     is_half_closed = False
@@ -40,7 +41,7 @@ class HalfClosedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # begins with the next request, if the client sent several at once
+        super().on_response_complete()
         if self.is_half_closed and self.cycle.response_complete:
             self.transport.close()
 

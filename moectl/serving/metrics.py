@@ -1,10 +1,12 @@
 """Counters of a server, as JSON for the page and as text for Prometheus."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
 import torch
 
 from moectl.serving.scheduler import Scheduler
+from moectl.serving.wire import shown
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 
@@ -38,6 +40,7 @@ def live(scheduler: Scheduler) -> dict[str, object]:
         "preset": scheduler.preset,
         "running": scheduler.num_running,
         "waiting": scheduler.num_waiting,
+        "kept_prompts": asdict(scheduler.kept),
         "slots": cache.num_slots,
         "residency": residency,
         "last_token": _last_token(scheduler),
@@ -73,6 +76,9 @@ def _lines(scheduler: Scheduler, model: str) -> Iterator[str]:
     yield from _metric("info", "gauge", "What is served, and by which preset.", {_labels(labels): 1})
     yield from _metric("requests_running", "gauge", "Requests under way.", {"": scheduler.num_running})
     yield from _metric("requests_waiting", "gauge", "Requests in the queue.", {"": scheduler.num_waiting})
+    kept = scheduler.kept
+    yield from _metric("kept_prompts_bytes", "gauge", "Prompts kept for their beginnings.", {"": kept.nbytes})
+    yield from _metric("kept_prompts_limit_bytes", "gauge", "What these may take.", {"": kept.most_nbytes})
     over = {_labels({"outcome": name}): count for name, count in said["requests"].items()}
     yield from _metric("requests_total", "counter", "Requests that are over.", over)
     for name, help_text in _SUMS.items():
@@ -102,4 +108,4 @@ def _labels(values: Mapping[str, object]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return shown(text).replace("\\", "\\\\").replace('"', '\\"')

@@ -9,7 +9,7 @@ from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Failed, GenerationJob
 from moectl.serving.tally import Tally
 from moectl.shared.batch_size import batch_size
-from runtime.session.batch import RowResult
+from runtime.session.batch import KeptPrompts, RowResult
 from runtime.session.session import Session
 from runtime.session.turns import Turns, open_batch
 
@@ -29,12 +29,18 @@ class RunningRequests:
         self._active: dict[int, ActiveRequest] = {}  # by its number in the batch
         if limits.shares_passes:
             room = batch_size(session, limits.num_rows).room
-            self._batch = open_batch(session, rows=limits.num_rows, tile=TILE, room=room)
+            own = {"tile": TILE, "room": room, "kept_nbytes": limits.kept_nbytes}
+            self._batch = open_batch(session, rows=limits.num_rows, **own)
         else:
             self._batch = Turns(session, rows=limits.num_rows)
 
     def __len__(self) -> int:
         return len(self._active)
+
+    @property
+    def kept(self) -> KeptPrompts:
+        """What prompts take that are kept for their beginnings."""
+        return self._batch.kept
 
     @property
     def num_free(self) -> int:
@@ -73,15 +79,22 @@ class RunningRequests:
     def _take(self, result: RowResult) -> None:
         """Hand a request what a pass gave it; an error ends that request only."""
         active = self._active[result.request]
+        if result.error is not None:
+            self._fail(result.request, result.error)
+            return
         try:
             active.take(result)
         except Exception as error:
-            self._remove(result.request, "failed")
-            active.job.tell(failed(error))
+            self._fail(result.request, error)
         else:
             if active.done:
                 self._remove(result.request, "answered")  # before the client is told: it may read the counters at once
                 active.job.tell(active.done)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        job = self._active[number].job
+        self._remove(number, "failed")
+        job.tell(failed(error))
 
     def _remove(self, number: int, outcome: str) -> None:
         self._batch.cancel(number)

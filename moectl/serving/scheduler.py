@@ -7,11 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from artifacts.errors import detached
 from moectl.serving.encoding import encoded
 from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Encoded, Failed, GenerationJob, Switch
 from moectl.serving.running import RunningRequests, failed
 from moectl.serving.tally import Tally
+from runtime.session.batch import KeptPrompts
 from runtime.session.session import Session
 
 _log = logging.getLogger("moectl")
@@ -71,6 +73,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def kept(self) -> KeptPrompts:
+        """What prompts take that are kept for their beginnings."""
+        return self._running.kept
 
     @property
     def num_waiting(self) -> int:
@@ -185,6 +192,7 @@ class Scheduler:
             try:
                 self._use(self._build(switch.preset), switch.preset)
             except Exception as error:
+                detached(error)  # from what was built so far
                 try:
                     self._use(self._build(before), before)
                 finally:

@@ -1,5 +1,8 @@
 """Keys and values of many requests, each at its own length: blocks of rows that have equal room.
 
+A line refers to its block and no block to its lines, so that the tensors of a request that is over are freed at once:
+Python's collector, which would find a cycle, counts objects and not bytes.
+
 Shapes: R rows of a block, A heads of keys, C tokens of room, D numbers a head, S tokens.
 """
 
@@ -26,13 +29,12 @@ class RowLine:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Rows with room for C tokens each: row i is that of `lines[i]`, without gaps. Layers are made at their first
-    write, [R, A, C, D], in RAM if `in_ram`, page-locked beside a GPU, and else where they are computed."""
+    """Rows with room for C tokens each. Layers are made at their first write, [R, A, C, D], in RAM if `in_ram`,
+    page-locked beside a GPU, and else where they are computed."""
 
     room: int
     num_rows: int
     in_ram: bool = False
-    lines: list[RowLine] = field(default_factory=list)
     keys: dict[int, torch.Tensor] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -95,19 +97,19 @@ class RowMemory:
     """The keys and values of running requests. A prompt that is being read lies by itself (`begin`); it then joins a
     block of rows with as much room (`join`), so that one product attends for all of them.
 
-    `token_nbytes`: bytes of one token in all layers, 0 until a pass has been run. With `in_ram` they lie in RAM and are
-    brought to the device of the model layer by layer.
+    `blocks` has the lines of each block: row i is that of line i, without gaps. `token_nbytes`: bytes of one token in
+    all layers, 0 until a pass has been run. With `in_ram` they lie in RAM and are brought to the device of the model
+    layer by layer.
     """
 
     def __init__(self, *, in_ram: bool = False) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: dict[Block, list[RowLine]] = {}
         self._in_ram = in_ram
         self.token_nbytes = 0
 
     def begin(self, num_tokens: int, beginning: RowLine | None = None, length: int = 0) -> RowLine:
         """Room for a prompt of so many tokens, whose first `length` ones are those of `beginning`."""
         line = RowLine(Block(room_for(num_tokens), 1, self._in_ram), 0)
-        line.block.lines.append(line)
         if beginning is not None:
             line.block.copy_beginning(beginning, 0, length)
             line.length = length
@@ -118,21 +120,22 @@ class RowMemory:
         is."""
         self.token_nbytes = self.token_nbytes or prompt.block.token_nbytes
         block = self._block(room_for(num_tokens))
-        line = RowLine(block, len(block.lines), prompt.length)
-        block.lines.append(line)
+        lines = self.blocks[block]
+        line = RowLine(block, len(lines), prompt.length)
+        lines.append(line)
         block.copy(prompt, line.place)
         return line
 
     def drop(self, line: RowLine) -> None:
         """Free the row of a request that is over: the last row of its block moves into its place."""
-        block = line.block
-        last = block.lines.pop()
+        block, lines = line.block, self.blocks[line.block]
+        last = lines.pop()
         if last is not line:
             block.copy(last, line.place)
             last.place = line.place
-            block.lines[line.place] = last
-        if not block.lines and block in self.blocks:
-            self.blocks.remove(block)
+            lines[line.place] = last
+        if not lines:
+            del self.blocks[block]
 
     @property
     def nbytes(self) -> int:
@@ -141,12 +144,12 @@ class RowMemory:
 
     def _block(self, room: int) -> Block:
         """A block with this room and a free row."""
-        for block in self.blocks:
-            if block.room == room and len(block.lines) < MOST_ROWS:
+        for block, lines in self.blocks.items():
+            if block.room == room and len(lines) < MOST_ROWS:
                 break
         else:
-            block = Block(room, 0, self._in_ram)
-            self.blocks.append(block)
-        if len(block.lines) == block.num_rows:
+            block, lines = Block(room, 0, self._in_ram), []
+            self.blocks[block] = lines
+        if len(lines) == block.num_rows:
             block.grow(min(block.num_rows + _GROWTH, MOST_ROWS))
         return block

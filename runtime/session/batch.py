@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from artifacts.errors import detached
 from runtime.model.row_attention import RowPass, RowPiece, attended
 from runtime.model.row_memory import RowLine, RowMemory, room_for
 from runtime.session.charges import Charge, Charges
@@ -43,8 +44,16 @@ class RowResult:
 
     @classmethod
     def failed(cls, request: int, owner: Hashable, error: Exception) -> "RowResult":
-        """A request that an error ended before it got a token."""
+        """A request that a detached error ended before it got a token."""
         return cls(request, owner, None, True, Charge(), error)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrompts:
+    """Bytes of prompts that are kept for their beginnings: those that they take, and those that they may take."""
+
+    nbytes: int = 0
+    most_nbytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -59,18 +68,21 @@ class _Row:
 
 @dataclass(slots=True)
 class _Plan:
-    """A pass: the tokens, position and row of each, its pieces, and the rows that get a token."""
+    """A pass: its rows, and how many tokens are written into the line of each; the tokens, position and row of each,
+    the pieces, and the rows that get a token."""
 
     rows: list[_Row] = field(default_factory=list)
+    written: list[tuple[RowLine, int]] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)
     pieces: list[RowPiece] = field(default_factory=list)
     last: list[tuple[_Row, int]] = field(default_factory=list)  # and the index of its last token
 
-    def add(self, row: _Row, ids: Sequence[int], first: int, *, gets_token: bool) -> None:
+    def add(self, row: _Row, line: RowLine, ids: Sequence[int], *, gets_token: bool) -> None:
+        self.written.append((line, len(ids)))
         self.ids += ids
-        self.positions += range(first, first + len(ids))
+        self.positions += range(line.length, line.length + len(ids))
         self.row_of += [len(self.rows)] * len(ids)
         self.rows.append(row)
         if gets_token:
@@ -82,16 +94,24 @@ class RequestBatch:
 
     `add` requests at any time; each `step` is one pass, of at most `rows` requests and `tile` tokens of prompts.
     `room` bounds the bytes of keys and values, which lie beside the model, or `in_ram`: a request is begun once there
-    is room for its whole answer, or if no other one runs. The same requests, added at the same steps, get the same
-    answers.
+    is room for its whole answer, or if no other one runs. Prompts that are kept for their beginnings take at most
+    `kept_nbytes` of it, by default an eighth. The same requests, added at the same steps, get the same answers.
     """
 
     def __init__(
-        self, session: Session, *, rows: int = ROWS, tile: int = TILE, room: int = ROOM, in_ram: bool = False
+        self,
+        session: Session,
+        *,
+        rows: int = ROWS,
+        tile: int = TILE,
+        room: int = ROOM,
+        kept_nbytes: int | None = None,
+        in_ram: bool = False,
     ) -> None:
         self.session, self.rows, self.tile, self.room = session, rows, tile, room
         self.memory = RowMemory(in_ram=in_ram)
-        self.reading = Reading(self.memory, kept_nbytes=room // _KEPT_SHARE)
+        most_kept = room // _KEPT_SHARE if kept_nbytes is None else kept_nbytes
+        self.reading = Reading(self.memory, most_kept_nbytes=min(most_kept, room))
         self._waiting: deque[int] = deque()
         self._running: dict[int, _Row] = {}  # those that are being read among them
         self._rows: dict[int, _Row] = {}
@@ -121,6 +141,11 @@ class RequestBatch:
     def close(self) -> None:
         """Give the session back, with its model as it was; requests that are not over are dropped."""
         self._undo.close()
+
+    @property
+    def kept(self) -> KeptPrompts:
+        """What prompts take that are kept for their beginnings."""
+        return KeptPrompts(self.reading.nbytes_kept, self.reading.most_kept_nbytes)
 
     @property
     def num_running(self) -> int:
@@ -166,6 +191,7 @@ class RequestBatch:
             plan = self._plan()
             return self._pass(plan) if plan.ids else []
         except Exception as error:
+            detached(error)
             ended = [RowResult.failed(request, row.owner, error) for request, row in self._running.items()]
             for result in ended:
                 self.cancel(result.request)
@@ -213,17 +239,17 @@ class RequestBatch:
 
     def _plan(self) -> _Plan:
         plan = _Plan()
-        for block in self.memory.blocks:
-            for line in block.lines:
+        for block, lines in self.memory.blocks.items():
+            for line in lines:
                 row = self._by_line[line]
-                plan.add(row, [row.next_token.last_token], line.length, gets_token=True)
-            first = torch.tensor([line.length for line in block.lines])
-            plan.pieces.append(RowPiece(block, len(block.lines), 1, first))
+                plan.add(row, line, [row.next_token.last_token], gets_token=True)
+            first = torch.tensor([line.length for line in lines])
+            plan.pieces.append(RowPiece(block, len(lines), 1, first))
         for prompt, length in self.reading.tiles(self.tile):
             line, end = prompt.line, prompt.num_read + length
             plan.pieces.append(RowPiece(line.block, 1, length, torch.tensor([line.length])))
             ids = prompt.ids[line.length : end].tolist()
-            plan.add(self._rows[prompt.request], ids, line.length, gets_token=end == len(prompt.ids))
+            plan.add(self._rows[prompt.request], line, ids, gets_token=end == len(prompt.ids))
         return plan
 
     def _forward(self, plan: _Plan) -> torch.Tensor:
@@ -238,9 +264,8 @@ class RequestBatch:
 
     def _move_on(self, plan: _Plan) -> None:
         """Count what the pass has written, and let prompts that are read to their ends join the others."""
-        for piece in plan.pieces:
-            for line in piece.block.lines:
-                line.length += piece.num_tokens
+        for line, num_tokens in plan.written:
+            line.length += num_tokens
         for row, _ in plan.last:
             if row.line is None:
                 with torch.inference_mode():
@@ -253,7 +278,7 @@ class RequestBatch:
         if is_over:
             del self._rows[request], self._running[request]
             self._leave(row.line)
-        error = token if isinstance(token, Exception) else None
+        error = detached(token) if isinstance(token, Exception) else None
         reused = row.prompt.num_reused
         return RowResult(request, row.owner, None if error else token, is_over, charge, error, reused)
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from artifacts.errors import BadInput, BadUsage, first_line
 from runtime.session import template_child
 
+_REMEDY = "give a prompt of plain text instead"
 LIMIT_S = 5.0  # of one rendering, which usually takes some milliseconds
 LIMIT_NBYTES = 1 << 30  # of the process: Python and its imports take 170 MiB, a chat of 4 MiB some copies of it
 
@@ -35,6 +36,9 @@ class ChatTemplates:
         asked = {"template": template, "turns": list(turns), "special_tokens": tokenizer.special_tokens_map}
         with self._lock:
             answer = self._answer(json.dumps(asked))
+        if "refused" in answer:
+            reason = first_line(Exception(answer["refused"]))
+            raise BadInput(f"the model's chat template refuses these messages ({reason}): change them, or {_REMEDY}")
         if "error" in answer:
             raise _unusable(first_line(Exception(answer["error"])))
         return answer["text"]
@@ -76,10 +80,10 @@ class ChatTemplates:
         code = self._process.wait()
         self._end()
         if code == -signal.SIGALRM:
-            raise BadInput(f"the model's chat template takes more than {self._limit_s:g} s: give --prompt instead")
+            raise BadInput(f"the model's chat template takes more than {self._limit_s:g} s: {_REMEDY}")
         if code == template_child.OUT_OF_MEMORY:
             most = f"{self._limit_nbytes >> 20} MiB"
-            raise BadInput(f"the model's chat template takes more than {most} of memory: give --prompt instead")
+            raise BadInput(f"the model's chat template takes more than {most} of memory: {_REMEDY}")
         raise _unusable(f"its process ended with code {code}")
 
     def _end(self) -> None:
@@ -90,4 +94,4 @@ class ChatTemplates:
 
 
 def _unusable(reason: str) -> BadInput:
-    return BadInput(f"the model's chat template cannot be used ({reason}): give --prompt instead")
+    return BadInput(f"the model's chat template cannot be used ({reason}): {_REMEDY}")

@@ -117,12 +117,17 @@ def stream(
         worker.start()
         while (item := tokens.get()) is not _END:
             if isinstance(item, BaseException):
-                raise item
+                try:
+                    raise item
+                finally:
+                    del item  # its traceback refers to this frame, and to those that hold keys and values
             yield item
     finally:
         stop.set()
         if worker.ident is not None:
             worker.join()
+        while not tokens.empty():  # an error that nobody waits for would refer to its frames, and these to the queue
+            tokens.get()
 
 
 def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:

@@ -80,6 +80,8 @@ class Generation:
             token = next(self._tokens, None)
             self._back.wait()
             self._back.clear()
+            if self.is_over:
+                self._tokens.close()  # it refers to this object, as this one does to it
         except NotFinite as error:
             self.is_over = True
             raise session.traced(error) from None

@@ -1,7 +1,7 @@
 """Prompts that are being read, in tiles: which come next, and what of them is known from earlier prompts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,11 +28,12 @@ class Prompt:
 
 class Reading:
     """The prompts under way, first come, first read, and the last ones that were read: a prompt which begins like one
-    of them copies its keys and values. `kept_nbytes` bounds those that are kept only for that."""
+    of them copies its keys and values. `most_kept_nbytes` bounds those that are kept only for that."""
 
-    def __init__(self, memory: RowMemory, *, kept_nbytes: int) -> None:
+    def __init__(self, memory: RowMemory, *, most_kept_nbytes: int) -> None:
         self.under_way: list[Prompt] = []
-        self._memory, self._kept_nbytes = memory, kept_nbytes
+        self.most_kept_nbytes = most_kept_nbytes
+        self._memory = memory
         self._kept: list[Prompt] = []  # the oldest first
 
     def tiles(self, num_tokens: int) -> Iterator[tuple[Prompt, int]]:
@@ -50,8 +51,9 @@ class Reading:
         """Take a prompt out; one that was read to its end is kept for others."""
         self.under_way.remove(prompt)
         if is_read:
-            self._kept.append(prompt)
-            self.shrink(self._kept_nbytes)
+            self._kept.append(replace(prompt))
+            self.shrink(self.most_kept_nbytes)
+        prompt.line = None  # its request goes on, and what is forgotten is freed
 
     def shrink(self, nbytes: int) -> None:
         """Forget the oldest kept prompts until the others take at most `nbytes`."""
@@ -60,6 +62,7 @@ class Reading:
 
     @property
     def nbytes_kept(self) -> int:
+        """Bytes of the keys and values of kept prompts."""
         return sum(prompt.line.block.room for prompt in self._kept) * self._memory.token_nbytes
 
     def _begin(self, prompt: Prompt) -> bool:

@@ -43,7 +43,8 @@ def _answer(
     except MemoryError:
         raise
     except Exception as error:  # a template is a program, which may raise anything
-        return {"error": str(error) or type(error).__name__}
+        is_refused = type(error).__name__ == "TemplateError"  # by raise_exception; those of jinja2 itself are below it
+        return {"refused" if is_refused else "error": str(error) or type(error).__name__}
 
 
 def _renderer() -> Callable:

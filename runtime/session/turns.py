@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from artifacts.errors import detached
 from runtime.model.row_attention import reason_not_joined
 from runtime.policies import describe
-from runtime.session.batch import ROOM, TILE, RequestBatch, RowResult
+from runtime.session.batch import ROOM, TILE, KeptPrompts, RequestBatch, RowResult
 from runtime.session.charges import Charge
 from runtime.session.generate import Sampling, check_prompt
 from runtime.session.interleave import Generation, Interleave
@@ -35,6 +36,8 @@ class _Asked:
 class Turns:
     """Answers at most `rows` requests at a time, in turns of `PASSES` passes, each by a generation of its own: to the
     bit what it would be alone, where the policies lose nothing. Calls and results are those of `RequestBatch`."""
+
+    kept = KeptPrompts()  # none
 
     def __init__(self, session: Session, *, rows: int = 1) -> None:
         # Where residency follows the prompt, a second request would change it during the answer to the first.
@@ -109,20 +112,26 @@ class Turns:
             asked.generation = asked.generation or self._interleave.begin(asked.prompt, asked.sampling)
             result = asked.generation.step()
         except Exception as error:
-            return RowResult.failed(asked.request, asked.owner, error)
+            return RowResult.failed(asked.request, asked.owner, detached(error))
         charge = Charge(result.counters, exposed_s=result.exposed_s, seconds=result.seconds)
         token = result.token.token_id if result.token else None
         return RowResult(asked.request, asked.owner, token, asked.generation.is_over, charge)
 
 
 def open_batch(
-    session: Session, *, rows: int, tile: int = TILE, room: int = ROOM, in_ram: bool = False
+    session: Session,
+    *,
+    rows: int,
+    tile: int = TILE,
+    room: int = ROOM,
+    kept_nbytes: int | None = None,
+    in_ram: bool = False,
 ) -> RequestBatch | Turns:
     """A `RequestBatch` of so many rows; requests one after the other for one row, or where they cannot share a pass,
     which the receipt then says."""
     reason = why_one_by_one(session)
     if rows > 1 and reason is None:
-        return RequestBatch(session, rows=rows, tile=tile, room=room, in_ram=in_ram)
+        return RequestBatch(session, rows=rows, tile=tile, room=room, kept_nbytes=kept_nbytes, in_ram=in_ram)
     line = f"batch: requests are answered one at a time: {reason}"
     if rows > 1 and line not in session.fallbacks:
         session.fallbacks.append(line)

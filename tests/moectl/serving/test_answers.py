@@ -1,5 +1,6 @@
 """Answers of a server to OpenAI's own client, metrics for Prometheus, and switches of the preset."""
 
+import json
 import threading
 import time
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from openai import OpenAI
 
+from moectl.serving.answers import AnswerFormat
+from moectl.serving.jobs import Done
 from runtime.model.open import MoeModel
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
@@ -50,6 +53,17 @@ def test_one_request_counts_as_a_run_does(client: OpenAI, web: httpx2.Client, op
         assert (answer.moectl["counters"], answer.moectl["by_layer"]) == (counted.totals(), counted.by_layer())
     assert 0 <= exposed_ms < answer.moectl["ttft_ms"] + 8 * answer.moectl["tpot_ms"]
     assert web.post("/preset", json={"preset": "on-demand"}).status_code == 200
+
+
+def test_an_event_is_one_line_however_lines_are_split() -> None:
+    """Clients that split as Python does would cut the JSON at U+2028."""
+    text = "a\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\nb"
+    form = AnswerFormat(True, f"tiny{text}", 3, has_usage=True, has_counters=True)
+    events = [form.begins(), form.goes_on(text), *form.ends(Done("stop", 1, {"preset": text}))]
+    for told in events:
+        [line, empty] = told.splitlines()
+        assert told.endswith("\n\n") and line.startswith("data: ") and not empty
+    assert json.loads(events[1].removeprefix("data: "))["choices"][0]["delta"]["content"] == text
 
 
 def test_a_chat(client: OpenAI, opened: MoeModel) -> None:

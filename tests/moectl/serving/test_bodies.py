@@ -92,7 +92,7 @@ CHAT["prompt_cache_options"] = CHAT["metadata"]
 MESSAGE = {
     "role": [],
     "content": [*TEXTS, [{"type": "text", "text": "a"}]],
-    "name": [None],
+    "name": [None, *TEXTS],
     "refusal": [None],
     "tool_calls": [None, []],
     "function_call": [None],
@@ -193,4 +193,6 @@ def test_a_developer_is_the_system() -> None:
     for role in ("tool", "function", "", True, None):
         assert refused(Message, {"role": role, "content": "a"}) == ("role",)
     parts = [{"type": "text", "text": "old "}, {"type": "text", "text": "gate"}]
-    assert Message(role="user", content=parts).content == "old gate"
+    assert Message(role="user", content=parts).turn == {"role": "user", "content": "old gate"}
+    named = Message(role="user", content="a", name="bob").turn
+    assert named == {"role": "user", "content": "a", "name": "bob"}

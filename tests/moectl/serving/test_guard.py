@@ -123,6 +123,7 @@ def test_a_key_opens_all_but_the_page_and_health() -> None:
         assert told in body and b'"code": "invalid_api_key"' in body
         assert headers["www-authenticate"] == "Bearer" and headers["connection"] == "close"
     assert answer(host, ("Authorization", "Bearer schl\u00c3\u00bcssel"), key="schl\u00fcssel")[0] == 200
+    assert answer(host, ("Authorization", "Bearer \xff"), key="\udcff")[0] == 200  # as an environment in Latin-1 has it
 
 
 def test_a_body_has_at_most_its_bytes() -> None:
@@ -147,3 +148,4 @@ def test_a_server_has_room() -> None:
     limits = ServerLimits()
     assert (limits.num_rows, limits.num_waiting, limits.max_tokens) == (8, 64, 1024)
     assert (limits.body_nbytes, limits.closing_s) == (4 * 2**20, 30)
+    assert (limits.head_s, limits.body_s, limits.kept_nbytes) == (10, 60, None)

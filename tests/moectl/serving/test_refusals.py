@@ -69,12 +69,42 @@ def test_who_is_refused(server: Running, web: httpx2.Client) -> None:
         ("{'model': 1", json_only, 400),
         ("[]", json_only, 400),
         (asked, {"Content-Type": "text/plain"}, 400),  # as an HTML form of another site sends it
+        (asked.replace("sheep", "\\ud83d"), json_only, 400),
         ("x" * 30_000, json_only, 413),
         ((b"x" * 1000 for _ in range(30)), json_only, 413),
     ):
         answer = web.post("/v1/completions", content=content, headers=headers)
         assert (answer.status_code, answer.json().keys()) == (status, {"error"})
     assert web.get("/v1/engines").json()["error"]["message"] == "GET /v1/engines: Not Found"
+
+
+def test_half_a_character_is_refused_wherever_it_is(web: httpx2.Client) -> None:
+    """No counter, page or answer could repeat it; a name of the server's own is escaped where it has one."""
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    half = "cut \ud83d"
+    bodies = [chat | {"user": half}, chat | {"model": half}, chat | {half: 1}, chat | {"metadata": {half: "a"}}]
+    bodies += [chat | {"messages": [{"role": "user", "content": "a", name: half}]} for name in ("content", "name", "x")]
+    web.headers["Content-Type"] = "application/json"
+    for body in bodies:
+        answer = web.post("/v1/chat/completions", content=json.dumps(body))
+        assert answer.status_code == 400 and "half a character" in answer.json()["error"]["message"]
+    assert [web.get(path).status_code for path in ("/live", "/metrics", "/")] == [200, 200, 200]
+
+
+def test_names_that_break_lines_break_no_counter(server: Running, client: OpenAI, web: httpx2.Client) -> None:
+    """Also one that reached the counters on another way."""
+    client.completions.create(**EXACT | {"prompt": "sheep", "max_tokens": 1}, user='a"\\\n\r\u2028\x85b')
+    server.scheduler.tally.first("cut \ud83d", 1, 0.1)
+    try:
+        metrics, live = web.get("/metrics"), web.get("/live")
+    finally:
+        del server.scheduler.tally.owners["cut \ud83d"]
+    assert (metrics.status_code, live.status_code) == (200, 200)
+    lines = metrics.text.splitlines()
+    assert 'moectl_user_generated_tokens_total{user="a\\"\\\\\\\\n\\\\r\\\\u2028\\\\x85b"} 1' in lines
+    assert 'moectl_user_first_tokens_total{user="cut \\\\ud83d"} 1' in lines
+    assert all(line.startswith(("#", "moectl_")) for line in lines)
+    assert json.loads(live.text)["owners"].keys() >= {'a"\\\n\r\u2028\x85b', "cut \ud83d"}
 
 
 def test_a_full_queue_says_so(server: Running, client: OpenAI) -> None:

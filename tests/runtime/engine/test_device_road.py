@@ -1,15 +1,22 @@
 """Sessions whose decoded tokens the device decides say what the plain model says, and count as the simulator does."""
 
 import json
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from artifacts.shape import FULL_BITS, Shape
+from runtime.control.on_device import LAST_USE, SlotTables
+from runtime.engine import host_copy
+from runtime.engine.device_road import DeviceRoad
 from tests.conftest import Checkpoint
 from tests.helpers.triton_process import interpret, needs_triton
 from tests.runtime.session.test_published_fused import published
 
-pytestmark = needs_triton
 INTERPRETED = """
 import json, sys
 from dataclasses import replace
@@ -110,6 +117,7 @@ with Session(opened, SETTINGS) as session:
 LATE, AHEAD = {"eviction": "late_horizon"}, {"prefetch": "next_gate"}
 
 
+@needs_triton
 def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Prompts, which the host decides, with tokens after them, which the device does. A published format, which
     transformers does not read here, is held against torch's own products of the dequantised experts."""
@@ -121,6 +129,7 @@ def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path
         assert error < 5e-6 and hits and misses and decided == "device", (folder, error)
 
 
+@needs_triton
 @pytest.mark.parametrize("policies", [LATE, AHEAD], ids=["late_horizon", "lru, next_gate"])
 def test_the_simulator_replays_it(policies: dict[str, str], checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Also batches between, which the host decides, and a `generate` on its own thread."""
@@ -130,7 +139,69 @@ def test_the_simulator_replays_it(policies: dict[str, str], checkpoint: Checkpoi
     assert passes == "11 0" and state == "0 True" and figures == "1"
 
 
+@needs_triton
 def test_a_token_that_fails_empties_the_cache_and_no_more(checkpoint: Checkpoint) -> None:
     error, counts, is_right = interpret(INTERPRETED + FAILED, str(checkpoint("olmoe")))
     assert error == "no such memory" and is_right == "True"
     assert counts.startswith("6 {'requests': 4, 'hits': 0, 'late': 0, 'misses': 4,") and "'evictions': 0" in counts
+
+
+class LateDevice:
+    """Sends its letters only when the host waits for one, and then all that were queued."""
+
+    def __init__(self) -> None:
+        self.queued: deque[torch.Tensor] = deque()
+
+    def send_next(self, values: torch.Tensor, number: torch.Tensor, words: torch.Tensor, count: int) -> None:
+        self.queued.append(values.clone())
+        self.number, self.letters = number, words.view(count, -1)
+
+    def wait_for(self, letter: np.ndarray, number: int, device: torch.device) -> None:
+        while self.queued:
+            self.number += 1
+            here = self.letters[int(self.number) % len(self.letters)]
+            here[0], here[1:] = self.number, self.queued.popleft()
+        assert letter[0] == number, f"letter {number} was overwritten by {letter[0]} before it was read"
+
+
+class Books:
+    """Those of one layer of two experts in two slots; `counted` has the loads of each token."""
+
+    first_slots, num_slots, num_named, kind = (0,), (2,), 0, LAST_USE
+
+    def __init__(self) -> None:
+        self.counters, self.counted, self.num_ended = SimpleNamespace(), [], 0
+
+    def hand_over(self) -> SlotTables:
+        return SlotTables(*(np.zeros((1, 2), np.int32) for _ in range(4)))
+
+    def clock(self) -> int:
+        return self.num_ended
+
+    def ended(self) -> int:
+        self.num_ended += 1
+        return self.num_ended
+
+    def count(self, token: int, loads: np.ndarray, evictions: np.ndarray) -> None:
+        self.counted.append((token, int(loads[0]), int(evictions[0])))
+
+
+def test_counters_are_read_before_the_next_letter_overwrites_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the device is as far behind as the host lets it be."""
+    device, books = LateDevice(), Books()
+    monkeypatch.setattr(host_copy, "kernels", lambda name: device)
+    monkeypatch.setattr(host_copy, "wait_for", device.wait_for)
+    words = torch.zeros(4, dtype=torch.uint8)
+    slots = SimpleNamespace(device=torch.device("cpu"), arena=words, starts=[0, 0])
+    slow = SimpleNamespace(stores={FULL_BITS: SimpleNamespace(buffer=words)})
+    opened = SimpleNamespace(shape=Shape(1, 2, 1, 4))
+    output = SimpleNamespace(starts=lambda of: [0 for _ in of])
+    road = DeviceRoad(opened, books, SimpleNamespace(slots=slots, slow=slow), output, lambda: None)
+    num_tokens = 3 * host_copy.NumberedLetters.COUNT
+    for token in range(num_tokens):
+        road.begin_token()
+        road._cache.told.add_(torch.tensor([token, 1], dtype=torch.int32))  # as its kernels add up loads and evictions
+        road.end_pass()
+    assert len(books.counted) > num_tokens // 2  # before they are asked for
+    road.catch_up()
+    assert books.counted == [(token + 1, token, 1) for token in range(num_tokens)]

@@ -26,6 +26,7 @@ from runtime.session.settings import Settings
 from runtime.session.turns import Turns, open_batch
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, save
+from tests.helpers.uncollected import live_nbytes, uncollected
 
 SETTINGS = Settings(budget="50%", threads=1, preset="specmd")
 PROMPTS = [torch.tensor([ids]) for ids in ([5, 9, 2, 14], [7, 7], [3, 1, 4, 1, 5, 9, 2, 6], [11], [5, 9, 2, 15])]
@@ -240,6 +241,46 @@ def test_a_pass_that_fails_ends_the_requests_in_it(session: Session, way: type, 
             found[result.request].append(result.token_id)
     assert [found[number] for number in numbers[num_failed:]] == expected and len(found) == 3 - num_failed
     session.validate()
+
+
+@pytest.mark.parametrize("way", [RequestBatch, Turns])
+def test_requests_that_are_over_hold_no_memory(session: Session, way: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bytes after many requests as after a few, without the collector; some are drawn, some fail, some are
+    left."""
+    drawn = Sampling(max_new_tokens=2, temperature=0.9, ignore_eos=True)
+    rows, random = {} if way is Turns else {"room": 1 << 17}, torch.Generator().manual_seed(0)
+
+    def broken(*_: object) -> torch.Tensor:
+        raise ValueError("broken")
+
+    def ask(batch: RequestBatch | Turns, numbers: range) -> int:
+        for number in numbers:
+            sampling = Sampling(max_new_tokens=2, ignore_eos=True) if number % 4 else drawn
+            request = batch.add(torch.randint(3, 90, (1, 60), generator=random), sampling)
+            if number % 4 == 1:
+                with monkeypatch.context() as patched:
+                    patched.setattr(session.opened.layers[1].experts, "moectl_forward", broken)
+                    [failed] = batch.step()
+                assert "in broken" in failed.error.__notes__[0] and failed.error.__traceback__ is None
+            elif number % 4 == 2:
+                batch.step()
+                batch.cancel(request)
+            to_end(batch)
+        return live_nbytes()
+
+    with way(session, rows=4, **rows) as batch, uncollected():
+        after = ask(batch, range(8))
+        assert ask(batch, range(8, 24)) == after
+        assert batch.kept.nbytes <= batch.kept.most_nbytes == (0 if way is Turns else 1 << 14)
+
+
+def test_the_row_that_goes_on_does_not_hold_what_was_forgotten_of_its_prompt(session: Session) -> None:
+    with RequestBatch(session, kept_nbytes=0) as batch:
+        batch.add(PROMPTS[0], SIX)
+        batch.step()
+        [row] = batch._running.values()
+        assert row.prompt.line is None and row.line.length == PROMPTS[0].shape[1]
+        assert batch.kept.most_nbytes == batch.kept.nbytes == 0
 
 
 def test_a_step_may_prefetch_what_the_link_moves_beside_so_many_rows(opened: MoeModel) -> None:

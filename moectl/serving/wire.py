@@ -1,0 +1,111 @@
+"""Text as it comes in and goes out: what a client sends can be written again, and what is sent breaks no line."""
+
+import json
+from mmap import mmap
+from unicodedata import category
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+
+from artifacts.common.untrusted import parse_json
+from moectl.serving.refusal import Refusal
+
+_KIND = {list: "an array", str: "a text", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
+_UNSHOWN = ("Cc", "Cs", "Zl", "Zp")  # controls, halves of a character, ends of a line and of a paragraph
+_FIRST_NBYTES = 1 << 16
+_LONGEST = 80  # characters of a header that are repeated
+
+
+class AsciiJson(JSONResponse):
+    """JSON in which every character beyond ASCII is escaped, halves of one too, which have no place in UTF-8."""
+
+    def render(self, content: object) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+def shown(text: str) -> str:
+    """Return a text without what ends a line or cannot be encoded: that is escaped as in Python."""
+    return "".join(each.encode("unicode_escape").decode() if category(each) in _UNSHOWN else each for each in text)
+
+
+async def object_of(request: Request) -> dict[str, object]:
+    """Return the JSON object that is the body of a request. Raises Refusal for any other body, and for one with half a
+    character in it, which no answer, page or counter could repeat."""
+    with _Body() as body:
+        try:
+            async for part in request.stream():
+                body.add(part)
+        except ClientDisconnect:
+            raise Refusal(400, "the body ended early") from None
+        _check_kind(request, body.nbytes)
+        text = body.text()
+    found = _parsed(text)
+    if not isinstance(found, dict):
+        raise Refusal(400, f"the body is {_KIND[type(found)]}: send a JSON object, as {{\"model\": ...}}")
+    if "\\u" in text:
+        _check_characters(found)
+    return found
+
+
+class _Body:
+    """A body that is being read. It lies in pages of its own: of a heap that many bodies have filled at a time, the C
+    library gives little back to the system."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._held = mmap(-1, _FIRST_NBYTES)
+
+    def __enter__(self) -> "_Body":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def add(self, part: bytes) -> None:
+        end = self.nbytes + len(part)
+        if end > len(self._held):
+            with self._held as held, memoryview(held) as filled:
+                self._held = mmap(-1, 2 * end)
+                self._held.write(filled[: self.nbytes])
+        self._held.seek(self.nbytes)
+        self._held.write(part)
+        self.nbytes = end
+
+    def text(self) -> str:
+        """Raises Refusal for a body that is not UTF-8."""
+        try:
+            with memoryview(self._held) as held, held[: self.nbytes] as filled:
+                return str(filled, "utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise Refusal(400, f"byte {error.start} of the body is not UTF-8: send JSON in UTF-8") from None
+
+
+def _check_kind(request: Request, nbytes: int) -> None:
+    encoding, kind = (request.headers.get(f"content-{name}", "") for name in ("encoding", "type"))
+    name = kind.partition(";")[0].strip().lower()
+    if not nbytes:
+        raise Refusal(400, "the body is empty: send a JSON object with Content-Type: application/json")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise Refusal(400, f"the body is compressed (Content-Encoding: {encoding[:_LONGEST]}): send it as it is")
+    if name != "application/json" and not (name.startswith("application/") and name.endswith("+json")):
+        said = f"the body is said to be {kind[:_LONGEST]}" if kind else "the body is not said to be JSON"
+        raise Refusal(400, f"{said}: send Content-Type: application/json")
+
+
+def _parsed(text: str) -> object:
+    try:
+        return parse_json(text)
+    except json.JSONDecodeError as error:
+        raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
+    except ValueError:
+        raise Refusal(400, "the body is nested too deeply, or has a number of thousands of digits") from None
+
+
+def _check_characters(found: dict[str, object]) -> None:
+    for name, value in found.items():
+        try:
+            json.dumps({name: value}, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            name = shown(name)
+            message = f"{name}: half a character (as \\ud83d) is no text: cut texts between characters"
+            raise Refusal(400, message, param=name) from None
