@@ -43,6 +43,28 @@ class File(Protocol):
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None: ...
 
 
+class Repeated:
+    """A file without end that repeats the same bytes."""
+
+    path = Path()
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
+        """Fill `targets` one after another with the bytes that follow `offset`."""
+        for target in targets:
+            first = offset % len(self._content)
+            num_repeats = -(-(first + target.nbytes) // len(self._content))
+            target[:] = (self._content * num_repeats)[first : first + target.nbytes]
+            offset += target.nbytes
+
+    def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
+        """As `read_into`; always True."""
+        self.read_into(offset, targets)
+        return True
+
+
 class Contents(NamedTuple):
     """What the header of a file says: its sha256, strings stored beside the tensors, and the tensors by name."""
 
@@ -152,7 +174,7 @@ class StoredTensor:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    shard: Shard
+    shard: Shard | Repeated
     offset: int
     nbytes: int
 

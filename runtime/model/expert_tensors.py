@@ -21,12 +21,12 @@ from artifacts.formats.base import Format
 from artifacts.formats.order import ORDER, role_in_slot
 from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
-from runtime.model.checkpoint import StoredTensor
+from runtime.model.checkpoint import Repeated, StoredTensor
 from runtime.model.conversions import check_plain, is_joined, is_swap, is_turned, stored_shape, takes_turns
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
-from runtime.model.mixed_layout import LayoutNumber, MixedLayout
+from runtime.model.mixed_layout import MixedLayout
 from runtime.model.quantised_layout import Piece, QuantisedLayout
 from runtime.model.quantised_matrix import PLAIN
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
@@ -218,7 +218,7 @@ class _Search:
         if len(layouts) == 1:
             (layout,) = layouts.values()
             return layout, tuple(self._packed(key, layout) for key in range(len(pieces)))
-        numbers = {each: LayoutNumber(number) for number, each in enumerate(layouts)}
+        numbers = {each: Repeated(bytes([number])) for number, each in enumerate(layouts)}
         mixed = MixedLayout(tuple(layouts.values()))
         return mixed, tuple(
             (
