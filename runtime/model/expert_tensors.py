@@ -73,6 +73,11 @@ def locate_experts(
             search.add_fused(*place, tensors[name], sources=converter.source_patterns, source=source, by_turns=by_turns)
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
+    if len(others) == len(tensors):
+        raise BadInput(
+            f"no tensor of the checkpoint has the name of an expert, as {layers[0].name} ..., but names are as "
+            f"{min(others, default='')[:80]}: they are another model's, or were changed when it was saved"
+        )
     return LocatedExperts(*search.complete(), others)
 
 
