@@ -43,7 +43,7 @@ def has_json(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         first = file.read(4)
-    if first.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or first[1:2] == b"\0":
+    if first.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in first[:2]:
         raise BadInput(f"{path} is in another encoding than UTF-8, or begins with a mark of one: save it as UTF-8")
     return True
 
