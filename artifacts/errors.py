@@ -40,8 +40,10 @@ class Partly(Problem):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another program's error message, shortened; the name of the error where it has no message."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of another program's error message, with the next one where it ends in a colon, shortened; the
+    name of the error where it has no message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
 
 

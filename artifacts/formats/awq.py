@@ -11,10 +11,20 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require, require_groups
+from artifacts.formats.base import (
+    CONTRADICTED,
+    Loop,
+    Stored,
+    fault_of_scales,
+    is_number,
+    loops,
+    require,
+    require_groups,
+)
 from artifacts.formats.codes import unpack
 
 _BITS = 4
+_MIDDLE = 1 << _BITS - 1
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _PER_WORD = len(ORDER)
 
@@ -27,6 +37,7 @@ class Awq:
 
     name: str = "awq"
     group_size: int | None = None  # as the config says, 0 for one group
+    is_symmetric: bool = False  # `zero_point` is false: every zero-point is in the middle of the codes
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))
@@ -53,8 +64,11 @@ class Awq:
         places = np.argsort(ORDER).astype(np.int64)
         return partial(loops("column_loops").from_words_of_outputs, tensors["qweight"].numpy(), places, *arrays)
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return are_sound(tensors.values())
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        fault = fault_of_scales(tensors["scales"], 2**_BITS - 1)
+        if fault is None and self.is_symmetric and bool((_codes(tensors["qzeros"]) != _MIDDLE).any()):
+            return f"zero-points other than {_MIDDLE}, and config.json says zero_point false: {CONTRADICTED}"
+        return fault
 
 
 def _codes(words: torch.Tensor) -> torch.Tensor:

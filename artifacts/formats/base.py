@@ -38,12 +38,19 @@ class Format(Protocol):
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         """The same by compiled code, for tensors on a CPU; None where only `dequantise` does it."""
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether no stored number is NaN or infinite, and no index leads beyond the groups."""
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """Return what the stored numbers have that no matrix of a model has, such as NaN, as the end of a message; None
+        if they are sound."""
 
 
-UNSOUND = "NaN or infinity, or an index beyond its groups"
-"""What the tensors of a matrix hold that is not sound, for messages."""
+DAMAGED = "the checkpoint is damaged"
+CONTRADICTED = "weights and config.json are not of the same model"
+NOT_FINITE = f"NaN or infinity, {DAMAGED}"
+BEYOND = f"an index beyond its groups, {DAMAGED}"
+"""Faults of stored numbers, as the end of a message."""
+
+LARGEST = torch.finfo(torch.float16).max
+"""No weight of a model is larger: what its scales allow beyond this is damage."""
 
 
 class Unfit(BadInput):
@@ -72,14 +79,21 @@ def require_groups(num_groups: int, num_inputs: int, group_size: int | None, *, 
         require(num_inputs % size == 0 or is_indexed, f"groups of {size} do not divide {num_inputs} inputs")
 
 
-def is_index(groups: torch.Tensor, num_groups: int) -> bool:
-    """Whether every input is of one of the groups."""
-    return int(groups.min()) >= 0 and int(groups.max()) < num_groups
-
-
 def is_number(dtype: torch.dtype) -> bool:
     """Whether a scale of this type is a number as it stands: a float of 16 bits or more."""
     return dtype in (torch.float32, torch.float16, torch.bfloat16)
+
+
+def fault_of_scales(scales: torch.Tensor, largest_code: float) -> str | None:
+    """The fault of scales that multiply codes of up to this size: not finite, all 0, or numbers that no model has."""
+    if not are_sound([scales]):
+        return NOT_FINITE
+    largest = float(scales.float().abs().max())
+    if largest == 0:
+        return f"scales that are all 0, {DAMAGED}"
+    if largest * largest_code > LARGEST:
+        return f"a scale for weights of up to {largest * largest_code:.0e}, {DAMAGED}"
+    return None
 
 
 def are_sound(tensors: Iterable[torch.Tensor]) -> bool:

@@ -12,7 +12,17 @@ from typing import ClassVar
 
 import torch
 
-from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+from artifacts.formats.base import (
+    DAMAGED,
+    NOT_FINITE,
+    Loop,
+    Stored,
+    are_sound,
+    fault_of_scales,
+    is_number,
+    loops,
+    require,
+)
 from artifacts.formats.schemes import BLOCK
 
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
@@ -38,12 +48,8 @@ class Scaled:
         return weight.shape
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        weight, scale = tensors["weight"].float(), tensors["scale"].float()
-        scale = scale.reshape(_grid(tuple(scale.shape)))
-        for axis, (size, count) in enumerate(zip(weight.shape, scale.shape, strict=True)):
-            if count > 1 and count != size:
-                scale = scale.repeat_interleave(self.block[axis], axis).narrow(axis, 0, size)
-        return weight * scale
+        weight = tensors["weight"].float()
+        return weight * self._spread(tensors["scale"].float(), weight.shape)
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         weight, scale = tensors["weight"], tensors["scale"].float()
@@ -59,8 +65,27 @@ class Scaled:
             for size, count, block in zip(weight, _grid(scale), self.block, strict=True)
         )
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return are_sound(tensors.values())
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        weight, scale = tensors["weight"], tensors["scale"].float()
+        if not are_sound([weight]):
+            return NOT_FINITE
+        largest = torch.iinfo(weight.dtype).max if weight.dtype is torch.int8 else torch.finfo(weight.dtype).max
+        if fault := fault_of_scales(scale, largest):
+            return fault
+        if bool((scale < 0).any()):
+            return f"a negative scale, {DAMAGED}"
+        is_zero = scale == 0
+        if bool(is_zero.any()) and bool(weight[self._spread(is_zero, weight.shape).expand(weight.shape)].float().any()):
+            return f"a scale of 0 for weights that are not 0, {DAMAGED}"
+        return None
+
+    def _spread(self, of_blocks: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """What there is of each block, as of each row and column of a matrix of this shape, or of all alike."""
+        spread = of_blocks.reshape(_grid(tuple(of_blocks.shape)))
+        for axis, (size, count) in enumerate(zip(shape, spread.shape, strict=True)):
+            if count > 1 and count != size:
+                spread = spread.repeat_interleave(self.block[axis], axis).narrow(axis, 0, size)
+        return spread
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from artifacts.formats.base import Loop, Stored, loops, require
+from artifacts.formats.base import NOT_FINITE, Loop, Stored, loops, require
 from artifacts.formats.codes import IQ4
 from artifacts.formats.gguf_header import BLOCKS
 
@@ -59,8 +59,9 @@ class GgmlBlocks:
         of_rows = (each.reshape(len(blocks), -1).contiguous().numpy() for each in (scales, minima))
         return partial(getattr(loops("ggml_loops"), self.fill), blocks.numpy(), *of_rows)
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return all(bool(each.isfinite().all()) for each in self.scales(self._blocks(tensors)) if each is not None)
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        scales = (each for each in self.scales(self._blocks(tensors)) if each is not None)
+        return None if all(bool(each.isfinite().all()) for each in scales) else NOT_FINITE
 
     def _blocks(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return tensors["blocks"].reshape(-1, self.nbytes)

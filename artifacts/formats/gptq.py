@@ -5,15 +5,24 @@ version of the layout stores z - 1, the second z.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 import torch
 
-from artifacts.formats.base import Loop, Stored, are_sound, is_index, is_number, loops, require, require_groups
+from artifacts.formats.base import (
+    CONTRADICTED,
+    Loop,
+    Stored,
+    fault_of_scales,
+    is_number,
+    loops,
+    require,
+    require_groups,
+)
 from artifacts.formats.codes import unpack
-from artifacts.formats.order import INDEX, placed, require_index
+from artifacts.formats.order import NO_NUMBER, fault_of_index, placed, require_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,7 @@ class Gptq:
     bits: int = 4
     zero_offset: int = 1  # what the first version of the layout subtracted from a zero-point
     is_permuted: bool = False  # `desc_act`: the groups do not follow each other
+    is_symmetric: bool = False  # `sym`: every zero-point is in the middle of the codes
     group_size: int | None = None  # as the config says, 0 for one group
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
@@ -45,23 +55,46 @@ class Gptq:
         require_groups(num_groups, num_inputs, self.group_size, is_indexed=is_indexed)
         return num_outputs, num_inputs
 
+    @property
+    def lacking(self) -> int:
+        """What every input has in an index that says nothing, as some writers leave it without `desc_act`."""
+        return NO_NUMBER if self.is_permuted else 0
+
+    def settled(self, zeros: torch.Tensor) -> "Gptq":
+        """Return this format with the offset by which these zero-points of a symmetric matrix are in the middle: some
+        files store those of one version and name the other. Itself where neither offset does it."""
+        found = unpack(zeros, self.bits, zeros.shape[1] * 32 // self.bits)
+        offset = (1 << self.bits - 1) - int(found[0, 0])
+        return replace(self, zero_offset=offset) if offset in (0, 1) else self
+
+    def row_of_zeros(self, num_outputs: int) -> bytes:
+        """The zero-points of one group of a symmetric matrix, as they are stored."""
+        one = (1 << self.bits - 1) - self.zero_offset
+        every = one * ((1 << self.bits * num_outputs) - 1) // ((1 << self.bits) - 1)
+        return every.to_bytes(4 * -(-num_outputs * self.bits // 32), "little")
+
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         words, scales = tensors["qweight"], tensors["scales"].float()
         points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
-        group, place, _, is_moved = placed(tensors, num_inputs, len(scales))
+        group, place, _, is_moved = placed(tensors, num_inputs, len(scales), self.lacking)
         matrix = (unpack(words.T, self.bits, num_inputs) - points.T[:, group]).float() * scales.T[:, group]
         return matrix[:, place] if is_moved else matrix
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         words, scales = tensors["qweight"], tensors["scales"].float()
         points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
-        groups, places, *_ = placed(tensors, num_inputs, len(scales))
+        groups, places, *_ = placed(tensors, num_inputs, len(scales), self.lacking)
         arrays = (points.contiguous().numpy(), scales.numpy(), groups.numpy(), places.numpy())
         return partial(loops("column_loops").from_stream, words.numpy(), self.bits, *arrays)
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        is_indexed = INDEX not in tensors or is_index(tensors[INDEX], len(tensors["scales"]))
-        return is_indexed and are_sound(tensors.values())
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        scales, middle = tensors["scales"], 1 << self.bits - 1
+        num_inputs = len(tensors["qweight"]) * 32 // self.bits
+        fault = fault_of_index(tensors, num_inputs, len(scales), self.group_size, self.lacking)
+        fault = fault or fault_of_scales(scales, 2**self.bits - 1)
+        if fault is None and self.is_symmetric and bool((self._points(tensors) != middle).any()):
+            return f"zero-points other than {middle}, and config.json says that it is symmetric: {CONTRADICTED}"
+        return fault
 
     def _points(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The zero-points, int32 [groups, out]."""

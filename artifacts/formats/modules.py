@@ -1,13 +1,15 @@
 """Patterns by which a config names modules: whole names, parts of names, globs, and regular expressions after `re:`."""
 
-import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 
+import regex
+
 from artifacts.errors import BadInput
 
 REGEX, CLASS = "re:", "Linear"
+_MATCH_S = 0.5  # how long a pattern may take for one name
 
 
 def is_among(module: str, patterns: Iterable[str]) -> bool:
@@ -26,13 +28,22 @@ def strength(pattern: str, module: str) -> int:
 
 def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith(REGEX):
-        return _compiled(pattern.removeprefix(REGEX)).match(module) is not None
+        return _is_match(pattern.removeprefix(REGEX), module)
     return "*" in pattern and (fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*"))
 
 
-@cache
-def _compiled(pattern: str) -> re.Pattern:
+def _is_match(pattern: str, module: str) -> bool:
     try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        return _compiled(pattern).match(module, timeout=_MATCH_S) is not None
+    except TimeoutError as error:
+        raise BadInput(
+            f"{pattern[:40]!r} in the quantisation of config.json takes too long to match {module[:80]}: simplify it"
+        ) from error
+
+
+@cache
+def _compiled(pattern: str) -> regex.Pattern:
+    try:
+        return regex.compile(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
         raise BadInput(f"{pattern[:40]!r} in the quantisation of config.json is no regular expression") from error

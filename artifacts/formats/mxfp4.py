@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from artifacts.formats.base import Loop, Stored, loops, require
+from artifacts.formats.base import Loop, Stored, fault_of_scales, loops, require
 from artifacts.formats.codes import E2M1, NO_ZEROS, floats
 
 GROUP = 32
@@ -47,5 +47,6 @@ class MxFp4:
         codes = tensors["blocks"].reshape(len(scales), -1).numpy()
         return partial(loops().from_half_bytes, codes, np.array(E2M1, np.float32), NO_ZEROS, scales.numpy())
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return bool(tensors["scales"].view(torch.uint8).max() < _NAN)
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        largest = tensors["scales"].view(torch.uint8).max()  # of exponents, as that of numbers
+        return fault_of_scales(largest.view(torch.float8_e8m0fnu), max(E2M1))

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from artifacts.formats.base import Loop, Stored, are_sound, loops, require
+from artifacts.formats.base import DAMAGED, NOT_FINITE, Loop, Stored, are_sound, fault_of_scales, loops, require
 from artifacts.formats.codes import E2M1, NO_ZEROS, floats
 
 GROUP = 16
@@ -51,8 +51,17 @@ class NvFp4:
         values = np.array(E2M1, np.float32)
         return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, scales)
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return are_sound(tensors.values())
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        matrix, scale = tensors["global"], tensors["scale"]
+        if not are_sound((matrix, scale)):
+            return NOT_FINITE
+        if float(matrix) <= 0:
+            return f"a scale of the matrix of {float(matrix):g}, {DAMAGED}"
+        codes = scale.view(torch.int8)  # whose sign is that of the float
+        if int(codes.min()) < 0:
+            return f"a negative scale, {DAMAGED}"
+        largest = codes.max().view(scale.dtype)
+        return fault_of_scales(self._scales({"global": matrix, "scale": largest}), max(E2M1))
 
     def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The scale of each group, float32 [out, in / 16], or of each of some codes of scales."""

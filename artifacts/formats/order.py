@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from artifacts.formats.base import Stored, loops, require
+from artifacts.formats.base import BEYOND, DAMAGED, Stored, loops, require
 
 INDEX, ORDER = "g_idx", "order"
 ARRANGED = (ORDER, "qweight", "scales", "packed", "scale")
 """The roles of the tensors that `arrange` takes."""
+NO_NUMBER = -(1 << 40)
+"""What no index holds."""
 INPUT_BITS = 20
 _MOST_INPUTS, _MOST_GROUPS = 1 << INPUT_BITS, 1 << 31 - INPUT_BITS
 
@@ -45,8 +47,9 @@ def require_index(stored: Mapping[str, Stored], num_inputs: int, num_groups: int
     return True
 
 
-def placed(tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int) -> Placed:
-    """Where inputs lie in a matrix with these tensors by role."""
+def placed(tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int, lacking: int) -> Placed:
+    """Where inputs lie in a matrix with these tensors by role; an index of which every number is `lacking` says
+    nothing."""
     own = torch.arange(num_inputs, device=next(iter(tensors.values())).device)
     groups, places = own // -(-num_inputs // num_groups), own
     are_even, are_moved = num_inputs % num_groups == 0, False
@@ -55,15 +58,30 @@ def placed(tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int
         places = torch.empty_like(own).index_copy_(0, order & _MOST_INPUTS - 1, own)
         are_even, are_moved = are_even and torch.equal(order >> INPUT_BITS, groups), not torch.equal(places, own)
         groups = order >> INPUT_BITS
-    elif has_index(tensors):
+    elif has_index(tensors, lacking):
         groups, are_even = tensors[INDEX].long(), False
     return Placed(groups, places, are_even, are_moved)
 
 
-def has_index(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a stored index says that groups may not follow each other; compressed-tensors writes -1 for all inputs
-    where they do."""
-    return INDEX in tensors and not bool((tensors[INDEX] == -1).all())
+def has_index(tensors: Mapping[str, torch.Tensor], lacking: int) -> bool:
+    """Whether a stored index says of which groups the inputs are."""
+    return INDEX in tensors and not bool((tensors[INDEX].long() == lacking).all())
+
+
+def fault_of_index(
+    tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int, group_size: int | None, lacking: int
+) -> str | None:
+    """The fault of an index, stored or in a slot, that leads beyond the groups, or whose groups have not this size, but
+    for a smaller last one; 0 is one group, None any size."""
+    groups = placed(tensors, num_inputs, num_groups, lacking).groups
+    if int(groups.min()) < 0 or int(groups.max()) >= num_groups:
+        return BEYOND
+    counts = torch.bincount(groups, minlength=num_groups)
+    size = int(counts[0]) if group_size is None else group_size or num_inputs
+    if bool((counts[:-1] != size).any()) or int(counts[-1]) > size:
+        sizes = f"{int(counts.min())} to {int(counts.max())}"
+        return f"a g_idx with {sizes} inputs in a group where each has {size}, {DAMAGED}"
+    return None
 
 
 def index_of(order: torch.Tensor) -> torch.Tensor:
@@ -71,15 +89,15 @@ def index_of(order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).index_copy_(0, order.long() & _MOST_INPUTS - 1, order >> INPUT_BITS)
 
 
-def arrange(tensors: Mapping[str, torch.Tensor]) -> bool:
+def arrange(tensors: Mapping[str, torch.Tensor], lacking: int) -> bool:
     """Put the codes of a matrix on a CPU into the order of their groups, in place; `order`, int32, is `g_idx` as it was
-    stored. Return False where that leads beyond the groups."""
+    stored, and says nothing where every number is `lacking`. Return False where it leads beyond the groups."""
     order, own = tensors[ORDER].numpy(), loops("order_loops")
     if "qweight" in tensors:
-        words, num_groups, move, can_lack = tensors["qweight"].numpy(), len(tensors["scales"]), own.move_columns, False
+        words, num_groups, move = tensors["qweight"].numpy(), len(tensors["scales"]), own.move_columns
     else:
-        words, num_groups, move, can_lack = tensors["packed"].numpy(), tensors["scale"].shape[1], own.move_rows, True
-    found = own.sort(order, num_groups, can_lack)
+        words, num_groups, move = tensors["packed"].numpy(), tensors["scale"].shape[1], own.move_rows
+    found = own.sort(order, num_groups, lacking)
     if found == own.IN_ANOTHER_ORDER:
         move(words, order)
     return found != own.BEYOND

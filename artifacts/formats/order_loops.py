@@ -24,12 +24,12 @@ _LANES = 16
 _WORDS = vector(I32, _LANES)
 
 
-@kernel("int64(int32[::1], int64, boolean)", nogil=True, exact=True)
-def sort(index, num_groups, can_lack):
+@kernel("int64(int32[::1], int64, int64)", nogil=True, exact=True)
+def sort(index, num_groups, lacking):
     """Sort the inputs by their groups, then by their numbers, and write group times 2^`INPUT_BITS` plus input for each
-    place over the groups by input. Where they `can_lack`, groups that are all -1 follow each other."""
+    place over the groups by input. Groups that are all `lacking` follow each other."""
     width = -(-len(index) // num_groups)
-    if can_lack and (index == -1).all():
+    if (index == lacking).all():
         for k in range(len(index)):
             index[k] = np.int32(k // width << INPUT_BITS | k)
         return IN_ORDER

@@ -13,9 +13,19 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from artifacts.formats.base import Loop, Stored, are_sound, is_index, is_number, loops, require, require_groups
+from artifacts.formats.base import (
+    CONTRADICTED,
+    DAMAGED,
+    Loop,
+    Stored,
+    fault_of_scales,
+    is_number,
+    loops,
+    require,
+    require_groups,
+)
 from artifacts.formats.codes import NO_ZEROS, unpack
-from artifacts.formats.order import INDEX, ORDER, has_index, placed, require_index
+from artifacts.formats.order import INDEX, ORDER, fault_of_index, placed, require_index
 
 _CODES = np.arange(16, dtype=np.float32)
 _SYMMETRIC = _CODES - 8
@@ -33,6 +43,10 @@ class PackedIntegers:
     group_size: int | None = None  # as the config says, 0 for one group
     has_zeros: bool = False  # `symmetric` is false
     is_permuted: bool = False  # `actorder` is group
+    is_symmetric: bool = False  # `symmetric` is true: every zero-point, if any are stored, is 0
+
+    lacking: ClassVar[int] = -1
+    """What every input has in an index that says nothing."""
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         packed, scale = stored["packed"], stored["scale"]
@@ -45,6 +59,7 @@ class PackedIntegers:
         require(bool(num_groups) and num_inputs % num_groups == 0, f"{num_groups} groups of {num_inputs} inputs")
         points, words = stored.get("zero_point"), -(-num_outputs * self.bits // 32)
         require(points is None or points.shape == (words, num_groups), "zero-points of other groups")
+        require(points is None or points.dtype is torch.int32, f"zero-points of {points and points.dtype}")
         require("size" not in stored or stored["size"].shape == (2,), "a weight_shape that is not of two numbers")
         is_indexed = require_index(stored, num_inputs, num_groups)
         require_groups(num_groups, num_inputs, self.group_size, is_indexed=is_indexed)
@@ -55,7 +70,7 @@ class PackedIntegers:
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         packed, scale = tensors["packed"], tensors["scale"].float()
         num_inputs = packed.shape[1] * 32 // self.bits
-        group, place, _, is_moved = placed(tensors, num_inputs, scale.shape[1])
+        group, place, _, is_moved = placed(tensors, num_inputs, scale.shape[1], self.lacking)
         zeros = self._zeros(tensors).expand(scale.shape)
         matrix = (unpack(packed, self.bits, num_inputs) - zeros[:, group]).float() * scale[:, group]
         return matrix[:, place] if is_moved else matrix
@@ -65,7 +80,8 @@ class PackedIntegers:
         if self.bits == 4 and not {"zero_point", ORDER, INDEX} & tensors.keys():
             return partial(loops().from_half_bytes, packed.view(torch.uint8).numpy(), _SYMMETRIC, NO_ZEROS, scales)
         zeros = self._zeros(tensors).expand(scales.shape).float().contiguous().numpy()
-        groups, places, are_even, are_moved = placed(tensors, packed.shape[1] * 32 // self.bits, scales.shape[1])
+        num_inputs = packed.shape[1] * 32 // self.bits
+        groups, places, are_even, are_moved = placed(tensors, num_inputs, scales.shape[1], self.lacking)
         if not are_even:
             own = (packed.numpy(), self.bits, zeros, scales, groups.numpy())
             fill = partial(loops().from_ordered_integers, *own)
@@ -76,9 +92,16 @@ class PackedIntegers:
             fill = partial(loops().from_half_bytes, *own)
         return partial(_in_places, fill, places.numpy().astype(np.uint32)) if are_moved else fill
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        is_indexed = not has_index(tensors) or is_index(tensors[INDEX], tensors["scale"].shape[1])
-        return is_indexed and are_sound(tensors.values())
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        packed, scale, size = tensors["packed"], tensors["scale"], tensors.get("size")
+        stored = [len(packed), packed.shape[1] * 32 // self.bits]
+        if size is not None and size.tolist() != stored:
+            return f"a matrix {stored} whose weight_shape says {size.tolist()}, {DAMAGED}"
+        fault = fault_of_index(tensors, stored[1], scale.shape[1], self.group_size, self.lacking)
+        fault = fault or fault_of_scales(scale, 2**self.bits - 1)
+        if fault is None and self.is_symmetric and bool((self._zeros(tensors) != 1 << self.bits - 1).any()):
+            return f"zero-points, and config.json says that it is symmetric: {CONTRADICTED}"
+        return fault
 
     def _zeros(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The zero-points, int32 [out, groups], or [1, 1] for symmetric weights."""

@@ -3,6 +3,8 @@
 Imports no torch: a plan reads it in milliseconds.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,7 +19,8 @@ WHOLE = 0  # the size of a block that reaches over a whole axis
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How a matrix is stored: `layout` is a key of the table of formats, `block` the rows and columns with one scale,
-    `scale_nbytes` its bytes. `is_ordered`: the columns of a group do not follow each other."""
+    `scale_nbytes` its bytes. `is_ordered`: the columns of a group do not follow each other. `is_symmetric`: the
+    config says that zero-points are in the middle of the codes."""
 
     layout: str
     bits: int
@@ -26,6 +29,7 @@ class Scheme:
     has_zeros: bool = False
     has_index: bool = False
     is_ordered: bool = False
+    is_symmetric: bool = False
 
     def nbytes(self, rows: int, columns: int) -> int:
         """Bytes of a matrix [rows, columns] with its scales, zero-points and index."""
@@ -69,9 +73,10 @@ def _fp8(config: Mapping) -> Said:
 def _block(size: object) -> tuple[int, int]:
     if not size:
         return BLOCK, BLOCK
-    if not (isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)):
-        raise BadInput(f"weight_block_size is {str(size)[:40]}, which is no size of a block")
-    return tuple(size)
+    block = tuple(map(_whole, size)) if isinstance(size, list) else ()
+    if len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+        raise BadInput(f"weight_block_size is {json.dumps(size)[:40]}, which is no size of a block")
+    return block
 
 
 def _mxfp4(config: Mapping) -> Said:
@@ -80,7 +85,10 @@ def _mxfp4(config: Mapping) -> Said:
 
 def _gptq(config: Mapping) -> Said:
     """GPTQModel's `dynamic` has by pattern what differs there; `-:` before a pattern leaves its modules alone."""
-    version = config.get("checkpoint_format") or config.get("format") or "gptq"
+    said = {str(config[name]) for name in ("checkpoint_format", "format") if config.get(name)} or {"gptq"}
+    version = said.pop()
+    if said:
+        raise BadInput("GPTQ whose checkpoint_format and format differ: which one the zero-points are in is not said")
     if version not in ("gptq", "gptq_v2"):
         raise BadInput(f"GPTQ in the layout {version!r}: moectl reads gptq and gptq_v2")
     dynamic = config.get("dynamic") or {}
@@ -90,15 +98,18 @@ def _gptq(config: Mapping) -> Said:
     for pattern, entries in dynamic.items():
         if pattern.startswith("-:"):
             left.append(REGEX + pattern.removeprefix("-:"))
-        elif isinstance(entries, Mapping):
+        elif not isinstance(entries, Mapping):
+            raise BadInput(f"GPTQ's `dynamic` says {json.dumps(entries)[:40]} for {pattern[:40]!r}, which is no object")
+        else:
             groups.append(Group(_gptq_scheme(version, {**config, **entries}), (REGEX + pattern.removeprefix("+:"),)))
     return Said((*groups, Group(_gptq_scheme(version, config), _ALL)), tuple(left))
 
 
 def _gptq_scheme(layout: str, config: Mapping) -> Scheme:
     bits = _number("bits", config.get("bits"), (2, 3, 4, 8))
-    is_ordered = bool(config.get("desc_act"))
-    return Scheme(layout, bits, (1, _group_size(config, BLOCK)), 2, True, has_index=True, is_ordered=is_ordered)
+    is_ordered, is_symmetric = (_flag(config, name) is True for name in ("desc_act", "sym"))
+    block = 1, _group_size(config, BLOCK)
+    return Scheme(layout, bits, block, 2, True, has_index=True, is_ordered=is_ordered, is_symmetric=is_symmetric)
 
 
 def _awq(config: Mapping) -> Said:
@@ -108,7 +119,8 @@ def _awq(config: Mapping) -> Said:
     _number("bits", config.get("bits", config.get("w_bit")), (4,))
     size = _group_size({"group_size": config.get("group_size", config.get("q_group_size"))}, BLOCK)
     left = _patterns(config, "modules_to_not_convert") + _HEAD
-    return Said((Group(Scheme("awq", 4, (1, size), 2, has_zeros=True), _ALL),), left)
+    is_symmetric = _flag(config, "zero_point") is False
+    return Said((Group(Scheme("awq", 4, (1, size), 2, has_zeros=True, is_symmetric=is_symmetric), _ALL),), left)
 
 
 _ALGORITHMS = {  # modelopt's; FP8 has one scale a matrix, a row or a block
@@ -162,13 +174,23 @@ def _compressed_groups(config: Mapping, groups: Mapping) -> Iterator[Group]:
 
 def _compressed_scheme(layout: object, weights: Mapping) -> Scheme:
     """The scheme of one group of compressed-tensors' modules."""
-    has_zeros = weights.get("symmetric") is False
+    is_symmetric = _flag(weights, "symmetric")
+    has_zeros = is_symmetric is False
     match layout:
         case "pack-quantized":
             bits = _number("num_bits", weights.get("num_bits"), (4, 8))
             is_ordered = str(weights.get("actorder")).lower() == "group"
             block = 1, _group_size(weights, WHOLE)
-            return Scheme(layout, bits, block, 2, has_zeros, has_index=is_ordered, is_ordered=is_ordered)
+            return Scheme(
+                layout,
+                bits,
+                block,
+                2,
+                has_zeros,
+                has_index=is_ordered,
+                is_ordered=is_ordered,
+                is_symmetric=is_symmetric is True,
+            )
         case "float-quantized" | "int-quantized" | "naive-quantized":
             _number("num_bits", weights.get("num_bits"), (8,))
             if has_zeros:
@@ -207,18 +229,38 @@ METHODS: dict[str, Callable[[Mapping], Said]] = {
 
 
 def _number(name: str, value: object, known: tuple[int, ...]) -> int:
-    if value not in known or isinstance(value, bool):
-        raise BadInput(f"{name} is {str(value)[:40]}: moectl reads {', '.join(map(str, known))}")
-    return value
+    number = _whole(value)
+    if number not in known:
+        raise BadInput(f"{name} is {json.dumps(value)[:40]}: moectl reads {', '.join(map(str, known))}")
+    return number
+
+
+_FLAGS = {None: None, True: True, False: False, "true": True, "false": False}
+
+
+def _whole(value: object) -> object:
+    """A number that is written as a text or a fraction, such as "4" or 4.0, as an int; anything else as it is."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value, re.ASCII) else value
+
+
+def _flag(config: Mapping, name: str) -> bool | None:
+    """A value that is true or false, perhaps as a text; None where the config does not say it."""
+    value = config.get(name)
+    said = value.lower() if isinstance(value, str) else value
+    if not isinstance(said, str | int | None) or said not in _FLAGS:
+        raise BadInput(f"{name} in the quantisation of config.json is {json.dumps(value)[:40]}, not true or false")
+    return _FLAGS[said]
 
 
 def _group_size(config: Mapping, usual: int) -> int:
     """Inputs with one scale; -1 stands for all of a row."""
-    size = config.get("group_size")
+    size = _whole(config.get("group_size"))
     if size is None:
         return usual
     if type(size) is not int or size < -1:
-        raise BadInput(f"group_size is {str(size)[:40]}, which is no size of a group")
+        raise BadInput(f"group_size is {json.dumps(size)[:40]}, which is no size of a group")
     return max(size, WHOLE)
 
 

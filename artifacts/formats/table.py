@@ -18,7 +18,8 @@ from artifacts.formats.stated import Stated, stated_quantisation
 Roles = Mapping[str, str]
 """By role, what follows the name of the matrix in the name of a tensor."""
 
-_GPTQ = {"qweight": ".qweight", "qzeros": ".qzeros", "scales": ".scales", "g_idx": ".g_idx"}
+ZEROS = "qzeros"
+_GPTQ = {"qweight": ".qweight", ZEROS: ".qzeros", "scales": ".scales", "g_idx": ".g_idx"}
 _PACKED = {
     "packed": "_packed",
     "scale": "_scale",
@@ -26,17 +27,19 @@ _PACKED = {
     "g_idx": "_g_idx",
     "size": "_shape",
 }
-_OPTIONAL = ("g_idx", "zero_point", "size")
+_OPTIONAL = frozenset(("g_idx", "zero_point", "size"))
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
     """A format with the names of its tensors: that of the parameter and what follows it, or, where `is_module`, that of
-    the module whose `weight` the parameter is."""
+    the module whose `weight` the parameter is. `symmetric` is a format whose zero-points are all one number: files may
+    lack them, or have those of another version."""
 
     format: Format
     roles: Roles
     is_module: bool = False
+    symmetric: Gptq | None = None
 
     @property
     def anchor(self) -> str:
@@ -45,7 +48,7 @@ class Spelling:
 
     @property
     def required(self) -> frozenset[str]:
-        return frozenset(self.roles) - frozenset(_OPTIONAL)
+        return frozenset(self.roles) - _OPTIONAL - ({ZEROS} if self.symmetric else set())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +106,23 @@ def _gptq(scheme: Scheme) -> tuple[Spelling, ...]:
         zero_offset=int(scheme.layout == "gptq"),
         is_permuted=scheme.is_ordered,
         group_size=scheme.block[1],
+        is_symmetric=scheme.is_symmetric,
     )
-    return (Spelling(form, _GPTQ, is_module=True),)
+    return (Spelling(form, _GPTQ, is_module=True, symmetric=form if scheme.is_symmetric else None),)
 
 
 def _awq(scheme: Scheme) -> tuple[Spelling, ...]:
-    roles = {role: _GPTQ[role] for role in ("qweight", "qzeros", "scales")}
-    return (Spelling(Awq(group_size=scheme.block[1]), roles, is_module=True),)
+    roles = {role: _GPTQ[role] for role in ("qweight", ZEROS, "scales")}
+    return (Spelling(Awq(group_size=scheme.block[1], is_symmetric=scheme.is_symmetric), roles, is_module=True),)
 
 
 def _packed(scheme: Scheme) -> tuple[Spelling, ...]:
     form = PackedIntegers(
-        bits=scheme.bits, group_size=scheme.block[1], has_zeros=scheme.has_zeros, is_permuted=scheme.is_ordered
+        bits=scheme.bits,
+        group_size=scheme.block[1],
+        has_zeros=scheme.has_zeros,
+        is_permuted=scheme.is_ordered,
+        is_symmetric=scheme.is_symmetric,
     )
     return (Spelling(form, _PACKED),)
 

@@ -21,6 +21,10 @@ class Turned:
     def name(self) -> str:
         return self.stored.name
 
+    @property
+    def lacking(self) -> int:
+        return self.stored.lacking
+
     def weight_nbytes(self, group_size: int) -> float:
         return self.stored.weight_nbytes(group_size)
 
@@ -34,5 +38,5 @@ class Turned:
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         return None
 
-    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return self.stored.is_sound(tensors)
+    def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        return self.stored.fault(tensors)

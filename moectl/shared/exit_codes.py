@@ -55,6 +55,8 @@ def _report(error: Exception) -> int:
         return _print_line(str(lacking), RESOURCES)
     if isinstance(error, OSError) and (loss := lost_output()):
         return _print_line(loss, RESOURCES)
+    if isinstance(error, PermissionError) and error.filename:
+        return _print_line(f"{error.filename}: permission denied; give this user the right to use it", INPUT)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _print_line(
             f"no space left to write {error.filename or 'stdout or a file'}; free some and try again", RESOURCES

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from artifacts.common.untrusted import existing, read_json
+from artifacts.common.untrusted import existing, readable
 from artifacts.errors import BadInput
 from artifacts.formats.dense import DENSE
 from artifacts.formats.stated import stated_quantisation
@@ -14,9 +14,7 @@ from artifacts.shape import Shape
 from runtime.model.families import check_family
 from runtime.model.gguf_config import gguf_config
 from runtime.model.gguf_shape import gguf_dtype, gguf_shape, gguf_types
-from runtime.model.locate import check_name, is_gguf, locate, read_config
-
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+from runtime.model.locate import check_name, is_gguf, locate, read_config, safetensors_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +92,14 @@ def _check_files(folder: Path) -> None:
     """Raise BadInput unless every file of the weights is there and whole."""
     from safetensors import SafetensorError, safe_open
 
-    names = [_SINGLE]
-    if not (folder / _SINGLE).is_file():
+    for path in safetensors_files(folder):
         try:
-            names = sorted(set(read_json(folder / _INDEX)["weight_map"].values()))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise BadInput(f"{folder} has neither {_SINGLE} nor a readable {_INDEX}: download it again") from error
-    for name in names:
-        try:
-            with safe_open(folder / name, framework="numpy"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise BadInput(
-                f"{folder / name} is missing, truncated or no safetensors file: download it again"
-            ) from error
+            if readable(path):
+                with safe_open(path, framework="numpy"):
+                    continue
+        except SafetensorError as error:
+            raise BadInput(f"{path} is truncated or no safetensors file: download it again") from error
+        raise BadInput(f"{path} is missing: download it again")
 
 
 def _of_gguf(path: Path) -> CheckpointGlance:

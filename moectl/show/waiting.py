@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from artifacts.common.untrusted import existing
+from artifacts.common.untrusted import existing, readable
 from moectl.bundled import demo_model
 from moectl.show.render import human_bytes
 from runtime.model.locate import check_name, locate, weight_files
@@ -51,6 +51,6 @@ def loading(name: str | None, *, preset: str, budget: str, is_quiet: bool = Fals
         check_name(name)
         with Waiting(f"Looking for {name} on the hub", is_quiet=is_quiet):
             found = locate(name)
-    size = human_bytes(sum(path.stat().st_size for path in weight_files(found)))
+    size = human_bytes(sum(path.stat().st_size for path in weight_files(found) if readable(path)))
     what = name or "the bundled model"
     return Waiting(f"Loading {what}: {size}, preset {preset}, budget {budget}", is_quiet=is_quiet)

@@ -24,7 +24,7 @@ from runtime.model.expert_store import Extent
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout
-from runtime.model.locate import WANTED
+from runtime.model.locate import other_files
 from runtime.model.open import MoeModel
 
 Progress = Callable[[int, int], None]
@@ -140,11 +140,9 @@ def _write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> dict
 
 def _write_texts(source: Path, folder: Path, config: dict, weight_map: Mapping[str, str]) -> None:
     """Write the index and the configs, and copy the other files beside the checkpoint's weights."""
-    skipped = {"model.safetensors.index.json", "config.json"}
-    for pattern in WANTED:
-        for path in source.glob(pattern):
-            if path.suffix != ".safetensors" and path.name not in skipped:
-                shutil.copyfile(path, folder / path.name)
+    for path in other_files(source):
+        if path.name != "config.json":
+            shutil.copyfile(path, folder / path.name)
     whole = json.loads((source / "config.json").read_bytes()) | {"quantization_config": config}
     texts = {
         "config.json": whole,

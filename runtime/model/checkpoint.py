@@ -3,9 +3,10 @@
 import hashlib
 import json
 import os
+import re
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 from types import EllipsisType
@@ -14,12 +15,11 @@ from typing import NamedTuple, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from artifacts.common.untrusted import existing, read_json
+from artifacts.common.untrusted import readable
 from artifacts.errors import BadInput
 from runtime.model.huge_pages import HUGE_PAGE, anonymous
-from runtime.model.locate import is_gguf
+from runtime.model.locate import INDEX, is_gguf, read_index, safetensors_files
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -34,6 +34,13 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_MODEL = "model."
+_OUTER = ("module.", "base_model.model.", _MODEL)
+"""What wrappers put before every name: those of torch and DeepSpeed, PEFT's, and a module that has the whole model."""
+_INNER = re.compile(
+    r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module|_forward_module)\."
+)
+"""What they put anywhere into a name."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", None)  # only on Linux
 
 
@@ -41,6 +48,28 @@ class File(Protocol):
     """A file whose bytes are read by position."""
 
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None: ...
+
+
+class Repeated:
+    """A file without end that repeats the same bytes."""
+
+    path = Path()
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
+        """Fill `targets` one after another with the bytes that follow `offset`."""
+        for target in targets:
+            first = offset % len(self._content)
+            num_repeats = -(-(first + target.nbytes) // len(self._content))
+            target[:] = (self._content * num_repeats)[first : first + target.nbytes]
+            offset += target.nbytes
+
+    def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
+        """As `read_into`; always True."""
+        self.read_into(offset, targets)
+        return True
 
 
 class Contents(NamedTuple):
@@ -152,7 +181,7 @@ class StoredTensor:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    shard: Shard
+    shard: Shard | Repeated
     offset: int
     nbytes: int
 
@@ -191,8 +220,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Open every shard of `folder` and read only the headers; BadInput names the file that cannot be used."""
     if is_gguf(folder):
         raise BadInput(f"{folder} is a GGUF file: moectl repacks and exports safetensors only, use it as it is")
-    shards = tuple(Shard(path) for path in _shard_paths(folder))
-    return Checkpoint(folder, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
+    shards = tuple(Shard(path) for path in safetensors_files(folder))
+    return Checkpoint(folder, shards, _unwrapped(_by_name(folder, shards)))
 
 
 def read_tensor(file: File, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
@@ -208,39 +237,56 @@ def _stamp(descriptor: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _shard_paths(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if (folder / INDEX).is_file():
-        return [folder / name for name in _indexed_names(folder / INDEX)]
-    if any(folder.glob("*.bin")):
-        raise BadInput(
-            f"{folder} holds pickled weights (*.bin), which can run code when read: convert them to safetensors first"
-        )
-    raise BadInput(f"{folder} holds neither {SINGLE} nor {INDEX}: the weights are missing, download the model again")
+def _by_name(folder: Path, shards: Sequence[Shard]) -> dict[str, StoredTensor]:
+    """Every tensor, from the file that the index names where several have one of its name.
+
+    Raises BadInput for a tensor that is in several files of which the index names none.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    several: dict[str, list[StoredTensor]] = {}
+    for shard in shards:
+        for name, tensor in shard.tensors.items():
+            if (first := tensors.setdefault(name, tensor)) is not tensor:
+                several.setdefault(name, [first]).append(tensor)
+    files = read_index(folder / INDEX) if several else {}
+    for name, found in several.items():
+        named = next((tensor for tensor in found if tensor.shard.path.name == files.get(name)), None)
+        if named is None:
+            holders = " and ".join(tensor.shard.path.name for tensor in found)
+            raise BadInput(
+                f"{holders} in {folder} hold {name[:80]}, and {INDEX} does not say which of them is right: "
+                "download the model again"
+            )
+        tensors[name] = named
+    return tensors
 
 
-def _indexed_names(index: Path) -> list[str]:
-    try:
-        names = set(read_json(index)["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
-    for name in names:
-        if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
-            shown = repr(name)[:80]
-            raise BadInput(f"{index} points to {shown}, outside its own folder: such a checkpoint is not opened")
-    return sorted(names)
+def _unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by the names that the model gives them, without those of modules that training wrapped around it or
+    around its parts; as they are where two would have one name."""
+    names = {name: _INNER.sub("", name) for name in tensors}
+    while prefix := next((prefix for prefix in _OUTER if _have(names.values(), prefix)), None):
+        names = {name: own.removeprefix(prefix) for name, own in names.items()}
+    if len(set(names.values())) < len(names):
+        return tensors
+    return {own: replace(tensors[name], name=own) for name, own in names.items()}
+
+
+def _have(names: Collection[str], prefix: str) -> bool:
+    """Whether all names begin with a prefix that no model has."""
+    if not names or not all(name.startswith(prefix) for name in names):
+        return False
+    return prefix != _MODEL or any(name.startswith((2 * _MODEL, f"{_MODEL}lm_head.")) for name in names)
 
 
 def _check_whole(path: Path) -> None:
     """Let safetensors validate the header, by the rules of its format: no hole, no overlap, every byte covered."""
-    file = existing(str(path))
-    if file is None or not file.is_file():
+    if not readable(path):
         raise BadInput(f"{path} is missing: the checkpoint's index names it, so download the model again")
     try:
         with safe_open(path, framework="pt"):
             pass
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         reason = shorten(str(error), 160)
         raise BadInput(f"{path} is truncated or no safetensors file ({reason}): download it again") from error
 

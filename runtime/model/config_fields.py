@@ -2,11 +2,14 @@
 read."""
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from math import inf
+from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -44,6 +47,7 @@ UNREAD: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("olmoe", "qwen2_moe", "qwen3_moe", "phimoe", "deepseek_v2"), _PLAIN),
     **dict.fromkeys(("mixtral", "gpt_oss"), _PLAIN | {"norm_topk_prob": True}),  # they always normalise
 }
+_BASES = ("rope_theta", "global_rope_theta", "local_rope_theta", "rope_local_base_freq")
 _ALIKE = 0.9  # of two names, one of which is a slip of the other
 
 
@@ -55,6 +59,40 @@ def check_fields(stored: Mapping, config: PreTrainedConfig, model: PreTrainedMod
             _check_read(given, model)
             known = {field.name for field in fields(parsed)} | {*parsed.attribute_map, *parsed.attribute_map.values()}
             _check_names(given, known, parsed.model_type)
+
+
+def check_value(name: object, value: object, folder: Path) -> None:
+    """Raise BadInput for a value of a field, at any depth, with which a model computes nothing that has a meaning: an
+    epsilon that is no small number, a base of positions that is not above 0."""
+    name, is_number = str(name), isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or not (name.endswith(("_eps", "_epsilon")) or name in _BASES):
+        return
+    if not is_number or not (0 < value < inf if name in _BASES else 0 <= value < 1):
+        raise BadInput(
+            f"the config.json in {folder} says {name} {json.dumps(value)[:40]}, which is none: download it again"
+        )
+
+
+def unfollowed_fields(stored: Mapping, model: PreTrainedModel) -> tuple[str, ...]:
+    """Return a line for each field of a config.json that says otherwise than one which is followed."""
+    rope = stored.get("rope_parameters")
+    base = rope.get("rope_theta") if isinstance(rope, Mapping) else None
+    newer = (("rope_theta", "rope_parameters", base), ("torch_dtype", "dtype", stored.get("dtype")))
+    lines = [
+        f"config.json says {name} {_shown(stored[name])}: not followed, its {instead} says {_shown(followed)}"
+        for name, instead, followed in newer
+        if followed is not None and stored.get(name) not in (None, followed)
+    ]
+    own, named = type(model).__name__, stored.get("architectures")
+    if named is not None and own not in (named if isinstance(named, list) else ()):
+        lines.append(
+            f"config.json says architectures {_shown(named)}: not followed, {model.config.model_type} is {own}"
+        )
+    return tuple(lines)
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:60]
 
 
 def _check_read(given: Mapping, model: PreTrainedModel) -> None:

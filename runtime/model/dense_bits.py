@@ -121,7 +121,7 @@ class DenseQuantiser:
         layer = self._model.get_submodule(name)
         blocks = nn.Parameter(encode(matrix, self._form), requires_grad=False)
         blocks._is_hf_initialized = True  # or transformers would look for a way to initialise it
-        if not is_finite(matrix) or not self._form.is_sound({"blocks": blocks.data}):
+        if not is_finite(matrix) or self._form.fault({"blocks": blocks.data}):
             self._damaged.append(name)
         self._put(name, QuantisedLinear(blocks, self._form, shape=matrix.shape, dtype=matrix.dtype, bias=layer.bias))
         return blocks

@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 
 from artifacts.errors import BadInput
-from artifacts.formats.base import UNSOUND
 from artifacts.shape import Shape
-from runtime.model.checkpoint import Checkpoint, File, Shard, read_tensor
+from runtime.model.checkpoint import Checkpoint, File, Repeated, Shard, read_tensor
 from runtime.model.direct_io import DirectFile
 from runtime.model.layout import ExpertLayout, Spans
-from runtime.model.mixed_layout import LayoutNumber, MixedLayout
+from runtime.model.mixed_layout import MixedLayout
 from runtime.model.quantised_layout import QuantisedLayout
 
 StoredLayout = ExpertLayout | QuantisedLayout | MixedLayout
@@ -28,7 +27,7 @@ class Extent:
     row of the place, from the first on, `num_rows` is how many it has.
     """
 
-    shard: Shard | LayoutNumber
+    shard: Shard | Repeated
     dtype: torch.dtype
     offset: int
     nbytes: int
@@ -109,9 +108,9 @@ class DiskStore:
         for extent in reads.conversions:
             extent.convert(self._file(extent.shard), out)
         if not self.layout.is_plain:
-            self._refuse(layer, expert, self.layout.arrange(out))
+            _refuse(layer, expert, self.layout.arrange(out))
         if (key, spans) not in self._checked:
-            self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
+            _refuse(layer, expert, self.layout.fault(out, spans or ((0, self.layout.nbytes),)))
             self._checked.add((key, spans))
 
     def read_kept(self, layer: int, expert: int, out: torch.Tensor) -> bool:
@@ -142,17 +141,14 @@ class DiskStore:
         """Close the files; reading afterwards is a bug."""
         self._checkpoint.close()
 
-    def _file(self, shard: Shard | LayoutNumber) -> File:
+    def _file(self, shard: Shard | Repeated) -> File:
         return self._direct.get(shard.path, shard)
 
-    def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor, spans: Spans) -> None:
-        self._refuse(layer, expert, self.layout.unsound(buffer, spans))
 
-    def _refuse(self, layer: int, expert: int, name: str | None) -> None:
-        """Raise BadInput if there is a part of this name, which is not sound."""
-        if name:
-            what = "NaN or infinity" if self.layout.is_plain else UNSOUND
-            raise BadInput(f"layer {layer}, expert {expert}: {name} holds {what}, the checkpoint is damaged")
+def _refuse(layer: int, expert: int, fault: str | None) -> None:
+    """Raise BadInput if an expert has a fault."""
+    if fault:
+        raise BadInput(f"layer {layer}, expert {expert}: {fault}")
 
 
 def num_reads(extents: Sequence[Extent]) -> int:
@@ -165,7 +161,7 @@ def num_reads(extents: Sequence[Extent]) -> int:
 class _Run:
     """Extents that follow each other in one file, read by one call into the spans of the slot."""
 
-    shard: Shard | LayoutNumber
+    shard: Shard | Repeated
     offset: int
     nbytes: int
     spans: Spans

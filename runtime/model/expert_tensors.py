@@ -21,12 +21,12 @@ from artifacts.formats.base import Format
 from artifacts.formats.order import ORDER, role_in_slot
 from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
-from runtime.model.checkpoint import StoredTensor
+from runtime.model.checkpoint import Repeated, StoredTensor
 from runtime.model.conversions import check_plain, is_joined, is_swap, is_turned, stored_shape, takes_turns
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
-from runtime.model.mixed_layout import LayoutNumber, MixedLayout
+from runtime.model.mixed_layout import MixedLayout
 from runtime.model.quantised_layout import Piece, QuantisedLayout
 from runtime.model.quantised_matrix import PLAIN
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
@@ -73,6 +73,11 @@ def locate_experts(
             search.add_fused(*place, tensors[name], sources=converter.source_patterns, source=source, by_turns=by_turns)
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
+    if len(others) == len(tensors):
+        raise BadInput(
+            f"no tensor of the checkpoint has the name of an expert, as {layers[0].name} ..., but names are as "
+            f"{min(others, default='')[:80]}: they are another model's, or were changed when it was saved"
+        )
     return LocatedExperts(*search.complete(), others)
 
 
@@ -218,7 +223,7 @@ class _Search:
         if len(layouts) == 1:
             (layout,) = layouts.values()
             return layout, tuple(self._packed(key, layout) for key in range(len(pieces)))
-        numbers = {each: LayoutNumber(number) for number, each in enumerate(layouts)}
+        numbers = {each: Repeated(bytes([number])) for number, each in enumerate(layouts)}
         mixed = MixedLayout(tuple(layouts.values()))
         return mixed, tuple(
             (

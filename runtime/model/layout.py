@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from artifacts.errors import OutOfResources
+from artifacts.formats.base import NOT_FINITE
 from artifacts.shape import Shape
 from runtime.model.arithmetic import project
 from runtime.model.direct_io import PAGE
@@ -102,12 +103,12 @@ class ExpertLayout:
         """The parts as the module has them: here the views."""
         return self.views(buffer)
 
-    def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
-        """The name of a part that holds NaN or infinity within these spans of `buffer`; None if all is finite."""
+    def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
+        """The fault of a part within these spans of `buffer`, with its name; None if all numbers are finite."""
         for part in self.parts:
             for start, stop in _overlaps(spans, part.offset, part.offset + part.nbytes):
                 if not is_finite(buffer[start:stop].view(self.dtype)):
-                    return part.name
+                    return f"{part.name} holds {NOT_FINITE}"
         return None
 
     def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:

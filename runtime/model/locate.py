@@ -1,12 +1,14 @@
 """Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise the hub."""
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from artifacts.common.suggestions import nearest
-from artifacts.common.untrusted import existing, read_json
+from artifacts.common.untrusted import existing, has_json, read_json, readable
 from artifacts.errors import BadInput, first_line
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GGUF = ".gguf"
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")  # the name of a part of a model
 _ANSWER_S = 5.0  # how long the hub may take to answer
@@ -40,7 +42,7 @@ def check_name(name: str) -> None:
 def read_config(folder: Path) -> dict:
     """Return `config.json` as stored; BadInput if it is missing or not JSON."""
     path = folder / "config.json"
-    if not path.is_file():
+    if not has_json(path):
         raise BadInput(f"{folder} has no config.json: it is not a transformers model folder")
     try:
         config = read_json(path)
@@ -72,7 +74,50 @@ def is_gguf(path: Path) -> bool:
 
 def weight_files(path: Path) -> list[Path]:
     """Return the files of the weights of what `locate` found."""
-    return parts_of(path) if is_gguf(path) else sorted(path.glob("*.safetensors"))
+    return parts_of(path) if is_gguf(path) else safetensors_files(path)
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Return the files of the weights of a folder, as its index names them where it has several.
+
+    Raises BadInput where it has none, and for an index that is none or points out of the folder.
+    """
+    if readable(folder / SINGLE):
+        return [folder / SINGLE]
+    if readable(folder / INDEX):
+        return [folder / name for name in sorted(set(read_index(folder / INDEX).values()))]
+    if any(folder.glob("*.bin")):
+        raise BadInput(
+            f"{folder} holds pickled weights (*.bin), which can run code when read: convert them to safetensors first"
+        )
+    if any(folder.glob("*.safetensors")):
+        raise BadInput(
+            f"{folder} holds neither {SINGLE} nor {INDEX}, which says which of its *.safetensors are the model's: "
+            "download that file too"
+        )
+    raise BadInput(f"{folder} holds neither {SINGLE} nor {INDEX}: the weights are missing, download the model again")
+
+
+def read_index(index: Path) -> Mapping[str, str]:
+    """Return by the name of a tensor that of its file, which is in the folder of the index. Raises BadInput."""
+    try:
+        files = read_json(index)["weight_map"]
+        names = files.values()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
+    for name in names:
+        if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
+            shown = repr(name)[:80]
+            raise BadInput(f"{index} points to {shown}, outside its own folder: such a checkpoint is not opened")
+    return files
+
+
+def other_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder of safetensors besides its weights and their index. Raises BadInput for one that
+    cannot be read."""
+    for path in (path for pattern in WANTED for path in sorted(folder.glob(pattern))):
+        if path.suffix != ".safetensors" and path.name != INDEX and path.is_file() and readable(path):
+            yield path
 
 
 def parts_of(path: Path) -> list[Path]:

@@ -3,7 +3,6 @@ them, or not quantised."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -55,12 +54,12 @@ class MixedLayout:
         return self._of(buffer).digest(buffer[self.start :])
 
     def arrange(self, buffer: torch.Tensor) -> str | None:
-        """Put codes into the order of their groups; the name of a part whose index leads beyond them, or None."""
+        """Put codes into the order of their groups; the fault of a part whose index leads beyond them, or None."""
         return self._of(buffer).arrange(buffer[self.start :])
 
-    def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
-        """The name of a part that holds NaN or infinity; None if all are finite."""
-        return self._of(buffer).unsound(buffer[self.start :], spans)
+    def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
+        """The fault of a part, with its name; None if all are sound."""
+        return self._of(buffer).fault(buffer[self.start :], spans)
 
     def _of(self, buffer: torch.Tensor) -> QuantisedLayout:
         return self.layouts[int(buffer[0])]
@@ -80,22 +79,3 @@ class _Views(Mapping):
 
     def __len__(self) -> int:
         return len(self._views[0])
-
-
-class LayoutNumber:
-    """A file of one byte, from which an expert's slot gets the number of its layout."""
-
-    path = Path()
-
-    def __init__(self, number: int) -> None:
-        self._content = bytes([number])
-
-    def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
-        """Fill the only target, of one byte."""
-        (target,) = targets
-        target[:] = self._content
-
-    def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
-        """As `read_into`; always True."""
-        self.read_into(offset, targets)
-        return True

@@ -1,7 +1,7 @@
 """Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
 
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf, isnan, prod
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from artifacts.errors import BadInput, first_line
 from artifacts.shape import FULL_BITS, Shape
 from runtime.model.checkpoint import Checkpoint
-from runtime.model.config_fields import check_fields
+from runtime.model.config_fields import check_fields, check_value, unfollowed_fields
 from runtime.model.dense_bits import DenseWidth
 from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
@@ -23,6 +23,7 @@ from runtime.model.source import Source, source_of
 from runtime.model.trial import try_model
 
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
+_COMPUTED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # config entries for the number of layers
 
 
@@ -79,6 +80,7 @@ def open_model(
     _check_numbers(stored_config, checkpoint)
     config = _parsed(source, stored_config)
     dtype = dtype or config.dtype or config.get_text_config().dtype or source.dtype(checkpoint)
+    _check_dtype(dtype, source)
     model, layers = _skeleton(config, stored_config, dtype)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     plain = _shape(layers, layout)
@@ -99,7 +101,12 @@ def open_model(
         dtype=dtype,
         sum_dtype=try_model(model, layers),
         stored_shape=shape,
-        unfollowed=(*source.unfollowed(), *_text_only(config), *load_generation_config(model, source.path, tokenizer)),
+        unfollowed=(
+            *source.unfollowed(),
+            *_text_only(config),
+            *unfollowed_fields(stored_config, model),
+            *load_generation_config(model, source.path, tokenizer),
+        ),
         dense=width,
     )
     checkpoint.check_unchanged()
@@ -145,18 +152,27 @@ def _as_stored(shape: Shape, layout: StoredLayout) -> Shape:
     return replace(shape, expert_nbytes=layout.nbytes, num_neurons=0, neuron_nbytes=1)
 
 
+def _check_dtype(dtype: torch.dtype, source: Source) -> None:
+    if dtype not in _COMPUTED:
+        known = ", ".join(str(each).removeprefix("torch.") for each in _COMPUTED)
+        given = str(dtype).removeprefix("torch.")
+        raise BadInput(f"the config.json in {source.path} says dtype {given}: write one of {known}")
+
+
 def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
-    """Raise BadInput for a number beyond every dtype, and for more layers than tensors, which would take forever to
-    build."""
+    """Raise BadInput for NaN and for a number beyond every dtype, for a field that no model has so, and for more layers
+    than tensors, which would take forever to build."""
     parts = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
     for name, value in parts:
-        if isinstance(value, int) and abs(value) >= 1 << 63 or isinstance(value, float) and _MOST < abs(value) < inf:
+        is_beyond = isinstance(value, int) and abs(value) >= 1 << 63
+        if is_beyond or isinstance(value, float) and (isnan(value) or _MOST < abs(value) < inf):
             raise BadInput(f"the config.json in {checkpoint.folder} says {name} {str(value)[:30]}: download it again")
         if name in DEPTHS and isinstance(value, int | float) and value > len(checkpoint.tensors):
             raise BadInput(
                 f"the config.json in {checkpoint.folder} says {name} {value}, and the checkpoint has "
                 f"{len(checkpoint.tensors):,} tensors: they are not of the same model"
             )
+        check_value(name, value, checkpoint.folder)
         _check_numbers(value, checkpoint)
 
 
@@ -166,6 +182,8 @@ def _tokenizer(source: Source, vocabulary: int) -> PreTrainedTokenizerBase | Non
         tokenizer = source.tokenizer()
         if tokenizer is not None:
             tokenizer("a")  # some bad settings raise only at the first use
+    except BadInput:
+        raise
     except Exception as error:  # None would look like a model without a tokenizer
         raise BadInput(f"the tokenizer in {source.path} cannot be loaded: {first_line(error)}") from error
     if tokenizer is not None and tokenizer.vocab_size > vocabulary:

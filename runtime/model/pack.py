@@ -17,7 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from artifacts.common.files import check_writable, replacing, sync
 from artifacts.common.locks import locked
 from artifacts.errors import BadInput, Incompatible, OutOfResources
-from runtime.model.checkpoint import DTYPES, INDEX, Checkpoint, StoredTensor, open_checkpoint
+from runtime.model.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint
 from runtime.model.expert_store import Extent, num_reads
 from runtime.model.expert_tensors import LocatedExperts, locate_experts
 from runtime.model.fingerprint import (
@@ -28,7 +28,7 @@ from runtime.model.fingerprint import (
     content_digest,
     fingerprint,
 )
-from runtime.model.locate import WANTED, read_config
+from runtime.model.locate import INDEX, other_files, read_config
 from runtime.model.open import MoeModel
 from runtime.model.skeleton import build_skeleton
 
@@ -169,9 +169,8 @@ def _begins_with(path: Path, header: bytes) -> bool:
 
 def _write_texts(source: Path, folder: Path, weight_map: dict[str, str]) -> None:
     """Copy the other files of the checkpoint and write the index."""
-    for path in (path for pattern in WANTED for path in source.glob(pattern)):
-        if path.suffix != ".safetensors" and path.name != INDEX:
-            shutil.copyfile(path, folder / path.name)
+    for path in other_files(source):
+        shutil.copyfile(path, folder / path.name)
     with replacing(folder / INDEX) as temporary:
         temporary.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1) + "\n")
 

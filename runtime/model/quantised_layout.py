@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from artifacts.formats.base import Format
+from artifacts.formats.base import BEYOND, Format
 from artifacts.formats.order import ARRANGED, ORDER, arrange, index_of
 from runtime.model.layout import Spans, round_up
 from runtime.model.quantised_matrix import PLAIN, Parts, QuantisedMatrix, joined, project_quantised
@@ -105,18 +105,19 @@ class QuantisedLayout:
 
     def arrange(self, buffer: torch.Tensor) -> str | None:
         """Put the codes of an expert, whose stored bytes lie in `buffer`, uint8 [nbytes] or longer on the CPU, into the
-        order of their groups. Return the name of a part whose index leads beyond its groups; None if none does."""
+        order of their groups. Return the fault of a part whose index leads beyond its groups; None if none does."""
         for name, placed in self.ordered:
-            if not arrange(_views(buffer, placed).tensors):
-                return name
+            matrix = _views(buffer, placed)
+            if not arrange(matrix.tensors, matrix.format.lacking):
+                return f"{name} holds {BEYOND}"
         return None
 
-    def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
-        """The name of a part that holds NaN or infinity; None if all are finite."""
+    def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
+        """The fault of a part, with its name; None if all are sound."""
         for name, part in self.views(buffer).items():
             matrices = part if isinstance(part, list) else [QuantisedMatrix(None, {PLAIN: part})]
-            if not all(matrix.is_sound() for matrix in matrices):
-                return name
+            if fault := next(filter(None, (matrix.fault() for matrix in matrices)), None):
+                return f"{name} holds {fault}"
         return None
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from artifacts.formats.base import Format, Stored, are_sound
+from artifacts.formats.base import NOT_FINITE, Format, Stored, are_sound
 from artifacts.formats.numbers import ROWS_STEP, Fill, filler, turn
 from runtime.model.arithmetic import project
 
@@ -37,9 +37,11 @@ class QuantisedMatrix(NamedTuple):
             return lambda first, out: out.copy_(self.tensors[PLAIN][first : first + len(out)])
         return filler(self.format, self.tensors, dtype)
 
-    def is_sound(self) -> bool:
-        """Whether no number is NaN or infinite."""
-        return are_sound(self.tensors.values()) if self.format is None else self.format.is_sound(self.tensors)
+    def fault(self) -> str | None:
+        """What its numbers have that no matrix of a model has; None if they are sound."""
+        if self.format is None:
+            return None if are_sound(self.tensors.values()) else NOT_FINITE
+        return self.format.fault(self.tensors)
 
 
 Parts = dict[str, list[QuantisedMatrix] | torch.Tensor]

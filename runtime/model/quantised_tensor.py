@@ -1,16 +1,18 @@
 """Matrices that a checkpoint stores in few bits, each in several tensors, found by the names of these."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from types import EllipsisType
 
 import torch
 
 from artifacts.errors import BadInput
-from artifacts.formats.base import UNSOUND, Format, Stored, Unfit
+from artifacts.formats.base import Format, Stored, Unfit
+from artifacts.formats.gptq import Gptq
 from artifacts.formats.numbers import numbers
-from artifacts.formats.table import Quantisation, Spelling
-from runtime.model.checkpoint import StoredTensor
+from artifacts.formats.table import ZEROS, Quantisation, Spelling
+from runtime.model.checkpoint import Repeated, StoredTensor
 
 _FEW_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8, torch.int32)
 _OF_ACTIVATIONS = (
@@ -54,12 +56,23 @@ class QuantisedTensor:
         """The numbers, float32, for `tensor[...]`, by which transformers' loader reads a lazy tensor."""
         assert index is Ellipsis, f"only [...] is supported, not {index}"
         tensors = {role: tensor.read() for role, tensor in self.components.items()}
-        if not self.format.is_sound(tensors):
-            raise BadInput(f"{self.name} holds {UNSOUND}: the checkpoint is damaged")
         if len(self.shape) == 2:
-            return numbers(self.format, tensors, torch.float32)
+            return self._numbers(tensors)
         rows = ({role: tensor[row] for role, tensor in tensors.items()} for row in range(self.shape[0]))
-        return torch.stack([numbers(self.format, each, torch.float32) for each in rows])
+        return torch.stack([self._numbers(each) for each in rows])
+
+    def check_first(self) -> None:
+        """Raise BadInput for a fault of the only matrix, or of the first."""
+        components = self.components.values() if len(self.shape) == 2 else map(_first, self.components.values())
+        self._check({role: each.read() for role, each in zip(self.components, components, strict=True)})
+
+    def _numbers(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        self._check(tensors)
+        return numbers(self.format, tensors, torch.float32)
+
+    def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if fault := self.format.fault(tensors):
+            raise BadInput(f"{self.name} holds {fault}")
 
 
 Tensors = dict[str, StoredTensor | QuantisedTensor]
@@ -68,15 +81,20 @@ Tensors = dict[str, StoredTensor | QuantisedTensor]
 def gather_matrices(tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None) -> Tensors:
     """The tensors of the model by the names of its parameters: those that hold one matrix together become one.
 
-    Scales of activations are left out: products are computed on activations of the model's own dtype. Raises BadInput
-    for weights of few bits without scales, for scales without weights, and for tensors that do not fit each other.
+    Scales of activations are left out: products are computed on activations of the model's own dtype. Of each format
+    the first matrix is read, so that numbers that contradict the config are seen now. Raises BadInput for weights of
+    few bits without scales, for scales without weights, and for tensors that do not fit each other or the config.
     """
     rest: Tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(_OF_ACTIVATIONS)}
     for spelling in quantisation.spellings if quantisation else ():
-        for name, components in list(_found(quantisation, spelling, rest)):
-            for component in components.values():
-                del rest[component.name]
-            rest[name] = _quantised(name, spelling.format, components)
+        form = None
+        for name, stem, components in list(_found(quantisation, spelling, rest)):
+            for ending in spelling.roles.values():
+                rest.pop(stem + ending, None)
+            is_first, form = form is None, form or _settled(spelling, components)
+            rest[name] = _quantised(name, form, _completed(spelling, form, components))
+            if is_first:
+                rest[name].check_first()
     for name in sorted(rest, key=lambda name: name.endswith(_OF_WEIGHTS)):  # weights first: the line names one of them
         _check_claimed(name, rest[name], quantisation)
     return rest
@@ -84,8 +102,9 @@ def gather_matrices(tensors: Mapping[str, StoredTensor], quantisation: Quantisat
 
 def _found(
     quantisation: Quantisation, spelling: Spelling, tensors: Tensors
-) -> Iterator[tuple[str, dict[str, StoredTensor]]]:
-    """Each matrix of this spelling: its name, and its tensors by role."""
+) -> Iterator[tuple[str, str, dict[str, StoredTensor]]]:
+    """Each matrix of this spelling: its name, that with which those of its tensors begin, and these by role. Empty ones
+    are as if they were missing where they may."""
     suffix = spelling.anchor
     for anchor in tensors:
         if not anchor.endswith(suffix) or isinstance(tensors[anchor], QuantisedTensor):
@@ -94,12 +113,38 @@ def _found(
         if not quantisation.is_spelled(stem.removesuffix(".weight"), spelling):
             continue
         components = {role: tensors.get(stem + ending) for role, ending in spelling.roles.items()}
-        components = {role: tensor for role, tensor in components.items() if tensor is not None}
+        components = {
+            role: tensor
+            for role, tensor in components.items()
+            if tensor is not None and (tensor.nbytes or role in spelling.required)
+        }
         if spelling.required <= set(components):
-            yield (f"{stem}.weight" if spelling.is_module else stem), components
+            yield (f"{stem}.weight" if spelling.is_module else stem), stem, components
         elif suffix:
             missing = ", ".join(spelling.roles[role] for role in sorted(spelling.required - set(components)))
             raise BadInput(f"{anchor} is stored without {missing}: download the checkpoint again")
+
+
+def _settled(spelling: Spelling, components: Mapping[str, StoredTensor]) -> Format:
+    """The format of a spelling as the first matrix shows it."""
+    zeros = components.get(ZEROS)
+    is_read = spelling.symmetric is not None and zeros is not None and len(zeros.shape) >= 2
+    return spelling.symmetric.settled(zeros.read().flatten(0, -2)) if is_read else spelling.format
+
+
+def _completed(spelling: Spelling, form: Format | Gptq, components: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of a matrix, with zero-points where they are all one number and the file lacks them."""
+    if spelling.symmetric is None or ZEROS in components:
+        return components
+    scales = components["scales"]
+    row = form.row_of_zeros(scales.shape[-1] if scales.shape else 0)
+    shape = (*scales.shape[:-1], len(row) // 4)
+    zeros = StoredTensor(scales.name, torch.int32, shape, Repeated(row), 0, 4 * prod(shape))
+    return components | {ZEROS: zeros}
+
+
+def _first(tensor: StoredTensor) -> StoredTensor:
+    return replace(tensor, shape=tensor.shape[1:], nbytes=tensor.nbytes // tensor.shape[0])
 
 
 def _quantised(name: str, format: Format, components: dict[str, StoredTensor]) -> QuantisedTensor:

@@ -15,7 +15,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightTransform
 
-from artifacts.common.untrusted import read_json
+from artifacts.common.untrusted import has_json, read_json, readable
 from artifacts.errors import BadInput, first_line
 from artifacts.formats.gguf_header import read_header
 from artifacts.formats.table import quantisation_of
@@ -100,17 +100,20 @@ class SafetensorsFolder:
 
     def generation_settings(self) -> GenerationSettings:
         own = self.path / "generation_config.json"
-        path = own if own.is_file() else self.path / "config.json"
+        path = own if readable(own) else self.path / "config.json"
         try:
             settings = read_json(path)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             raise BadInput(f"transformers cannot use {path}: {first_line(error)}") from error
         if not isinstance(settings, dict):
             raise BadInput(f"transformers cannot use {path}: it holds a {type(settings).__name__}, not a JSON object")
         return GenerationSettings(path, path == own, settings)
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        if not any((self.path / name).is_file() for name in TOKENIZER_FILES):
+        known = [name for name in TOKENIZER_FILES if readable(self.path / name)]
+        for path in (self.path / name for name in known if name.endswith(".json")):
+            has_json(path)
+        if not known:
             return None
         return AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
 

@@ -36,6 +36,14 @@ def test_config_that_is_none(copy: Copy, text: str, said: str) -> None:
     assert said in refusal(path.parent)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_files_in_another_encoding(copy: Copy, name: str, encoding: str) -> None:
+    path = copy("olmoe") / name
+    path.write_text('{"a": 1}', encoding=encoding)
+    assert f"{path} is in another encoding than UTF-8" in refusal(path.parent)
+
+
 def test_dense_model(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,

@@ -45,7 +45,7 @@ def test_blocks_have_the_sizes_of_the_package(name: str) -> None:
 @pytest.mark.parametrize("name", GGML)
 def test_a_scale_that_is_no_number_is_found(name: str) -> None:
     stored = drawn(name)
-    assert GGML[name].is_sound({"blocks": stored})
+    assert GGML[name].fault({"blocks": stored}) is None
     start = SCALES.get(name, 0)
     stored[1, start : start + 2] = 255
-    assert not GGML[name].is_sound({"blocks": stored})
+    assert GGML[name].fault({"blocks": stored})

@@ -2,10 +2,12 @@
 in torch."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format, are_sound
 from artifacts.formats.fp8 import Scaled
 from artifacts.formats.gptq import Gptq
@@ -176,23 +178,79 @@ def test_gptq_reads_what_moectl_exports(bits: int) -> None:
     assert torch.equal(numbers(Gptq(bits=bits, zero_offset=0), tensors, torch.float32), quantised.dequantised())
 
 
-UNSOUND = {
-    "fp8": ("weight", lambda tensor: tensor.view(torch.uint8)[3].fill_(0x7F)),
-    "mxfp4": ("scales", lambda tensor: tensor[3].fill_(255)),
-    "nvfp4": ("scale", lambda tensor: tensor.view(torch.uint8)[3].fill_(0xFF)),
-    "compressed-tensors": ("scale", lambda tensor: tensor[3].fill_(torch.nan)),
-    "gptq": ("scales", lambda tensor: tensor[1].fill_(torch.inf)),
-    "awq": ("scales", lambda tensor: tensor[1].fill_(torch.nan)),
-}
+FAULTS = [
+    ("fp8", "weight", lambda tensor: tensor.view(torch.uint8)[3].fill_(0x7F), "NaN or infinity"),
+    ("fp8", "scale", lambda tensor: tensor[1].fill_(1e38), "a scale for weights of up to 4e+40"),
+    ("fp8", "scale", lambda tensor: tensor[1].fill_(-0.1), "a negative scale"),
+    ("fp8", "scale", lambda tensor: tensor[1].fill_(0), "a scale of 0 for weights that are not 0"),
+    ("fp8", "scale", lambda tensor: tensor.fill_(0), "scales that are all 0"),
+    ("mxfp4", "scales", lambda tensor: tensor[3].fill_(255), "NaN or infinity"),
+    ("mxfp4", "scales", lambda tensor: tensor[3].fill_(254), "a scale for weights of up to 1e+39"),
+    ("nvfp4", "scale", lambda tensor: tensor.view(torch.uint8)[3].fill_(0xFF), "NaN or infinity"),
+    ("nvfp4", "scale", lambda tensor: tensor.view(torch.uint8)[3].fill_(0x84), "a negative scale"),
+    ("nvfp4", "scale", lambda tensor: tensor.fill_(0), "scales that are all 0"),
+    ("nvfp4", "global", lambda tensor: tensor.fill_(0), "a scale of the matrix of 0"),
+    ("nvfp4", "global", lambda tensor: tensor.fill_(-1), "a scale of the matrix of -1"),
+    ("nvfp4", "global", lambda tensor: tensor.fill_(1e38), "a scale for weights of up to"),
+    ("compressed-tensors", "scale", lambda tensor: tensor[3].fill_(torch.nan), "NaN or infinity"),
+    ("compressed-tensors", "scale", lambda tensor: tensor[3].fill_(1e38), "a scale for weights of up to"),
+    ("compressed-tensors", "size", lambda tensor: tensor.copy_(torch.tensor([ROWS, -COLUMNS])), "a matrix [64, 96] wh"),
+    ("compressed-tensors", "size", lambda tensor: tensor.fill_(2**62), "a matrix [64, 96] whose weight_shape says [46"),
+    ("gptq", "scales", lambda tensor: tensor[1].fill_(torch.inf), "NaN or infinity"),
+    ("gptq", "scales", lambda tensor: tensor[1].fill_(65504), "a scale for weights of up to 1e+06"),
+    ("gptq", "scales", lambda tensor: tensor.fill_(0), "scales that are all 0"),
+    ("awq", "scales", lambda tensor: tensor[1].fill_(torch.nan), "NaN or infinity"),
+    ("awq", "scales", lambda tensor: tensor[1].fill_(-65504), "a scale for weights of up to 1e+06"),
+]
 
 
-@pytest.mark.parametrize("method", UNSOUND)
-def test_nan_in_any_scale_is_seen(method: str) -> None:
+@pytest.mark.parametrize(("method", "role", "spoil", "fault"), FAULTS)
+def test_numbers_that_no_model_has_are_seen(method: str, role: str, spoil: Callable, fault: str) -> None:
     form, tensors = format_of(method), drawn(method)
-    assert form.is_sound(tensors)
-    role, spoil = UNSOUND[method]
+    assert form.fault(tensors) is None
     spoil(tensors[role])
-    assert not form.is_sound(tensors)
+    assert form.fault(tensors).startswith(fault)
+
+
+def test_a_block_of_zeros_may_have_a_scale_of_0_and_integers_a_negative_one() -> None:
+    fp8, gptq = drawn("fp8"), drawn("gptq")
+    fp8["scale"][1, 2] = 0
+    fp8["weight"].view(torch.uint8)[16:32, 32:48] &= 0x80
+    gptq["scales"][1] *= -1  # as AutoRound writes them
+    assert format_of("fp8").fault(fp8) is format_of("gptq").fault(gptq) is None
+
+
+def word(code: int, bits: int) -> int:
+    return sum(code << place for place in range(0, 32, bits)) - (1 << 32) * (code >> bits - 1)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_of_symmetric_gptq_are_in_the_middle_by_either_version(bits: int) -> None:
+    form = Gptq(bits=bits, is_symmetric=True)
+    tensors = MAKERS["gptq"](ROWS, COLUMNS, torch.Generator().manual_seed(0), bits=bits)
+    middle, found = 1 << bits - 1, []
+    for stored in (middle - 1, middle):
+        tensors["qzeros"].fill_(word(stored, bits))
+        settled = form.settled(tensors["qzeros"])
+        assert settled.fault(tensors) is None
+        assert settled.row_of_zeros(ROWS) == bytes(tensors["qzeros"][0].numpy())
+        found.append(settled.dequantise(tensors))
+    assert torch.equal(*found) and form.settled(tensors["qzeros"]).zero_offset == 0
+    assert form.fault(tensors).startswith(f"zero-points other than {middle}, and config.json says")
+    tensors["qzeros"][1, 0] ^= 1
+    assert form.settled(tensors["qzeros"]).fault(tensors).startswith("zero-points other than")
+
+
+def test_zero_points_that_a_config_denies_are_seen() -> None:
+    awq, tensors = Awq(is_symmetric=True), drawn("awq")
+    assert awq.fault(tensors).startswith("zero-points other than 8, and config.json says zero_point false")
+    tensors["qzeros"].fill_(word(8, 4))
+    assert awq.fault(tensors) is None
+    form, tensors = PackedIntegers(is_symmetric=True), drawn("compressed-tensors")
+    tensors["zero_point"] = torch.full((ROWS // 8, 3), word(8, 4), dtype=torch.int32)
+    assert form.fault(tensors) is None
+    tensors["zero_point"][2, 1] ^= 1
+    assert form.fault(tensors).startswith("zero-points, and config.json says that it is symmetric")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu], ids=str)

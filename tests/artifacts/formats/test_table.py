@@ -1,6 +1,7 @@
 """What a config.json says of its quantisation."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,10 @@ def asymmetric() -> dict:
         ({"quant_method": "bitsandbytes"}, f"by 'bitsandbytes': moectl reads {', '.join(METHODS)}"),
         ("int8", "by 'int8'"),
         ({}, "by 'unknown method'"),
-        (CONFIGS["gptq"] | {"bits": True}, "bits is True: moectl reads 2, 3, 4, 8"),
+        (CONFIGS["gptq"] | {"bits": True}, "bits is true: moectl reads 2, 3, 4, 8"),
         (CONFIGS["awq"] | {"bits": 8}, "bits is 8: moectl reads 4"),
         (of_bits(3), "num_bits is 3: moectl reads 4, 8"),
-        (COMPRESSED | {"config_groups": {"group_0": None}}, "num_bits is None"),
+        (COMPRESSED | {"config_groups": {"group_0": None}}, "num_bits is null: moectl reads 4, 8"),
         (COMPRESSED | {"format": None}, "in the format 'None': moectl reads pack-quantized"),
         (CONFIGS["fp8"] | {"weight_block_size": [128]}, "weight_block_size is [128], which is no size"),
         (CONFIGS["fp8"] | {"expert_dtype": "fp4"}, "experts of fp4 beside FP8"),
@@ -72,7 +73,12 @@ def asymmetric() -> dict:
             (CONFIGS["nvfp4"] | {"quant_algo": name}, f"quant_algo '{name}': moectl reads NVFP4, FP8")
             for name in ("W4A8_AWQ", "W4A16_AWQ", "NVFP4_AWQ", "MXFP8", "INT8_SQ")
         ),
-        (CONFIGS["nvfp4"] | {"quant_algo": "FP8_PB_WO", "group_size": "128"}, "group_size is 128, which is no size"),
+        (CONFIGS["nvfp4"] | {"quant_algo": "FP8_PB_WO", "group_size": "x"}, 'group_size is "x", which is no size'),
+        (CONFIGS["gptq"] | {"bits": "four"}, 'bits is "four": moectl reads 2, 3, 4, 8'),
+        (CONFIGS["gptq"] | {"desc_act": "perhaps"}, 'desc_act in the quantisation of config.json is "perhaps", not'),
+        (CONFIGS["gptq"] | {"sym": [1]}, "sym in the quantisation of config.json is [1], not true or false"),
+        (CONFIGS["gptq"] | {"format": "gptq_v2"}, "checkpoint_format and format differ"),
+        (CONFIGS["gptq"] | {"dynamic": {"+:.*": 8}}, "`dynamic` says 8 for '+:.*', which is no object"),
         (CONFIGS["nvfp4"] | {"group_size": 32}, "group_size is 32: moectl reads 16"),
         (CONFIGS["nvfp4"] | {"quant_algo": "MIXED_PRECISION"}, "without quantized_layers"),
         (COMPRESSED | {"format": "int-quantized"} | asymmetric(), "int-quantized with zero-points"),
@@ -81,6 +87,15 @@ def asymmetric() -> dict:
 def test_what_is_not_read_is_refused(config: object, line: str) -> None:
     with pytest.raises(BadInput, match=re.escape(line)):
         quantisation_of({"quantization_config": config})
+
+
+def test_numbers_and_flags_may_be_texts() -> None:
+    texts = {"bits": "4", "group_size": "32", "desc_act": "False", "sym": "true"}
+    plain = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+    said = [stated_quantisation({"quantization_config": CONFIGS["gptq"] | each}) for each in (texts, plain)]
+    assert said[0] == said[1]
+    blocks = [{"weight_block_size": size} for size in (["16", 16.0], [16, 16])]
+    assert len({stated_quantisation({"quantization_config": CONFIGS["fp8"] | each}) for each in blocks}) == 1
 
 
 # Which modules
@@ -112,6 +127,15 @@ def test_a_pattern_that_is_none_is_refused() -> None:
     stated = stated_quantisation({"quantization_config": COMPRESSED | {"ignore": ["re:(("]}})
     with pytest.raises(BadInput, match="is no regular expression"):
         stated.scheme_of("lm_head")
+
+
+def test_a_pattern_that_never_ends_is_refused_within_a_second() -> None:
+    dynamic = {r"+:(?:[a-z]|[a-z.0-9_]|\w)*\d{9}": {"bits": 8}}
+    stated = stated_quantisation({"quantization_config": CONFIGS["gptq"] | {"dynamic": dynamic}})
+    started = time.thread_time()
+    with pytest.raises(BadInput, match="takes too long to match model.layers.17"):
+        stated.scheme_of("model.layers.17.mlp.experts.101.gate_proj")
+    assert time.thread_time() - started < 1
 
 
 def test_a_cache_in_few_bits_is_no_quantisation_of_weights(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What a checkpoint says before it is opened is what it says opened, in every format."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -79,10 +78,10 @@ def test_what_is_not_there_or_not_read_is_refused(checkpoint: Checkpoint, tmp_pa
             glance(str(folder))
     stored.write_text(json.dumps(config))
     weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(BadInput, match=r"model\.safetensors is missing, truncated or no safetensors file"):
+    with pytest.raises(BadInput, match=r"model\.safetensors is truncated or no safetensors file"):
         glance(str(folder))
     weights.unlink()
-    with pytest.raises(BadInput, match=re.escape("has neither model.safetensors nor a readable")):
+    with pytest.raises(BadInput, match="holds neither model.safetensors nor"):
         glance(str(folder))
     with pytest.raises(BadInput, match="nor a model of the hub that was downloaded"):
         glance("no/such")

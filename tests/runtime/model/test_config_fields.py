@@ -4,6 +4,7 @@ one line."""
 import ast
 import inspect
 import json
+import math
 import re
 import shutil
 import sys
@@ -124,6 +125,40 @@ def copied(folder: Path, to: Path, fields: dict[str, object]) -> None:
 def refusal_of(folder: Path, to: Path, fields: dict[str, object]) -> str:
     copied(folder, to, fields)
     return refusal(to)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"rms_norm_eps": math.nan}, "says rms_norm_eps nan: download it again"),
+        ({"rms_norm_eps": -1.0}, "says rms_norm_eps -1.0, which is none"),
+        ({"rms_norm_eps": math.inf}, "says rms_norm_eps Infinity, which is none"),
+        ({"rms_norm_eps": "1e-5"}, 'says rms_norm_eps "1e-5", which is none'),
+        ({"rope_theta": "x"}, 'says rope_theta "x", which is none'),
+        ({"rope_parameters": {"rope_theta": -5.0, "rope_type": "default"}}, "says rope_theta -5.0, which is none"),
+        ({"clip_qkv": math.nan}, "says clip_qkv nan"),
+        ({"dtype": "float8_e4m3fn"}, "says dtype float8_e4m3fn: write one of bfloat16, float16"),
+        ({"dtype": "int8"}, "says dtype int8: write one of bfloat16, float16"),
+        ({"num_hidden_layers": "2"}, "Validation error for field 'num_hidden_layers': TypeError"),
+    ],
+)
+def test_a_value_that_no_model_has_is_refused(
+    fields: dict[str, object], line: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    assert line in refusal_of(checkpoint("olmoe"), tmp_path, fields)
+
+
+def test_what_an_older_or_unread_entry_says_otherwise_is_told(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = checkpoint("olmoe")
+    stored = json.loads((source / "config.json").read_text())
+    assert open_model(str(source)).unfollowed == ()
+    copied(source, tmp_path, {"rope_theta": 5.0, "torch_dtype": "float8_e4m3fn", "architectures": [1]})
+    assert open_model(str(tmp_path)).unfollowed == (
+        f"config.json says rope_theta 5.0: not followed, its rope_parameters says "
+        f"{json.dumps(stored['rope_parameters']['rope_theta'])}",
+        f'config.json says torch_dtype "float8_e4m3fn": not followed, its dtype says "{stored["dtype"]}"',
+        "config.json says architectures [1]: not followed, olmoe is OlmoeForCausalLM",
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -98,9 +98,9 @@ def _without(ending: str) -> Callable[[dict, dict], None]:
     return change
 
 
-def _with(ending: str, new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict, dict], None]:
+def _with(ending: str, new: Callable[[torch.Tensor], torch.Tensor], *, at: int = 0) -> Callable[[dict, dict], None]:
     def change(tensors: dict[str, torch.Tensor], config: dict) -> None:
-        name = next(name for name in sorted(tensors) if name.endswith(ending) and ".experts." in name)
+        name = [name for name in sorted(tensors) if name.endswith(ending) and ".experts." in name][at]
         tensors[name] = new(tensors[name]).contiguous()
 
     return change
@@ -148,6 +148,17 @@ def _named(name: str) -> Callable[[dict, dict], None]:
     return lambda tensors, config: tensors.update({name: torch.ones(1)})
 
 
+def _symmetric(code: int) -> Callable[[dict, dict], None]:
+    """Give all zero-points of GPTQ this code of 4 bits, in a config that says that they are symmetric."""
+
+    def change(tensors: dict[str, torch.Tensor], config: dict) -> None:
+        config["quantization_config"]["sym"] = True
+        for name in [name for name in tensors if name.endswith(".qzeros")]:
+            tensors[name].fill_(int.from_bytes(bytes([code * 17] * 4), "little", signed=True))
+
+    return change
+
+
 EXPERT = "model.layers.0.mlp.experts.0.gate_proj"
 REFUSED = [
     ("fp8", _all(_no_scales, _no_config), "is float8_e4m3fn without scales, and config.json has no quantisation"),
@@ -162,9 +173,20 @@ REFUSED = [
     ("fp8", _all(*map(_named, (f"{EXPERT}.input_scale", "model.layers.0.self_attn.k_proj.k_scale"))), None),
     ("fp8", _all(*map(_named, ("model.layers.9.eh_proj.weight", "mtp.norm.weight", "visual.norm.weight"))), None),
     ("gptq", _all(_config(desc_act=True), _without(".g_idx")), "desc_act is set and g_idx is missing"),
-    ("gptq", _with(".g_idx", lambda groups: groups + 9), "or an index beyond its groups"),
-    ("compressed-tensors", _indexed(-1, 0), "or an index beyond its groups"),
+    ("gptq", _with(".g_idx", lambda groups: groups + 9), "holds an index beyond its groups"),
+    ("gptq", _with(".g_idx", lambda groups: groups[:0]), None),
+    ("gptq", _config(bits="4", group_size="32", desc_act="false"), None),
+    ("gptq", _config(sym=True), "holds zero-points other than 8, and config.json says"),
+    (
+        "gptq",
+        _all(_symmetric(7), _with(".qzeros", lambda zeros: zeros + 1, at=-1)),
+        "layer 1, expert 7: .* zero-points other",
+    ),
+    ("awq", _config(zero_point=False), "holds zero-points other than 8, and config.json says"),
+    ("compressed-tensors", _indexed(-1, 0), "holds an index beyond its groups"),
     ("compressed-tensors", _indexed(-1, -1), None),
+    ("compressed-tensors", _indexed(0, 1), "holds a g_idx with (31|1) to .* inputs in a group where each has 32"),
+    ("compressed-tensors", _with("_shape", lambda size: -size), "whose weight_shape says"),
     ("gptq", _config(group_size=64), "groups of (64|96) inputs, and by the config"),
     ("gptq", _config(bits=8), "are of no such groups"),
     ("awq", _config(group_size=16), "groups of (64|96) inputs, and by the config"),
@@ -211,6 +233,31 @@ def test_what_is_not_whole_is_refused(
         return
     with pytest.raises(BadInput, match=message):
         read_every_expert(open_model(str(tmp_path)))
+
+
+def test_symmetric_gptq_is_read_whatever_its_zero_points_are_called(
+    tmp_path: Path, sources: Callable[[str], Path]
+) -> None:
+    """Stored by the version that the config names, by the other one, empty, and not at all, beside an empty index."""
+    source, texts = sources("gptq"), []
+    for case in ("usual", "other", "empty", "missing"):
+        tensors, config = load_file(source / "model.safetensors"), json.loads((source / "config.json").read_text())
+        _symmetric(8 if case == "other" else 7)(tensors, config)
+        for name in [name for name in tensors if name.endswith((".qzeros", ".g_idx"))]:
+            if case == "empty" or case == "missing" and name.endswith(".g_idx"):
+                tensors[name] = tensors[name][..., :0].contiguous()
+            elif case == "missing":
+                del tensors[name]
+        folder = tmp_path / case
+        folder.mkdir()
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config))
+        opened = open_model(str(folder))
+        with Session(opened, Settings(budget="30%")) as session:
+            texts.append([token.token_id for token in session.generate(IDS, Sampling(6, ignore_eos=True))])
+            with torch.inference_mode():
+                texts[-1].append(opened.model(IDS).logits)
+    assert all(text[:-1] == texts[0][:-1] and torch.equal(text[-1], texts[0][-1]) for text in texts[1:])
 
 
 def read_every_expert(opened: MoeModel) -> None:
