@@ -20,6 +20,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.helpers.processors import as_processor
+
+os.environ.update(as_processor(os.environ))  # before anything imports numba or computes with torch
 gc.set_threshold(700, 10, 50)  # a full collection walks through all of torch and transformers
 
 hypothesis.settings.register_profile("untimed", deadline=None)

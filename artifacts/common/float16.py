@@ -4,7 +4,7 @@ from llvmlite import ir
 
 from artifacts.common.llvm_vectors import FEATURES
 
-HAS_HALVES = "+f16c" in FEATURES
+HAS_HALVES = "f16c" in FEATURES
 """Whether the processor converts float16; if not, integers do."""
 
 _HIDDEN_BITS, _REBIASED = 13, 112  # what float32's mantissa has more, and by how much its exponent's bias is larger

@@ -8,9 +8,34 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-FEATURES = tuple(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
-"""The features of the processor that numba compiles for, as LLVM writes them. They are part of the key of what numba
-keeps, so that code with instructions that a processor has not is never loaded there."""
+_NEEDED_BY = {
+    "avx": ("avx2", "f16c"),
+    "avx2": ("avx512f",),
+    "avx512f": ("avx512bw", "avx512vl", "avx512vnni"),
+    "avx512bw": ("avx512bf16", "avx512vbmi"),
+}
+
+
+def features_of(written: str) -> frozenset[str]:
+    """Return the features that LLVM takes from a list such as `+avx2,-avx512f`: the last word on one counts, and what
+    needs one that is taken away goes with it."""
+    features: set[str] = set()
+    for word in filter(None, written.split(",")):
+        if word[0] == "+":
+            features.add(word[1:])
+            continue
+        gone = [word[1:]]
+        while gone:
+            name = gone.pop()
+            features.discard(name)
+            gone += _NEEDED_BY.get(name, ())
+    return frozenset(features)
+
+
+FEATURES = features_of(cpu_target.target_context.codegen().magic_tuple()[2])
+"""The features of the processor that numba compiles for, which all other modules ask for: those of this one, or
+`NUMBA_CPU_FEATURES`. They are part of the key of what numba keeps, so that code with instructions that a processor has
+not is never loaded there."""
 
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 

@@ -27,7 +27,7 @@ from artifacts.common.llvm_vectors import (
     vector,
 )
 
-HAS_LOOKUPS = all(name in FEATURES for name in ("+avx512bw", "+avx512vl"))
+HAS_LOOKUPS = all(name in FEATURES for name in ("avx512bw", "avx512vl"))
 BYTES_STEP = 32  # codes of 8 bits that are looked up at a time
 
 

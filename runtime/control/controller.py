@@ -195,19 +195,28 @@ class Controller:
         places = [place for expert in experts if (place := held[first + expert])]
         if len(places) < len(experts):
             return []
-        self.count_fixed(layer, low=np.array([experts]) if self.holds_low else None)
-        if self.counters.is_spread:
-            self.counters.spread_requests(experts, (), experts if self.holds_low else ())
+        self.count_fixed(layer, chosen=np.array([experts]) if self.counts_chosen else None)
         return places
 
-    def count_fixed(self, first: int, num_layers: int = 1, *, low: np.ndarray | None = None) -> None:
-        """Count one token's requests of layers: all are hits, or all are computed on the resident replicas of the
-        experts `low` [n, K]."""
+    @property
+    def counts_chosen(self) -> bool:
+        """Whether `count_fixed` has to know which experts a token chose, and not only how many."""
+        return self.holds_low or self.counters.is_spread
+
+    def count_fixed(self, first: int, num_layers: int = 1, *, chosen: np.ndarray | None = None) -> None:
+        """Count one token's requests of layers: all are hits, or all are computed on resident replicas. `chosen`
+        [n, K] are its experts, given where `counts_chosen`."""
         self.now.step += num_layers
         self.now.layer = first + num_layers - 1
         self.counters.add_to_layers(self._fixed, first, num_layers, self.shape.top_k)
-        if low is not None:
-            self.counters.add_to(self._low_cells[np.arange(first, first + num_layers)[:, None], low])
+        if chosen is None:
+            return
+        layers = np.arange(first, first + num_layers)[:, None]
+        if self.holds_low:
+            self.counters.add_to(self._low_cells[layers, chosen])
+        if self.counters.is_spread:
+            keys = (layers * self.shape.num_experts + chosen).ravel().tolist()
+            self.counters.spread_requests(keys, (), keys if self.holds_low else ())
 
     def clear(self) -> None:
         """Empty the cache, as after a step that failed; counters and history stay."""

@@ -139,7 +139,7 @@ class StepExecutor:
         if out is None:
             del self._whole_output.whole[layer]  # to be noted anew once they are there
         else:
-            self._count_fixed(layer, ids)
+            self._count_fixed(layer, [ids])
         return out
 
     def _is_noted(self, layer: int) -> bool:
@@ -165,20 +165,22 @@ class StepExecutor:
         return can_skip and self._whole_output is not None and all(map(self._is_noted, layers))
 
     def count_settled(self, chosen: Sequence[torch.Tensor]) -> None:
-        """Count one token's use of all layers, whose ids [1, K] are on a device and are not read."""
+        """Count one token's use of all layers, whose ids [1, K] are on a device."""
         self.last_token.update(enumerate(chosen))
-        self.controller.count_fixed(0, len(chosen))
+        self._count_fixed(0, chosen)
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
         """Count one token's use of n layers from number `first` on, by what routers chose in each, [n, K]."""
         if len(chosen):
-            self.last_token.update(enumerate(chosen[:, None].unbind(), first))
-            self._count_fixed(first, chosen)
+            of_layers = chosen[:, None].unbind()
+            self.last_token.update(enumerate(of_layers, first))
+            self._count_fixed(first, of_layers)
 
-    def _count_fixed(self, first: int, chosen: torch.Tensor) -> None:
-        """Ids on a device are not read."""
-        low = chosen.numpy() if self.controller.holds_low else None
-        self.controller.count_fixed(first, chosen.shape[0], low=low)
+    def _count_fixed(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
+        """Count one token's use of layers by their ids, [1, K] each. Those on a device are read, which waits for it,
+        only where they are counted one by one."""
+        read = torch.cat(tuple(chosen)).cpu().numpy() if self.controller.counts_chosen else None
+        self.controller.count_fixed(first, len(chosen), chosen=read)
 
     def _begin_output(
         self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor

@@ -91,7 +91,7 @@ VARIED: dict[str, tuple[dict[str, object], ...]] = {
     ),
     "qwen3_moe": (
         _SIZES
-        | {"num_experts": 6, "moe_intermediate_size": 16, "mlp_only_layers": [0, 3], "norm_topk_prob": True}
+        | {"num_experts": 16, "moe_intermediate_size": 16, "mlp_only_layers": [0, 3], "norm_topk_prob": True}
         | {"rope_parameters": _YARN, "head_dim": 12, "tie_word_embeddings": True},
         _NUMBERS
         | _GELU

@@ -39,6 +39,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 FORMATS = ("hub", "fused", "shards", "packed")  # `packed` is what `moectl pack` writes
 NUM_DECODED = 2
 TEMPLATE = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}> "
+_MOST_DEVICES = 16
 _TOLERANCE = 1e-4  # relative to the largest logit
 
 
@@ -139,7 +140,7 @@ def draw_settings(rng: random.Random, shape: Shape) -> Settings:
     least = 1 if scope == "global" and name not in ("monde-static", "moepic") else shape.num_layers
     least = max(least, shape.num_keys // 2) if name == "moepic" else least
     link, near, window = rng.choice(LINKS), rng.choice((None, "1GB/s")), rng.choice(("1B", "2KiB", "64KiB"))
-    devices = 1 if name == "moepic" else rng.choice((1, 1, 2, 3, shape.num_experts))
+    devices = 1 if name == "moepic" or rng.random() < 0.4 else rng.randint(1, min(_MOST_DEVICES, shape.num_experts))
     return Settings(
         name,
         policies,

@@ -8,16 +8,16 @@ from llvmlite import ir
 
 from artifacts.common.llvm_vectors import F32, FEATURES, I8, I16, I32, I64, called, filled, vector
 
-HAS_PAIRS = "+avx512bf16" in FEATURES
+HAS_PAIRS = "avx512bf16" in FEATURES
 """Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
 
-HAS_BYTE_TABLES = HAS_PAIRS and "+avx512vbmi" in FEATURES
+HAS_BYTE_TABLES = HAS_PAIRS and "avx512vbmi" in FEATURES
 """Whether it looks up bytes in tables as well."""
 
-HAS_QUADS = all(name in FEATURES for name in ("+avx512vnni", "+avx512vbmi"))
+HAS_QUADS = all(name in FEATURES for name in ("avx512vnni", "avx512vbmi"))
 """Whether the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes that out as well."""
 
-HAS_WIDE_HALVES = "+avx512f" in FEATURES
+HAS_WIDE_HALVES = "avx512f" in FEATURES
 """Whether it widens 16 float16 at once."""
 
 LANES = 16  # sums in a vector, each of pairs

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from artifacts.common.llvm_vectors import F32, FEATURES, I64, advanced, called, filled, load, vector
 from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, SUMS, BFloat, add_pairs, added_up
 
-HAS_BFDOT = "+bf16" in FEATURES
+HAS_BFDOT = "bf16" in FEATURES
 HAS_DOT = HAS_PAIRS or HAS_BFDOT
 """Whether `dot` is the processor's own; if not, LLVM writes it out, which is right and slow."""
 

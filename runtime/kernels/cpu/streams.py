@@ -16,7 +16,7 @@ from artifacts.common.llvm_vectors import FEATURES, I8, I32, I64, advanced, call
 from artifacts.common.numba_loops import inlined_part as part
 from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, PAIRS, SUMS, add_pairs, looked_up
 
-_HAS_SUMS = "+avx512f" in FEATURES
+_HAS_SUMS = "avx512f" in FEATURES
 NUM_FACTORS = 16 * LANES
 """Numbers that x takes for a block, at most."""
 

@@ -44,7 +44,7 @@ MOST_COLUMNS = 8192
 LEVELS = 3
 """The place in `functions` of that which writes levels; that of V vectors of numbers is V // 2."""
 
-_HAS_WORD_TABLES, _HAS_DOT, _HAS_BYTE_TABLES = (f"+{name}" in FEATURES for name in ("avx512bw", "avx512vnni", "avx2"))
+_HAS_WORD_TABLES, _HAS_DOT, _HAS_BYTE_TABLES = (name in FEATURES for name in ("avx512bw", "avx512vnni", "avx2"))
 HAS_VECTORS = _HAS_WORD_TABLES or _HAS_BYTE_TABLES
 """Whether the processor looks up levels in vectors."""
 

@@ -55,6 +55,11 @@ def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[M
     opened.store.close()
 
 
+@pytest.fixture(scope="module")
+def plain(opened: MoeModel) -> torch.Tensor:
+    return decoded(opened, SETTINGS["loaded as wanted"])
+
+
 def decoded(opened: MoeModel, settings: Settings, **own: str) -> torch.Tensor:
     """Logits [n, V] of ten tokens, one at a time."""
     ids = torch.randint(3, VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(2))
@@ -71,12 +76,15 @@ def decoded(opened: MoeModel, settings: Settings, **own: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_decoding_gives_the_logits_of_torch(opened: MoeModel, name: str) -> None:
-    """All lossless policies give the same logits, also where torch would round the halves of an expert separately."""
+def test_decoding_gives_the_logits_of_torch(opened: MoeModel, plain: torch.Tensor, name: str) -> None:
+    """All lossless policies give the same logits, also where torch would round the halves of an expert separately. The
+    chosen tokens are torch's best but for ties: what it rounds depends on the processor."""
     fused = decoded(opened, SETTINGS[name], experts=FUSED)
-    exact = decoded(opened, SETTINGS[name if name == LOSSY else "loaded as wanted"])
-    assert (fused - exact).abs().max() <= TOLERANCE[exact.dtype] * exact.abs().max()
-    assert (fused.argmax(dim=1) == exact.argmax(dim=1)).all()
+    exact = decoded(opened, SETTINGS[name]) if name == LOSSY else plain
+    largest = exact.abs().max()
+    assert (fused - exact).abs().max() <= TOLERANCE[exact.dtype] * largest
+    behind = exact.max(dim=1).values - exact.gather(1, fused.argmax(dim=1, keepdim=True))[:, 0]
+    assert behind.max() <= torch.finfo(exact.dtype).eps * largest
 
 
 @pytest.mark.parametrize("name", ["near", "cut in two"])
@@ -114,13 +122,19 @@ def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_exp
 
     monkeypatch.setattr(CpuWhole, "forward", counted)
     opened = open_model(str(save("olmoe", "hub", tmp_path, dtype, fields=WHOLE_VECTORS)))
+    most_tokens = CpuWhole(opened.store.layout).most_tokens
+    has_kernel = kernels("cpu.lanes").HAS_PAIRS if dtype is torch.bfloat16 else kernels("cpu.lanes").HAS_WIDE_HALVES
+    assert most_tokens == ((16 if dtype is torch.bfloat16 else 64) if has_kernel else 1)
     ids, logits = torch.randint(3, VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(2)), {}
     for experts in (EXACT, FUSED):
         with Session(opened, replace(SETTINGS[name], experts=experts)) as session:
             session.new_requests(len(ids))
             logits[experts] = session.forward(ids).logits
-        assert bool(counts) == (experts == FUSED)
-    assert {2, 3, 4, 5} <= counts and max(counts) <= (16 if dtype is torch.bfloat16 else 64)
+        assert not counts or experts == FUSED
+    if most_tokens > 1:
+        assert {2, 3, 4, 5} <= counts and max(counts) <= most_tokens
+    else:  # this processor has no kernel for several tokens
+        assert not counts
     difference = (logits[FUSED] - logits[EXACT]).abs().max()
     assert difference <= TOLERANCE[dtype] * logits[EXACT].abs().max()
 

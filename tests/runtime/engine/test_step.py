@@ -127,7 +127,8 @@ class Bench:
             holds_low=options["holds_low"],
             step=lambda step: self.plan,
             fixed_places=lambda layer, experts: self.fixed,
-            count_fixed=lambda layer, num_layers, low: self.events.append(("fixed", layer)),
+            counts_chosen=options["holds_low"],
+            count_fixed=lambda layer, num_layers, chosen: self.events.append(("fixed", layer)),
             shape=SimpleNamespace(num_experts=E),
             cache=SimpleNamespace(places=places, shadows=np.arange(2 * E) % 4 + 1, is_whole=lambda layer: layer == 1),
         )

@@ -57,6 +57,21 @@ def test_every_spread_gives_the_plain_models_logits(
     assert all(device["resident"] and device["requests"] for device in by_device)
 
 
+@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("preset", ["full", "near"])
+def test_tokens_that_nothing_is_decided_for_are_counted_by_device(preset: str, devices: int, model: Model) -> None:
+    """Compiled kernels take the whole layers of a model that fits."""
+    settings = Settings(preset, budget="100%", devices=devices, experts="fused")
+    with Session(model.opened, settings) as session:
+        session.record()
+        said(session, model.requests[0])
+        recorded = [device["requests"] for device in session.controller.by_device()]
+    with Session(model.opened, settings) as session:
+        said(session, model.requests[0])
+        check(session, "a request")
+        assert [device["requests"] for device in session.controller.by_device()] == recorded
+
+
 def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: Model) -> None:
     """The code for several GPUs, on parts of one CPU: tokens are copied there and outputs back, over two links."""
     with Session(

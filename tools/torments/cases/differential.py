@@ -84,5 +84,6 @@ _WITHOUT: dict[str, Callable[[Settings], tuple[Settings, Callable[[Session], Non
     "without paces": _with({}, link="disk", near=None),
     "recorded": lambda settings: (settings, lambda session: session.record()),
     "by compiled kernels": _with({}, experts="fused"),
+    "by compiled kernels, with room for all": _with({}, experts="fused", budget="100%"),
     "with room for all": lambda settings: (replace(settings, budget="100%"), _nothing),
 }
