@@ -125,6 +125,7 @@ MORE = [  # parameters that change what a policy does, not only how much of it
     ("prefetch", "map:distance=3,lag=1"),
     ("prefetch", "blend:distance=1,floor=0.1,maps=yes"),
     ("eviction", "map:distance=3"),
+    ("eviction", "map:over=all"),
     ("eviction", "least_stale:within=ascending"),
     ("miss", "drop:rank=0,renormalise=yes"),
     ("miss", "buddy:eta=1,rho=1,otherwise=drop"),

@@ -317,6 +317,7 @@ def stale_ranks(layers: np.ndarray, last_pass: np.ndarray, now: Now, text: str) 
         ("lru:stamp=prefetch", False),
         ("fld:distance=far", False),
         ("score:of=none", False),
+        ("map:over=some", False),
     ],
 )
 def test_parameters_at_their_limits(text: str, is_fine: bool) -> None:
