@@ -12,12 +12,13 @@ from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.clients import Clients, clients_of
+from moectl.shared.names import names_in
 from profilers.compare.bench import BenchSetting
 from profilers.compare.peers import EVERYTHING, PEERS
 from profilers.compare.tasks import check_tasks
 from profilers.workers.choose import LOCAL, check_executor
 from runtime.control import sizes
-from runtime.policies.presets import Preset, presets
+from runtime.policies.presets import Preset, preset, presets
 from runtime.session.presets import find_presets
 from runtime.session.settings import EXACT, check_experts
 
@@ -64,11 +65,14 @@ class BenchRequest:
 
     def __post_init__(self) -> None:
         for name in self.preset_names:
-            if name not in presets() and name not in self.stored:
+            base = name.partition(":")[0]
+            if base not in presets() and name not in self.stored:
                 raise BadUsage(f"{unknown('preset', name, presets())} ({ALL}: every one)")
-        for budget in names_in(self.budgets, "--budgets"):
+            if base in presets() and base != name:
+                preset(name)
+        for budget in names_of(self.budgets, "--budgets"):
             sizes.budget_nbytes(budget, _ANY)
-        for link in names_in(self.links, "--links"):
+        for link in names_of(self.links, "--links"):
             if link not in (_LIVE_LINKS if not self.simulate else (AUTO,)):
                 sizes.rate(link)
         for name in self.peer_names:
@@ -131,7 +135,7 @@ class BenchRequest:
 
     @property
     def _presets_asked(self) -> list[str]:
-        return list(presets()) if self.presets.strip() == ALL else names_in(self.presets, "--presets")
+        return list(presets()) if self.presets.strip() == ALL else names_of(self.presets, "--presets")
 
     def of_model(self, store: Path, model_id: str) -> "BenchRequest":
         """The request with stored presets of this model. Raises Incompatible for a preset tuned for another model."""
@@ -146,15 +150,15 @@ class BenchRequest:
     def peer_names(self) -> list[str]:
         if self.peers.strip() == ALL:
             return list(PEERS)
-        return names_in(self.peers, "--peers") if self.peers else []
+        return names_of(self.peers, "--peers") if self.peers else []
 
     @property
     def task_names(self) -> list[str]:
-        return names_in(self.tasks, "--tasks") if self.tasks else []
+        return names_of(self.tasks, "--tasks") if self.tasks else []
 
     @property
     def link_names(self) -> list[str]:
-        return [machine(self.scaled_to).name] if self.scaled_to else names_in(self.links, "--links")
+        return [machine(self.scaled_to).name] if self.scaled_to else names_of(self.links, "--links")
 
     def settings(self) -> list[BenchSetting]:
         """Every preset at every budget over every link; a preset with a budget of its own once a link.
@@ -162,19 +166,19 @@ class BenchRequest:
         A simulation adds the oracle. Peers have their own links, and vary the budget only if they offload.
         """
         names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
-        tried = product(self.link_names, names_in(self.budgets, "--budgets"), names)
+        tried = product(self.link_names, names_of(self.budgets, "--budgets"), names)
         ours = [BenchSetting(name, _budget(name, budget), link) for link, budget, name in tried]
-        peers = product((PEERS[name] for name in self.peer_names), names_in(self.budgets, "--budgets"))
+        peers = product((PEERS[name] for name in self.peer_names), names_of(self.budgets, "--budgets"))
         theirs = [BenchSetting(one.name, budget if one.offload else EVERYTHING, one.link) for one, budget in peers]
         return list(dict.fromkeys(ours + theirs))
 
 
 def _budget(name: str, budget: str) -> str:
-    return (presets()[name].budget if name in presets() else None) or budget
+    return (presets()[base].budget if (base := name.partition(":")[0]) in presets() else None) or budget
 
 
-def names_in(text: str, option: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
+def names_of(text: str, option: str) -> list[str]:
+    names = names_in(text)
     if not all(names):
         raise BadUsage(f"{option} {text!r} has an empty name in it: separate names by one comma")
     return list(dict.fromkeys(names))

@@ -13,6 +13,7 @@ from artifacts.modelshapes import MODELS
 from moectl import bundled
 from moectl.cli import completion
 from moectl.cli.groups import fill
+from moectl.shared.names import names_in
 from runtime.model.locate import check_name
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def known_presets(context: typer.Context, names: str) -> str:
         from runtime.policies.presets import preset, presets
         from runtime.session.presets import find_presets
 
-        others = {name.strip() for name in names.split(",")} - {*presets(), ""}
+        others = {*names_in(names)} - {*presets(), ""}
         for name in sorted(others - {*find_presets(others, context.params["store"])}):
             preset(name)
     return names

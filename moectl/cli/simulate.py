@@ -105,10 +105,11 @@ def simulate(
     with importing():
         from artifacts.traces.clients import clients_of
         from moectl.commands import simulate as command
+    from moectl.shared.names import names_in
     from moectl.shared.trace_source import TraceSource
 
     clients = clients_of(replay.clients, replay.chunk, seed=replay.seed)
-    named = [preset, *command.names_in(replay.compare or "")]
+    named = [preset, *names_in(replay.compare or "")]
     request = fill(
         command.SimulateRequest,
         source,

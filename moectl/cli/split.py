@@ -45,6 +45,9 @@ class SplitOptions:
         ),
     ] = "replay"
     zeta: Annotated[float, typer.Option(help="Share of the whole budget that greedy moves at a time.")] = 0.01
+    eviction: Annotated[str, typer.Option(help="What the caches evict by, as in the run that follows the split.")] = (
+        "lcp"
+    )
 
 
 def split(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moectl.bench.live import live
 from moectl.bench.other_tools import keep, read_results
-from moectl.bench.request import BenchRequest, names_in
+from moectl.bench.request import BenchRequest, names_of
 from moectl.bench.sheets import sheets
 from moectl.bench.simulated import simulated
 from moectl.bench.table import Benched
@@ -21,7 +21,7 @@ from runtime.session.presets import find_presets
 
 def stored_among(listed: str, store: Path) -> dict[str, Preset]:
     """Return the presets of the list that were tuned into the store."""
-    return find_presets(names_in(listed, "--presets"), store)
+    return find_presets(names_of(listed, "--presets"), store)
 
 
 @resumable("what was measured is kept")

@@ -11,6 +11,7 @@ from artifacts.shape import FULL_BITS
 from artifacts.traces.clients import Clients
 from moectl.commands import simulate_table
 from moectl.commands.simulate_table import PLAIN, Simulated, label
+from moectl.shared.names import names_in
 from moectl.shared.place_trace import place_trace
 from moectl.shared.resuming import resumable
 from moectl.shared.timed_machine import timed_machine
@@ -194,14 +195,3 @@ def _devices(outcome: Outcome) -> dict[str, dict[str, int]]:
 def _identity(outcome: Outcome) -> tuple:
     """Return the key by which two rows are the same."""
     return label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
-
-
-def names_in(text: str) -> list[str]:
-    """Split names separated by commas; a comma inside a policy's parameters does not separate."""
-    names: list[str] = []
-    for piece in text.split(","):
-        if names and "=" in piece and ":" not in piece:
-            names[-1] += f",{piece}"
-        else:
-            names.append(piece.strip())
-    return names

@@ -28,6 +28,7 @@ from moectl.show.grounds import Grounds, simulated
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.control import sizes
 from runtime.control.split_solver import answer_of, counted_phases, curves_of, latencies_of, solve, split_problem
+from runtime.policies import parse
 from runtime.replay.measured_machine import costs_of, machine_of
 from runtime.replay.settings import Setting as Tried
 from runtime.replay.workload import Workload
@@ -39,13 +40,15 @@ REPLAY = "replay"
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
     """What to solve. Latencies are those of a named machine, or `here`: those of the store's newest hardware profile of
-    the model, over its own link unless `link` names one. Raises BadUsage for what is not understood."""
+    the model, over its own link unless `link` names one; the caches of the curves evict by `eviction`. Raises BadUsage
+    for what is not understood."""
 
     budget: str = "25%"
     machine: str = HERE
     link: str | None = None
     solver: str = REPLAY
     zeta: float = 0.01
+    eviction: str = "lcp"
 
     def __post_init__(self) -> None:
         if self.machine != HERE:
@@ -54,6 +57,7 @@ class SplitRequest:
                 raise BadUsage("--link picks from a hardware profile: leave it out with --machine")
         if self.solver not in (*SOLVERS, REPLAY):
             raise BadUsage(unknown("solver", self.solver, (*SOLVERS, REPLAY)))
+        parse("eviction", self.eviction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
     info = _named_model(source, opened)
     model_id = info.model_id if info else opened.model_id
     target = _machine_for(source.store, request, opened.model, model_id)
-    curves = curves_of(opened.trace, opened.model.shape)
+    curves = curves_of(opened.trace, opened.model.shape, parse("eviction", request.eviction))
     answers = _solve(request, opened.model, target.latencies, curves)
     found_by, by_replay = request.solver, None
     if request.solver == REPLAY:
@@ -218,7 +222,7 @@ def _solve(request: SplitRequest, model: ModelShape, latencies: Latencies, curve
 def _replayed(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) -> SolvedSplit:
     """Return the fastest split of those that the solvers find and of even cuts, the trace replayed with each."""
     workload = Workload(opened.trace, opened.model, target.machine, artefacts=opened.artefacts, costs=target.costs)
-    policies = {"residency": "split:theta=None"}
+    policies = {"residency": "split:theta=None", "eviction": request.eviction}
     return workload.solved(Tried("", "moepic", policies, budget=request.budget), zeta=request.zeta)
 
 
@@ -234,5 +238,6 @@ def _parameters(request: SplitRequest, opened: OpenedTrace, target: SplitMachine
         "latencies": asdict(target.latencies),
         "solver": request.solver,
         "zeta": request.zeta,
+        "eviction": request.eviction,
         "phases": [PHASES[phase] for phase in counted_phases(opened.trace)],
     }

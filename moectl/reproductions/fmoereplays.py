@@ -26,7 +26,8 @@ PATTERNS = {
     "map T+S": f"{MAP},threshold=no",
     "map T+S+delta": MAP,
 }
-EVICTIONS = {"lru": "lru", "lfu": "lfu", "map": MAP}
+PUBLISHED = f"{MAP},over=all"  # evicts by 1 / (p * freq), as section 4.5 has it
+EVICTIONS = ("lru", "lfu", PUBLISHED, MAP)
 HITS, BY_LAYER = FoldConditions(), FoldConditions(scope="layer")
 TIMED = "qwen1.5-moe-a2.7b"  # whose costs Figures 10 and 13 are computed with
 
@@ -36,7 +37,8 @@ Runs = dict[str, ByRequest]
 
 @dataclass(frozen=True, slots=True)
 class FmoeReplays:
-    """What was found, by system or by what a figure varies; `systems` in one cache and with a cache a layer."""
+    """What was found, by system or by what a figure varies; `systems` in one cache and with a cache a layer, by
+    distance with the link of the times and with that of the hit rates."""
 
     folds: Folds
     systems: dict[str, list[ByRequest]]
@@ -45,6 +47,7 @@ class FmoeReplays:
     patterns: Runs
     evictions: Runs
     distances: dict[int, ByRequest]
+    hits_at: dict[int, ByRequest]
     online: Runs
     entropies: dict[str, float]
 
@@ -64,7 +67,8 @@ def replay_all(path: Path | None) -> FmoeReplays:
         small=_gains(folds, paper.SMALL_CACHE, in_one_cache, _small_caches()),
         patterns=_patterns(folds),
         evictions=_evictions(folds),
-        distances=_distances(folds),
+        distances=_distances(folds, FoldConditions(costs_of=TIMED)),
+        hits_at=_distances(folds, HITS),
         online=_online(folds),
         entropies=_entropies(folds),
     )
@@ -121,13 +125,13 @@ def _patterns(folds: Folds) -> Runs:
 
 
 def _evictions(folds: Folds) -> Runs:
-    return {label: folds.run(conditions=HITS, prefetch=MAP, eviction=way) for label, way in EVICTIONS.items()}
+    return {way: folds.run(conditions=HITS, prefetch=MAP, eviction=way) for way in EVICTIONS}
 
 
-def _distances(folds: Folds) -> dict[int, ByRequest]:
-    timed, most = FoldConditions(costs_of=TIMED), min(6, folds.model.shape.num_layers - 1)
+def _distances(folds: Folds, conditions: FoldConditions) -> dict[int, ByRequest]:
+    most = min(6, folds.model.shape.num_layers - 1)
     ways = {ahead: f"map:distance={ahead}" for ahead in range(1, most + 1)}
-    return {ahead: folds.run(conditions=timed, prefetch=way, eviction=way) for ahead, way in ways.items()}
+    return {ahead: folds.run(conditions=conditions, prefetch=way, eviction=way) for ahead, way in ways.items()}
 
 
 def _online(folds: Folds) -> Runs:

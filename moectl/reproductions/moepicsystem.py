@@ -17,7 +17,7 @@ from moectl.reproductions.moepicbench import (
     System,
     cut_at,
 )
-from moectl.reproductions.report import NOT_TESTABLE, Claim, Reproduction
+from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_TESTABLE, Claim, Reproduction
 from moectl.show.render import Sheet
 
 QWEN, MIXTRAL = moepicbounds.QWEN, "mixtral-8x7b"
@@ -197,15 +197,25 @@ def _ratio_claims(ratio: Figures) -> list[Claim]:
 
 
 def _ttft_claims(ttft: Figures) -> list[Claim]:
+    """MoEpic's own seconds, by which the paper's ratios are divided, are ruled out by its other numbers."""
+    own_s, (_, least_s) = paper.FIGURE_7A["MoEpic"], moepicbounds.prefill_bound_s()
     return [
-        _ratio_claim(f"Figure 7(a): TTFT of {name} over MoEpic's", said / paper.FIGURE_7A["MoEpic"], ours)
+        Claim(
+            f"Figure 7(a): TTFT of {name} over MoEpic's",
+            f"{said / own_s:.2f}",
+            f"over {own_s:g} s, less than the loads take (below); {said / least_s:.2f} over {least_s:.2f} s, "
+            f"ours {ttft[name] / ttft['MoEpic']:.2f}",
+            None,
+            DOES_NOT_FOLLOW,
+        )
         for name, said in paper.FIGURE_7A.items()
-        if (ours := ttft[name] / ttft["MoEpic"]) and name != "MoEpic"
+        if name != "MoEpic"
     ]
 
 
 def _ratio_claim(text: str, said: float, ours: float) -> Claim:
-    return Claim(text, f"{said:.2f}", f"{ours:.2f}", abs(said - ours) <= RATIO)
+    """Of a ratio near 1 the effect itself has to be there: it agrees within half of what it is from 1."""
+    return Claim(text, f"{said:.2f}", f"{ours:.2f}", abs(said - ours) <= min(RATIO, abs(said - 1) / 2))
 
 
 def _footprint_claims(ms: Mapping[tuple[str, float], float]) -> list[Claim]:
@@ -272,5 +282,6 @@ def _assumed(qwen: Conditions, mixtral: Conditions) -> tuple[str, ...]:
         "trace",
         "prefetches are at most K experts and evict cached ones, where the paper's stop when routing is known and have "
         "the buffer; lcp counts tokens, as published",
-        f"agrees: within {POINTS:g} points of a percentage, {RATIO:g} of a ratio, {RATIO:.0%} of a target",
+        f"agrees: within {POINTS:g} points of a percentage, {RATIO:g} of a ratio and half of what that is from 1, "
+        f"{RATIO:.0%} of a target",
     )

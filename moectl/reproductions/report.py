@@ -7,6 +7,7 @@ from moectl.show.render import Sheet
 
 UNKNOWN = "not available here"
 DOES_NOT_FOLLOW = "does not follow"
+NOT_DETERMINED = "not determined"
 NOT_TESTABLE = "not testable here"
 
 
@@ -14,7 +15,8 @@ NOT_TESTABLE = "not testable here"
 class Claim:
     """A claim of the paper and our figure; `holds` is None where the two cannot be compared, and `otherwise` is the
     verdict then: by default that the paper's figure is not available; that it does not follow from what else the
-    paper publishes, `ours` being the arithmetic; or that it cannot be tested here, `ours` being what it takes."""
+    paper publishes, `ours` being the arithmetic; that it depends on what the paper does not print, which `ours` names;
+    or that it cannot be tested here, `ours` being what it takes."""
 
     text: str
     paper: str

@@ -23,7 +23,7 @@ TABLE_3 = {
 # Section 5.2, Figure 4: collisions in per cent at a capacity of 5 %, least and most over the models.
 RATES = {"least_stale": (1.6, 1.9), "lru": (4.5, 12.6), "score": (42.6, 60.9)}
 # Section 5.2: collisions over those of Least-Stale, at 5 %.
-RATIOS = {"lru": (2.6, 8.6), "score": (58.0, 91.0)}
+LRU_RATIOS, SCORE_RATIOS = (2.6, 8.6), (58.0, 91.0)
 FIGURE_8_RATIOS = (10.0, 34.0)  # of all others, at 1, 5 and 25 %
 CONCLUSION_RATIOS = (3.0, 9.0)  # section 6
 MOST_RATIO = 85.0  # abstract: LRU's over Least-Stale's, at 1 %

@@ -83,8 +83,11 @@ class Controller:
 
     def open_pass(self, opening: Opening) -> tuple[Place, ...]:
         """Return what is prefetched before the first layer, within the bytes of a step; if a policy `opens_passes`."""
-        self.now.layer = self.mover.arrivals.lent = 0
-        prefetches = self.mover.prefetch(self._prefetch.propose_first(opening, self.now))
+        now = self.now
+        now.layer = self.mover.arrivals.lent = 0
+        now.unserved = set(range(self.shape.num_experts))
+        prefetches = self.mover.prefetch(self._noted(self._prefetch.propose_first(opening, now)))
+        now.unserved = frozenset()
         self.mover.end_step([])
         return prefetches
 
@@ -303,7 +306,10 @@ class Controller:
         return self.mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)
 
     def _proposed(self, step: Step) -> np.ndarray:
-        proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
+        return self._noted(self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS)
+
+    def _noted(self, proposed: np.ndarray) -> np.ndarray:
+        """Tell the eviction policy what is proposed, if it follows proposals."""
         if self._eviction.follows_proposals:
             self._eviction.proposed(proposed.tolist(), self.now)
         return proposed

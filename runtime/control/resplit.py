@@ -76,7 +76,9 @@ class Reconfiguration:
         seen = self._seen
         self._begin()
         try:
-            self._solved = solved_anew(curves_of(seen.trace(), self._shape), self._shape, self._solved)
+            self._solved = solved_anew(
+                curves_of(seen.trace(), self._shape, self._policies.eviction), self._shape, self._solved
+            )
         except BadInput:  # a layer did not occur, so that its needs are unknown
             self.num_untold += 1
             return

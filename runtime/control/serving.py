@@ -90,11 +90,15 @@ class OneByOneController(Controller):
         first = step.layer * self.shape.num_experts
         keys = [first + expert for expert in distinct(step.selected)]
         mover.arrivals.lent = mover.arrivals.window * (len(step.selected) - 1)
+        now.unserved = unserved = set(keys)
         self._eviction.used(keys, step, now)
         prefetches = mover.prefetch(self._proposed(step))
-        waves = tuple([self._serve(key) for key in keys])
+        waves = []
+        for key in keys:
+            waves.append(self._serve(key))
+            unserved.discard(key)
         mover.end_step([])
-        return Plan(step.layer, step.selected, weights, waves, (), (), prefetches, is_ahead=True)
+        return Plan(step.layer, step.selected, weights, tuple(waves), (), (), prefetches, is_ahead=True)
 
     def _serve(self, key: int) -> Wave:
         """Return the wave of one expert, which is pinned for no longer."""

@@ -10,7 +10,7 @@ from artifacts.shape import Shape
 from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, SplitProblem
 from artifacts.traces.curves import Curves, measure
 from artifacts.traces.trace import DECODE, Trace
-from runtime.policies.base import Split
+from runtime.policies.base import Eviction, Split
 
 _EVEN = (1.0, 0.9, 0.8, 0.65, 0.5)
 
@@ -34,14 +34,15 @@ def counted_phases(trace: Trace) -> list[int]:
     return [DECODE] if (trace.phase == DECODE).any() else sorted(set(trace.phase.tolist()))
 
 
-def curves_of(trace: Trace, shape: Shape) -> Curves:
-    """Measure the curves of the counted phases. Raises BadInput when the trace does not have what that takes."""
+def curves_of(trace: Trace, shape: Shape, eviction: Eviction) -> Curves:
+    """Measure the curves of the counted phases, in caches that evict as `eviction` does; by lcp's defaults where it
+    goes by more than counted uses. Raises BadInput when the trace does not have what that takes."""
     if trace.predicted is None:
         raise BadInput(
             "the trace does not hold what routers predict: record one with `moectl profile --trace`, or with "
             "`moectl run --prefetch next_gate --trace FILE`"
         )
-    curves = measure(trace, shape, phases=counted_phases(trace))
+    curves = measure(trace, shape, phases=counted_phases(trace), **(eviction.as_lcp or {}))
     unused = np.flatnonzero(curves.requests == 0).tolist()
     if unused:
         raise BadInput(f"layers {', '.join(map(str, unused))} never occur in the trace: it cannot tell what they need")

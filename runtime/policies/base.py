@@ -157,6 +157,8 @@ class Eviction(Policy, Protocol):
     # are no such arrays.
     ranks: tuple[np.ndarray, np.ndarray] | None
     follows_proposals: ClassVar[bool]  # whether `proposed` is to be called
+    # The parameters of lcp under which uses rank keys as this policy does; None if it goes by something else.
+    as_lcp: Mapping[str, object] | None
 
     def queues(self) -> Sequence[Iterable[int]] | None:
         """Return by layer all keys in the order in which they are evicted, as they stand at any time from here on; None
@@ -258,6 +260,7 @@ class SimpleEviction(Simple):
 
     ranks: ClassVar[None] = None
     follows_proposals: ClassVar[bool] = False
+    as_lcp: ClassVar[None] = None
 
     def queues(self) -> None:
         """Not kept."""

@@ -1,14 +1,14 @@
 """Presets: named sets of policies, one per axis, as `presets.toml` lists them."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
-from runtime.policies import POLICIES
+from runtime.policies import POLICIES, describe, parse
 
 _WHOLE = ("fetch", "near", "qstar", "cold")  # what becomes of a miss where nothing else stands in for it
 
@@ -65,16 +65,36 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str | Preset) -> Preset:
-    """Return the preset of a name; a preset from a store is returned unchanged. Raises BadUsage for an unknown name,
-    Incompatible for a preset that waits for something."""
+    """Return the preset of a name, or of `name:parameter=value,...` with those parameters of its policies; a preset
+    from a store is returned unchanged. Raises BadUsage for an unknown name or parameter, Incompatible for a preset that
+    waits for something."""
     if isinstance(name, Preset):
         return name
-    if name not in presets():
-        raise BadUsage(unknown("preset", name, presets()))
-    chosen = presets()[name]
+    base, _, options = name.partition(":")
+    if base not in presets():
+        raise BadUsage(unknown("preset", base, presets()))
+    chosen = presets()[base]
     if chosen.waits_for:
         raise Incompatible(
             f"preset {name} cannot run yet: it waits for {chosen.waits_for}; "
             "`moectl inspect presets` lists those that run"
         )
-    return chosen
+    return _changed(chosen, name, options.split(",")) if options else chosen
+
+
+def _changed(chosen: Preset, name: str, options: list[str]) -> Preset:
+    """Return the preset with `options`, each a parameter of one of its policies."""
+    policies = {axis: parse(axis, text) for axis, text in chosen.texts().items()}
+    for option in options:
+        parameter = option.partition("=")[0]
+        known = [(axis, field.name) for axis, policy in policies.items() for field in fields(policy)]
+        axes = [axis for axis, field in known if field == parameter]
+        if not axes:
+            raise BadUsage(unknown(f"parameter of {chosen.name}", parameter, [field for _, field in known]))
+        if len(axes) > 1:
+            each = " or ".join(f"--{axis}" for axis in axes)
+            raise BadUsage(f"{name}: {parameter} is a parameter of several policies, so give it by {each}")
+        [axis] = axes
+        text = describe(policies[axis])
+        policies[axis] = parse(axis, f"{text}{',' if ':' in text else ':'}{option}")
+    return replace(chosen, name=name, **{axis: describe(policy) for axis, policy in policies.items()})

@@ -4,6 +4,7 @@ Shapes: T tokens, R requests, K selected per token, E experts a layer, D prefetc
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,8 @@ class Now:
     pass_index: int = -1
     layer: int = 0
     num_tokens: int = 0
+    # Keys of the layer that are still to be served and may be evicted before they are: none while a step is pinned.
+    unserved: AbstractSet[int] = frozenset()
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
 from runtime.control.split_solver import curves_of
 from runtime.policies import Policies
-from runtime.policies.base import Artefacts
+from runtime.policies.base import Artefacts, Eviction
 
 _COUNTED = {"buddies": "buddy lists", "coactivated": "buddy lists", "entropy": "percentiles of token entropy"}
 _ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
@@ -99,6 +99,7 @@ class TraceArtefacts:
     def __init__(self, trace: Trace, model: ModelShape, stored: Artefacts, assumed: list[str]) -> None:
         self.stored, self.assumed = stored, assumed
         self._trace, self._model = trace, model
+        self._curves: dict[tuple[tuple[str, object], ...], Curves] = {}  # by the parameters of lcp
         self._typical: dict[frozenset[int], Replicas] = {}  # by the unusual widths that policies name
 
     def assume(self, note: str) -> None:
@@ -124,7 +125,7 @@ class TraceArtefacts:
         if "maps" in needs:
             artefacts = self._with_maps(artefacts)
         if "loads" in policies.wants and artefacts.loads is None:
-            artefacts = replace(artefacts, loads=self._loads)
+            artefacts = replace(artefacts, loads=self._loads(policies.eviction))
         return artefacts
 
     def _with_maps(self, artefacts: Artefacts) -> Artefacts:
@@ -145,14 +146,16 @@ class TraceArtefacts:
             self.assume(f"expert maps: those of run {artefacts.maps_run} of the store")
         return artefacts
 
-    @cached_property
-    def curves(self) -> Curves:
-        return curves_of(self._trace, self._model.shape)
+    def curves(self, eviction: Eviction) -> Curves:
+        """Return the curves of caches that evict so. Raises BadInput when the trace does not have what that takes."""
+        key = tuple((eviction.as_lcp or {}).items())
+        if key not in self._curves:
+            self._curves[key] = curves_of(self._trace, self._model.shape, eviction)
+        return self._curves[key]
 
-    @cached_property
-    def _loads(self) -> np.ndarray | None:
+    def _loads(self, eviction: Eviction) -> np.ndarray | None:
         try:
-            curves = self.curves
+            curves = self.curves(eviction)
         except BadInput as problem:
             self.assume(f"no curves are measured: {problem}")
             return None

@@ -21,7 +21,7 @@ from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.policies import POLICIES, Policies, describe
-from runtime.policies.base import Artefacts, FastTier, Step
+from runtime.policies.base import Artefacts, Eviction, FastTier, Step
 from runtime.policies.presets import Scope, preset
 from runtime.replay.checks import check_columns, check_model, unused_layers
 from runtime.replay.from_trace import TraceArtefacts
@@ -185,11 +185,12 @@ class Workload:
     def _fastest(self, setting: Setting, nbytes: int, zeta: float) -> SolvedSplit:
         shape = self.model.shape
         unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies, zeta=zeta)
-        passing = setting.build().residency.passing
+        policies = setting.build()
+        passing = policies.residency.passing
         texts = setting.texts() | {"residency": f"split:theta=None,passing={passing}"}
         tried = replace(setting, policies=texts, reconfigure_every=0)
         timed = []
-        for split in split_solver.candidates(self.curves, shape, unsolved):
+        for split in split_solver.candidates(self.curves(policies.eviction), shape, unsolved):
             options = {
                 "artefacts": replace(self._artefacts.stored, splits=(split,)),
                 "window": self._window,
@@ -209,10 +210,10 @@ class Workload:
         passes = self.trace.pass_indices()
         return self.trace.take(np.flatnonzero(passes < max(_LEAST, _ENOUGH // self.model.shape.num_layers)))
 
-    @property
-    def curves(self) -> Curves:
-        """The trace's hit and prediction curves. Raises BadInput when the trace does not have what that takes."""
-        return self._artefacts.curves
+    def curves(self, eviction: Eviction) -> Curves:
+        """Return the trace's hit and prediction curves. Raises BadInput when the trace does not have what that
+        takes."""
+        return self._artefacts.curves(eviction)
 
     @property
     def latencies(self) -> Latencies:

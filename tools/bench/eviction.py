@@ -26,7 +26,7 @@ from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope, preset
 from runtime.replay.replay import replay
 
-RIVALS = ("lru", "lfu", "lcp", "least_stale", "least_stale:within=ahead", "fld", "score")
+RIVALS = ("lru", "lfu", "lcp", "least_stale", "least_stale:within=ascending", "fld", "score")
 
 
 def main() -> None:

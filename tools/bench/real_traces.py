@@ -37,7 +37,7 @@ from tools import TRACE
 from tools.bench.performance import Section, Table, check_places, conditions, write
 
 SIZES = (0.0625, 0.125, 0.25, 0.5)
-VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ahead"), "drop": ("drop", "drop:rank=2")}
+VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ascending"), "drop": ("drop", "drop:rank=2")}
 BOUND, OURS, LATE = "belady", "horizon", "late_horizon"
 _LEAST_GAP = 0.005
 

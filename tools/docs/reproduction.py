@@ -24,7 +24,8 @@ _HEAD = """\
 For each paper below, which of its statements hold in moectl's simulator and which do not, figure by figure. All figures
 of ours are simulated, on virtual time, from synthetic traces or those of the small bundled model, none on the papers'
 hardware: compare orders and ratios. Where we disagree, the verdict says DISAGREES, and the reasons stand below the
-verdicts. A statement **does not follow** if the paper's own numbers rule it out: the arithmetic stands beside it.
+verdicts. A statement **does not follow** if the paper's own numbers rule it out: the arithmetic stands beside it. It is
+**not determined** if it depends on what the paper does not print, which stands there too.
 Figures of a paper that were not available are marked and not guessed.
 
 `python -m tools.docs.reproduction` writes this page from `moectl simulate --reproduce`; nothing is typed by hand.

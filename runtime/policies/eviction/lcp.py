@@ -1,6 +1,7 @@
 """Least cache priority (MoEpic): uses so far, discounted by the tokens since the last."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -26,6 +27,11 @@ class Lcp(SimpleEviction):
             raise BadUsage(f"lcp: uses is passes or tokens, not {self.uses!r}")
         if not 0 < self.rho <= 1 or self.omega <= 0:
             raise BadUsage(f"lcp needs 0 < rho <= 1 and omega > 0, not {self.rho} and {self.omega}")
+
+    @property
+    def as_lcp(self) -> Mapping[str, object]:
+        """Its own parameters."""
+        return asdict(self)
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._num_experts = shape.num_experts

@@ -1,5 +1,5 @@
-"""Least-Stale (SpecMD): what this pass has neither used nor prefetched goes first, lower layers first, older uses
-first."""
+"""Least-Stale (SpecMD): what this pass has neither used nor prefetched goes first, and of that, what it
+has passed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,84 +11,61 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.shared import cells_and_view, never_used, rank_then_last_use
 
-_WITHIN = ("ascending", "left", "ahead")
+_WITHIN = ("ahead", "left", "ascending")
 
 
 @dataclass
 class LeastStale(SimpleEviction):
     """A key is stale unless this pass has used it, or a prefetch policy has proposed it for this pass or the next
-    (section 4.2). Stale keys are evicted before those of this pass, those before the next pass's, and lower layers
-    first.
+    (section 4.2). It is left if it comes before the execution point in the order of layers and experts: what this pass
+    has passed, of the current layer all but what is still to be served (`Now.unserved`). What is proposed for the next
+    pass comes after all of this one.
 
-    `within` changes that order: `ascending` is as published in section 4.2; with `left`, layers that this pass has
-    passed go before layers that it has still to run, current keys of theirs too (appendix A.3); with `ahead`, of the
-    stale keys, layers that this pass has passed go first, then those farthest ahead.
+    `within` is the order. `ahead`, by sections 4.2 and 5.2: stale keys before current ones; of either, left keys first,
+    lower layers first, and then what comes up last. `left`, by appendix A.3: left keys before all others; of either,
+    stale ones first. `ascending`: stale keys before current ones; of either, lower layers first, wherever the pass is.
+    Older uses first.
     """
 
     follows_proposals: ClassVar[bool] = True
 
-    within: str = "ascending"
+    within: str = "ahead"
 
     def __post_init__(self) -> None:
         if self.within not in _WITHIN:
             raise BadUsage(f"least_stale: within is one of {', '.join(_WITHIN)}, not {self.within!r}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._num_layers, self._num_experts, self._pass_index = shape.num_layers, shape.num_experts, -1
+        self._num_layers, self._num_experts = shape.num_layers, shape.num_experts
         self._layers = np.arange(shape.num_keys) // shape.num_experts
-        self._stale = rank_then_last_use(self._layers, 0)
-        self._current, self._next = (
-            rank_then_last_use(self._layers + passes * shape.num_layers, 0).tolist() for passes in (1, 2)
-        )
-        self._last_cells, self._last_use = cells_and_view(never_used(shape))
-        # The rank of every key as if `within` were ascending.
-        self._rank_cells, self._ranks = cells_and_view(self._stale + self._last_use)
-        self._of_next: list[int] = []  # keys proposed for the next pass
+        self._use_cells, self._last_use = cells_and_view(never_used(shape))
+        # The pass that last used each key, or that it was proposed for; -1: none.
+        self._pass_cells, self._of_pass = cells_and_view(np.full(shape.num_keys, -1, np.int64))
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        self._begin(now)
-        last_use, ranks, current, number = self._last_cells, self._rank_cells, self._current, now.step
+        last_use, of_pass, number, pass_index = self._use_cells, self._pass_cells, now.step, now.pass_index
         for key in keys:
             last_use[key] = number
-            ranks[key] = current[key] + number
+            of_pass[key] = pass_index
 
     def proposed(self, keys: list[int], now: Now) -> None:
-        self._begin(now)
-        last_use, ranks, first_ahead = self._last_cells, self._rank_cells, (now.layer + 1) * self._num_experts
+        of_pass, first_ahead = self._pass_cells, (now.layer + 1) * self._num_experts
         for key in keys:
-            if key < first_ahead:  # this pass has passed its layer: the next pass wants it
-                ranks[key] = self._next[key] + last_use[key]
-                self._of_next.append(key)
-            else:
-                ranks[key] = self._current[key] + last_use[key]
+            is_left = key < first_ahead and key not in now.unserved
+            of_pass[key] = now.pass_index + is_left  # what is left behind, the next pass wants
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         self.proposed(keys, now)
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        self._begin(now)
-        ranks = self._ranks[keys]
+        num_layers, of_pass, last_use = self._num_layers, self._of_pass[keys], self._last_use[keys]
+        is_current = of_pass >= now.pass_index
+        coming = self._layers[keys] + num_layers * (of_pass > now.pass_index)  # layers of this pass and of the next
         if self.within == "ascending":
-            return (ranks,)
-        return (rank_then_last_use(self._shift(ranks, self._layers[keys], now.layer), ranks),)
-
-    def _begin(self, now: Now) -> None:
-        """When a pass begins, let everything be stale but what was proposed for it."""
-        if now.pass_index == self._pass_index:
-            return
-        np.add(self._stale, self._last_use, out=self._ranks)
-        if now.pass_index == self._pass_index + 1:
-            for key in self._of_next:
-                self._rank_cells[key] = self._current[key] + self._last_cells[key]
-        self._of_next.clear()
-        self._pass_index = now.pass_index
-
-    def _shift(self, ranks: np.ndarray, layers: np.ndarray, layer: int) -> np.ndarray:
-        """Return what `within` adds to the ranks of keys of these layers, in layers."""
-        num_layers = self._num_layers
-        is_left = layers <= layer
-        if self.within == "left":
-            is_next = ranks >= rank_then_last_use(2 * num_layers, -1)
-            return 2 * num_layers * (is_next | ~is_left)
-        is_stale = ranks < rank_then_last_use(num_layers, -1)
-        return np.where(is_left, -num_layers, num_layers - 2 * layers) * is_stale
+            return (rank_then_last_use(2 * num_layers * is_current + coming, last_use),)
+        is_left = coming <= now.layer
+        if now.unserved:
+            is_left &= ~np.isin(keys, list(now.unserved))
+        place = np.where(is_left, coming, 3 * num_layers - 1 - coming)
+        half = 2 * ~is_left + is_current if self.within == "left" else is_current
+        return (rank_then_last_use(3 * num_layers * half + place, last_use),)

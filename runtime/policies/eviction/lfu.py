@@ -1,5 +1,6 @@
 """Least frequently used: fewest uses over the whole history, which outlives eviction (MoE-Infinity with decay 1)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,11 @@ class Lfu(SimpleEviction):
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise BadUsage(f"lfu needs 0 < decay <= 1, not {self.decay}")
+
+    @property
+    def as_lcp(self) -> Mapping[str, object] | None:
+        """Without decay a use counts 1 for ever."""
+        return {"rho": 1.0} if self.decay == 1 else None
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._uses = np.zeros(shape.num_keys)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.shared import cells_and_view
@@ -13,10 +14,13 @@ from runtime.policies.shared.maps import Match, check_ahead
 
 @dataclass
 class MapEviction(SimpleEviction):
-    """Smallest `p * freq` first. freq is the expert's uses over the whole history; p, for the next `distance` layers,
-    its probability over the even one in the map most similar to this iteration, the mean over the requests of a batch,
-    from a match `lag` + 1 layers old, and at least 1. Of layers that have run, and of those farther ahead, the search
-    says nothing of the next use: freq alone."""
+    """Smallest `p * freq` first. freq is the expert's uses over the whole history; p is by the map most similar to this
+    iteration, the mean over the requests of a batch, from a match `lag` + 1 layers old.
+
+    `over` says whose: of the layers `ahead`, the next `distance` ones, p is the probability over the even one, and at
+    least 1. Of layers that have run, and of those farther ahead, the search says nothing of the next use: freq alone.
+    Of `all` layers, as published (section 4.5), p is the probability itself.
+    """
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})
     sees_probabilities: ClassVar[bool] = True
@@ -24,9 +28,12 @@ class MapEviction(SimpleEviction):
 
     distance: int = 1
     lag: int = 0
+    over: str = "ahead"
 
     def __post_init__(self) -> None:
         check_ahead("map", self.distance, self.lag)
+        if self.over not in ("ahead", "all"):
+            raise BadUsage(f"map: over is ahead or all, not {self.over!r}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
@@ -41,13 +48,21 @@ class MapEviction(SimpleEviction):
 
     @property
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
-        match, ahead, num_experts = self.matching.match(self.lag), self.matching.layer + 1, self._shape.num_experts
+        match, num_experts = self.matching.match(self.lag), self._shape.num_experts
         if match is not None and match is not self._match:
             self._match, self._said = match, match.probabilities.reshape(len(match.scores), len(self._worth))
-        covered = 0 if match is None else min(ahead + self.distance, self._shape.num_layers)
-        first, stop = ahead * num_experts, covered * num_experts
-        self._kernels.weigh(self._said, first, stop, num_experts, self._uses, self._worth)
+        layers = range(0) if match is None else self._layers()
+        first, stop = layers.start * num_experts, layers.stop * num_experts
+        scale, least = (1.0, 0.0) if self.over == "all" else (num_experts, 1.0)
+        self._kernels.weigh(self._said, first, stop, scale, least, self._uses, self._worth)
         return self._worth, self._alike
+
+    def _layers(self) -> range:
+        """Return the layers whose probabilities count."""
+        if self.over == "all":
+            return range(self._shape.num_layers)
+        ahead = self.matching.layer + 1
+        return range(ahead, min(ahead + self.distance, self._shape.num_layers))
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         self.matching.see(step)

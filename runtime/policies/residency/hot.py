@@ -16,6 +16,7 @@ from runtime.policies.miss.shared import check_replicas
 from runtime.policies.step import fitting
 
 BEFORE, BEHIND = "before", "behind"
+SHARES, ROUTER = "shares", "router"
 PREFIX, EVEN = "prefix", "uniform"
 
 
@@ -33,6 +34,10 @@ class Hot(SimpleResidency):
     `migrate` says when the hot experts come: `behind` the decoding, computed near at full precision until they have
     arrived, or `before` it, as in the paper (section 4.1): the first decode step of a layer waits for those that it
     uses, and what it does not use goes on arriving behind it.
+
+    `scores` says what W sums: `shares`, the weights of a token's experts over their sum, so that every token counts
+    alike, or `router`, as published, the router's softmax of them, so that a token of which the router is sure counts
+    more. By default shares, which every trace holds and every family of routers has, sigmoid or softmax.
     """
 
     places: ClassVar[bool] = True
@@ -41,6 +46,7 @@ class Hot(SimpleResidency):
     balance: float = 0.5
     migrate: str = BEHIND
     bits: str = PREFIX
+    scores: str = SHARES
 
     def __post_init__(self) -> None:
         if self.avg_bits != FULL_BITS and not 1 <= self.avg_bits <= USUAL_WIDTHS[-1]:
@@ -51,12 +57,18 @@ class Hot(SimpleResidency):
             raise BadUsage(f"hot: migrate is {BEFORE} or {BEHIND}, not {self.migrate!r}")
         if self.bits not in (PREFIX, EVEN):
             raise BadUsage(f"hot: bits is {PREFIX} or {EVEN}, not {self.bits!r}")
+        if self.scores not in (SHARES, ROUTER):
+            raise BadUsage(f"hot: scores is {SHARES} or {ROUTER}, not {self.scores!r}")
         if self.bits == EVEN and self.avg_bits != int(self.avg_bits):
             raise BadUsage(f"hot: bits={EVEN} needs avg_bits to be a whole number, not {self.avg_bits:g}")
 
     @property
     def requires(self) -> frozenset[str]:
         return frozenset() if self.avg_bits == FULL_BITS else frozenset({"replicas"})
+
+    @property
+    def sees_probabilities(self) -> bool:
+        return self.scores == ROUTER
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._loss = None
@@ -76,7 +88,10 @@ class Hot(SimpleResidency):
             return
         part = step if step.prompts is None else step.part(step.prompts, PREFILL)
         prompts, decoded = self._prompts[step.layer], self._decoded[step.layer]
-        requests, shares = _requests(part), part.shares
+        requests = _requests(part)
+        scores = part.shares
+        if self.scores == ROUTER:
+            scores = np.take_along_axis(part.probabilities, part.selected, axis=1)
         for request in np.unique(requests).tolist():
             rows = requests == request
             self._waiting[step.layer].add(request)
@@ -85,12 +100,12 @@ class Hot(SimpleResidency):
                 decoded.discard(request)
             counts, weights = prompts[request]
             np.add.at(counts, part.selected[rows], 1)
-            np.add.at(weights, part.selected[rows], shares[rows])
+            np.add.at(weights, part.selected[rows], scores[rows])
 
     def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
         if not (step.decodes and self._begins_to_decode(step)):
             return None
-        score = self.scores(step.layer)
+        score = self.importance(step.layer)
         order = np.lexsort((np.arange(self._num_experts), -score))
         bits = np.full(self._num_experts, FULL_BITS)
         hot = np.array(fitting(order.tolist(), num_slots), np.int64)
@@ -117,7 +132,7 @@ class Hot(SimpleResidency):
             return np.full(len(cold), int(self.avg_bits))
         return np.array(prefix_split(self._loss[layer, cold], self.avg_bits))
 
-    def scores(self, layer: int) -> np.ndarray:
+    def importance(self, layer: int) -> np.ndarray:
         """Return S [E] of the prompts of all requests under way; all equal before the first prompt."""
         if not self._prompts[layer]:
             return np.zeros(self._num_experts)

@@ -8,17 +8,17 @@ import numpy as np
 from artifacts.common.numba_loops import kernel
 
 
-@kernel("void(float32[:, ::1], int64, int64, float64, float64[::1], float64[::1])", exact=True)
-def weigh(said, first, stop, scale, uses, worth):
+@kernel("void(float32[:, ::1], int64, int64, float64, float64, float64[::1], float64[::1])", exact=True)
+def weigh(said, first, stop, scale, least, uses, worth):
     """Set `worth` [N] to `uses` [N], and from key `first` on, up to `stop`, to them times `scale` times the mean over
-    the requests of the matched maps' probabilities `said` [R, N], where that is more."""
+    the requests of the matched maps' probabilities `said` [R, N], or times `least` where that is more."""
     for key in range(len(worth)):
         worth[key] = uses[key]
     for key in range(first, stop):
         total = 0.0
         for request in range(len(said)):
             total += said[request, key]
-        worth[key] = max(total / len(said) * scale, 1.0) * uses[key]
+        worth[key] = max(total / len(said) * scale, least) * uses[key]
 
 
 @kernel("int64[::1](float32[::1], float64, int64)", exact=True)

@@ -87,12 +87,14 @@ def profiled(path: Path) -> Path:
 
 
 def test_what_is_said_is_what_is_stored(asked: Asked, path: Path) -> None:
-    said = asked("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps", "--budget", "30.5x", "--solver", "greedy")
+    how = ("--budget", "30.5x", "--solver", "greedy", "--eviction", "lcp:rho=0.5,uses=tokens")
+    said = asked("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps", *how)
+    assert said["eviction"] == "lcp:rho=0.5,uses=tokens"
     with Store.open(path, read_only=True) as store:
         run = store.run(said["run"])
         curves = curve_matrices(store.read("curves", run.run_id), 8, 32)
         budgets, exposed, theta, cache_size = split_columns(store.read("splits", run.run_id))
-    ours = measure(read_parquet(TRACE), SHAPE, phases=(DECODE,))
+    ours = measure(read_parquet(TRACE), SHAPE, phases=(DECODE,), rho=0.5, uses="tokens")
     for stored, curve in zip(curves, (ours.hit, ours.prediction, ours.prediction_hit), strict=True):
         np.testing.assert_array_equal(stored, curve)
     seconds = said["latencies"]

@@ -74,9 +74,9 @@ class SlowCache:
         if self.policy == "belady":
             later = range(self.step_number, len(self.future))  # this step was counted already
             return -next((number for number in later if key in self.future[number]), len(self.future)), key
-        if self.policy == "least_stale:within=ahead" and not is_current:
-            is_behind = layer <= self.layer
-            return False, (0, layer) if is_behind else (1, -layer), oldest, key
-        if self.policy == "least_stale:within=left":
-            return (layer > self.layer, is_current), (0, layer), oldest, key
-        return is_current, (0, layer), oldest, key
+        if self.policy == "least_stale:within=ascending":
+            return is_current, layer, oldest, key
+        is_right = layer > self.layer
+        place = (is_right, -layer if is_right else layer)  # what this pass has passed, then the farthest ahead
+        first = (is_right, is_current) if self.policy == "least_stale:within=left" else (is_current,)
+        return first, place, oldest, key

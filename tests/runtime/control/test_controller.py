@@ -90,7 +90,7 @@ def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
 
 @pytest.mark.parametrize(
     "policy",
-    ["lru", "lfu", "lcp", "least_stale", "least_stale:within=left", "least_stale:within=ahead"]
+    ["lru", "lfu", "lcp", "least_stale", "least_stale:within=left", "least_stale:within=ascending"]
     + ["fld", "fld:distance=absolute", "belady"],
 )
 @pytest.mark.parametrize("scope", ["layer", "global"])
@@ -125,7 +125,8 @@ MORE = [  # parameters that change what a policy does, not only how much of it
     ("prefetch", "map:distance=3,lag=1"),
     ("prefetch", "blend:distance=1,floor=0.1,maps=yes"),
     ("eviction", "map:distance=3"),
-    ("eviction", "least_stale:within=ahead"),
+    ("eviction", "map:over=all"),
+    ("eviction", "least_stale:within=ascending"),
     ("miss", "drop:rank=0,renormalise=yes"),
     ("miss", "buddy:eta=1,rho=1,otherwise=drop"),
     ("miss", "buddy:stand_in=random_resident,quota=0.3"),

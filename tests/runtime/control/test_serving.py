@@ -83,6 +83,19 @@ def test_one_by_one_a_prefetch_may_evict_what_the_step_still_wants() -> None:
     assert held(owner) == [0, 7]
 
 
+@pytest.mark.parametrize("within", ["ahead", "left"])
+def test_one_by_one_least_stale_keeps_what_the_step_still_wants(within: str) -> None:
+    """Of what is resident only 0 is of the layer that runs, and it is still to be served when 3 needs a slot."""
+    owner = controller("one_by_one", 3, window=100, eviction=f"least_stale:within={within}")
+    for _ in range(2):
+        owner.begin_pass(1)
+        take(owner, 0, [[0, 0]], [4, 5])  # brings 10 in the first pass, and 11 in the second
+    owner.begin_pass(1)
+    take(owner, 0, [[3, 0]], [4, 5])
+    assert held(owner) == [0, 3, 11]
+    assert owner.counters.totals()["collisions"] == 0
+
+
 def test_one_by_one_what_finds_no_byte_waits_for_the_next_step() -> None:
     owner = controller("one_by_one", 12, window=100)
     owner.begin_pass(1)

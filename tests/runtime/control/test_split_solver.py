@@ -12,6 +12,8 @@ from artifacts.shape import Shape
 from artifacts.splits.solve import EVEN, SOLVERS, SolvedSplit
 from artifacts.traces.synthetic import Dials, generate
 from runtime.control import split_solver as solving
+from runtime.control.counters import hit_rate
+from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
@@ -20,6 +22,7 @@ SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=3 * 64 * 32 *
 MODEL = ModelShape("small", SHAPE, hidden=64, vocabulary=100)
 TRACE = generate(Dials(tokens=120, requests=3, prompt=8), SHAPE)
 MACHINE = replace(machine("a6000-pcie4"), link_latency_s=0.0, link_gbps=100.0)
+LCP = parse("eviction", "lcp")
 STRICT = Setting("split", "moepic", {"residency": "split:theta=None"}, budget="30%")
 
 
@@ -37,7 +40,7 @@ def test_no_candidate_replays_faster() -> None:
     tried = workload()
     outcome = tried.run(STRICT)
     split = tried.solved(STRICT)
-    candidates = solving.candidates(tried.curves, SHAPE, split)
+    candidates = solving.candidates(tried.curves(LCP), SHAPE, split)
     assert [one.solver for one in candidates] == [*SOLVERS, *[EVEN] * 5]
     for one in candidates:
         other = workload(artefacts=Artefacts(splits=(one,))).run(STRICT)
@@ -70,6 +73,19 @@ def test_moepic_prefers_a_solved_split_and_says_what_it_does_without() -> None:
         blind.run(replace(plain, policies={"prefetch": "none", "residency": "split:theta=None"}))
 
 
+@pytest.mark.parametrize("eviction", ["lcp:rho=0.5,omega=8,uses=tokens", "lcp", "lfu"])
+def test_curves_are_of_caches_that_evict_as_the_run_does(eviction: str) -> None:
+    """Several requests at a time, so that uses by token are not those by pass."""
+    decoding = workload(trace=generate(Dials(tokens=90, requests=6, prompt=0, batch=3), SHAPE))
+    curves = decoding.curves(parse("eviction", eviction))
+    for held in (3, 6, 9):
+        setting = Setting("", policies={"eviction": eviction}, scope="layer", budget=f"{held * SHAPE.num_layers}x")
+        outcome = decoding.run(setting)
+        rate = np.average(curves.hit[:, held], weights=curves.requests)
+        assert rate == pytest.approx(hit_rate(outcome.counters), abs=1e-12)
+    assert (curves.hit == decoding.curves(LCP).hit).all() == (eviction == "lcp")
+
+
 def test_layers_get_their_slots_by_the_trace() -> None:
     tried = workload()
     setting = Setting("allocated", "mixtral-offloading", {"residency": "allocated"}, budget="30%")
@@ -84,8 +100,8 @@ def test_layers_get_their_slots_by_the_trace() -> None:
 def test_an_answer_says_what_the_model_makes_of_a_split() -> None:
     tried = workload()
     unsolved = SolvedSplit(SHAPE.nbytes // 3, "x", np.empty(0), np.empty(0), tried.latencies)
-    by_solver = solving.solved_anew(tried.curves, SHAPE, unsolved)
-    budgets, exposed, theta, sizes = solving.answer_of(tried.curves, SHAPE, by_solver)
-    again = solving.solve(tried.curves, SHAPE, SHAPE.nbytes // 3, tried.latencies, solver="dynamic", zeta=0.01)
+    by_solver = solving.solved_anew(tried.curves(LCP), SHAPE, unsolved)
+    budgets, exposed, theta, sizes = solving.answer_of(tried.curves(LCP), SHAPE, by_solver)
+    again = solving.solve(tried.curves(LCP), SHAPE, SHAPE.nbytes // 3, tried.latencies, solver="dynamic", zeta=0.01)
     for mine, found in zip((budgets, exposed, theta, sizes), again, strict=True):
         np.testing.assert_allclose(mine, found)

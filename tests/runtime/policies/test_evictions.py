@@ -123,8 +123,8 @@ def test_lcp_counts_a_prompt_once_or_token_by_token() -> None:
     [
         # This pass has used 8 and prefetched 14, and 1 for the next; the others are stale, 7 and 12 of two passes.
         ("ascending", [3, 2, 7, 6, 13, 12, 8, 14, 1]),
-        ("left", [3, 2, 7, 6, 8, 13, 12, 14, 1]),
-        ("ahead", [3, 2, 7, 6, 13, 12, 8, 14, 1]),
+        ("left", [3, 2, 7, 6, 8, 13, 12, 1, 14]),
+        ("ahead", [3, 2, 7, 6, 13, 12, 8, 1, 14]),
     ],
 )
 def test_least_stale_spares_what_this_pass_touched(within: str, expected: list[int]) -> None:
@@ -142,9 +142,9 @@ def test_what_is_prefetched_past_the_last_layer_is_current_in_the_next_pass() ->
     policy.prefetched([1], Now(0, 0, 2))
     assert leaving(policy, [1, 7, 13], Now(0, 0, 2)) == [7, 13, 1]
     policy.used([2], step([[2, 2]]), Now(1, 1, 0))
-    assert leaving(policy, [1, 2, 7, 13], Now(1, 1, 0)) == [7, 13, 1, 2]
+    assert leaving(policy, [1, 2, 7, 13], Now(1, 1, 0)) == [13, 7, 1, 2]
     policy.prefetched([2], Now(1, 1, 0))
-    assert leaving(policy, [1, 2, 7, 13], Now(2, 2, 0)) == [1, 7, 13, 2], "only the next pass, not the one after"
+    assert leaving(policy, [1, 2, 7, 13], Now(2, 2, 0)) == [1, 13, 7, 2], "only the next pass, not the one after"
     policy.prefetched([3], Now(2, 2, 1))
     assert leaving(policy, [3, 4, 7], Now(3, 4, 0)) == [3, 4, 7], "and only if it is the very next"
 
@@ -162,15 +162,40 @@ def test_in_the_first_pass_what_is_not_touched_is_stale() -> None:
     assert leaving(policy, [0, 7], Now(0, 0)) == [7, 0]
 
 
-def test_least_stale_ahead_evicts_what_is_behind_and_then_the_farthest() -> None:
+def test_least_stale_evicts_what_is_behind_and_then_the_farthest() -> None:
     by_layer = [1, 7, 13]
-    policy = prepared("eviction", "least_stale:within=ahead")
-    for layer in range(3):
-        policy.used([by_layer[2 - layer]], step([[1, 1]]), Now(layer, 0))
-    orders = [leaving(policy, by_layer, Now(3, 1, layer)) for layer in range(3)]
-    assert orders == [[1, 13, 7], [1, 7, 13], [1, 7, 13]]
-    ascending = prepared("eviction", "least_stale")
-    assert leaving(ascending, by_layer, Now(3, 1, 0)) == by_layer
+    for text, expected in (
+        ("least_stale", [[1, 13, 7], [1, 7, 13], [1, 7, 13]]),
+        ("least_stale:within=ascending", [by_layer] * 3),
+    ):
+        policy = prepared("eviction", text)
+        for layer in range(3):
+            policy.used([by_layer[2 - layer]], step([[1, 1]]), Now(layer, 0))
+        assert [leaving(policy, by_layer, Now(3, 1, layer)) for layer in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("within", "expected"),
+    [("ahead", [6, 13, 1, 7, 14, 8]), ("left", [6, 1, 7, 13, 14, 8]), ("ascending", [6, 13, 1, 7, 8, 14])],
+)
+def test_what_the_step_still_wants_is_not_behind(within: str, expected: list[int]) -> None:
+    """Served one by one: of layer 1 the step wants 7 and 8, and has served 7. 1 and 14 are current too, 6 and 13
+    stale."""
+    policy = prepared("eviction", f"least_stale:within={within}")
+    policy.used([1], step([[1, 1]]), Now(0, 0, 0))
+    now = Now(1, 0, 1, unserved={8})
+    policy.used([7, 8], step([[1, 2]], layer=1), now)
+    policy.proposed([14], now)
+    assert leaving(policy, [1, 6, 7, 8, 13, 14], now) == expected
+
+
+def test_before_a_pass_nothing_of_its_first_layer_is_behind() -> None:
+    """What is proposed there is for this pass, not for the next; what is not leaves after the layers farther ahead."""
+    policy, opening = prepared("eviction", "least_stale"), Now(-1, 0, 0, unserved=set(range(6)))
+    policy.proposed([1], opening)
+    assert leaving(policy, [0, 1, 7, 13], opening) == [13, 7, 0, 1]
+    assert leaving(policy, [0, 1, 7, 13], Now(0, 0, 0)) == [0, 13, 7, 1]
+    assert leaving(policy, [0, 1, 7, 13], Now(3, 1, 0)) == [0, 1, 13, 7], "in the next pass it is stale"
 
 
 def test_score_sums_what_the_router_says_of_a_layer() -> None:
@@ -236,7 +261,7 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
             expected = {
                 "lru": (last_use,),
                 "lcp": (uses * 0.25 ** ((now.num_tokens - last_token) / 2),),
-                "least_stale": (rank_then_last_use(stale_ranks(layers, last_pass, now, text), last_use),),
+                "least_stale": (rank_then_last_use(np.array(stale_ranks(layers, last_pass, now, text)), last_use),),
             }[text.partition(":")[0]]
             assert np.array_equal(policy.order(keys, now), expected)
             policy.proposed(proposed, now)
@@ -253,15 +278,20 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
         assert [key for queue in queues for key in queue] == np.lexsort((last_use, layers)).tolist()
 
 
-def stale_ranks(layers: np.ndarray, last_pass: np.ndarray, now: Now, text: str) -> np.ndarray:
+def stale_ranks(layers: np.ndarray, last_pass: np.ndarray, now: Now, text: str) -> list[int]:
     """Return the ranks of keys in the order of Least-Stale, given the pass that last used them or that they were
     proposed for."""
-    passes = np.clip(last_pass - now.pass_index + 1, 0, 2)  # stale, current, of the next pass
-    if text.endswith("left"):
-        return 3 * passes + layers + 6 * ((layers > now.layer) | (passes == 2))
-    if text.endswith("ahead"):
-        return np.where(passes, 3 * passes + layers, np.where(layers <= now.layer, layers - 3, 3 - layers))
-    return 3 * passes + layers
+    ranks = []
+    for layer, pass_index in zip(layers.tolist(), last_pass.tolist(), strict=True):
+        is_current = pass_index >= now.pass_index
+        coming = layer + 3 * (pass_index > now.pass_index)
+        is_right = coming > now.layer
+        if text.endswith("ascending"):
+            ranks.append(6 * is_current + coming)
+            continue
+        group = 2 * is_right + is_current if text.endswith("left") else is_current
+        ranks.append(9 * group + (8 - coming if is_right else coming))
+    return ranks
 
 
 @pytest.mark.parametrize(
@@ -287,6 +317,7 @@ def stale_ranks(layers: np.ndarray, last_pass: np.ndarray, now: Now, text: str) 
         ("lru:stamp=prefetch", False),
         ("fld:distance=far", False),
         ("score:of=none", False),
+        ("map:over=some", False),
     ],
 )
 def test_parameters_at_their_limits(text: str, is_fine: bool) -> None:

@@ -167,6 +167,18 @@ def test_what_leaves_first_is_least_probable_by_use() -> None:
     assert p[:12].max() > 1
 
 
+def test_as_published_every_layer_is_weighed_by_the_matched_map() -> None:
+    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    matching, keys = Matching(maps, SHAPE), np.array([0, 1, 2, 7, 13, 19])
+    policy = parse("eviction", "map:over=all")
+    policy.prepare(SHAPE, Artefacts(matching=matching))
+    for step, used in zip(steps(said, given), ([0, 1], [7], [13], [19]), strict=True):
+        policy.used(used, step, Now())
+        p = matching.match().probabilities.mean(axis=0).ravel()
+        freq = np.isin(keys, range(used[-1] + 1)) * [1, 1, 0, 1, 1, 1]
+        assert policy.order(keys, Now())[0] == pytest.approx(p[keys] * freq)
+
+
 @pytest.mark.parametrize("distance", [1, 3])
 def test_in_one_cache_it_keeps_what_is_wanted_better_than_uses_alone(distance: int) -> None:
     recorded = read_parquet(TRACE, num_experts=32)
@@ -231,6 +243,8 @@ def test_compiled_choice_is_the_plain_one(seed: int, score: float, top_k: int) -
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_compiled_weights_are_means_of_requests_times_uses(seed: int, num_requests: int) -> None:
     said, uses, worth = distributions(seed, num_requests)[:, 0].copy(), np.arange(6.0), np.empty(6)
-    map_kernels.weigh(said, 2, 5, 6, uses, worth)
-    means = np.add.reduce(said, axis=0, dtype=np.float64) / num_requests * 6
-    assert worth.tolist() == [0, 1, *(np.maximum(means, 1) * uses)[2:5].tolist(), 5]
+    map_kernels.weigh(said, 2, 5, 6, 1, uses, worth)
+    means = np.add.reduce(said, axis=0, dtype=np.float64) / num_requests
+    assert worth.tolist() == [0, 1, *(np.maximum(means * 6, 1) * uses)[2:5].tolist(), 5]
+    map_kernels.weigh(said, 0, 6, 1, 0, uses, worth)
+    assert worth.tolist() == (means * uses).tolist()

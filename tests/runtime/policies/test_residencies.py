@@ -94,12 +94,23 @@ def test_the_prompt_places_by_counts_and_weights() -> None:
     policy = prepared("residency", "hot")
     policy.observe(step([[1, 5], [1, 2], [3, 5]], phase=PREFILL, weights=[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]))
     counts, weights = np.array([0, 2, 1, 1, 0, 2]) / 6, np.array([0, 0.7, 0.5, 0.1, 0, 1.7]) / 3
-    assert np.allclose(policy.scores(0), (counts + weights) / 2)
+    assert np.allclose(policy.importance(0), (counts + weights) / 2)
     placed = policy.place(step([[1, 2]]), (2,))
     assert placed.resident.tolist() == [5, 1] and placed.near_bits.tolist() == [16] * 6
     assert policy.place(step([[1, 2]]), (2,)) is None, "once per sequence"
     policy.observe(step([[4, 0]], phase=PREFILL))
     assert policy.place(step([[1, 2]]), (2,)).resident.tolist() == [0, 4], "the next prompt counts alone"
+
+
+@pytest.mark.parametrize(("scores", "weighed"), [("shares", [1.0, 0.75, 0.25]), ("router", [0.7, 0.375, 0.125])])
+def test_a_token_weighs_by_how_sure_the_router_is_of_it_or_like_any_other(scores: str, weighed: list[float]) -> None:
+    """The router gives the first token's expert 70 %, those of the second 37.5 and 12.5 %; the model renormalises."""
+    policy = prepared("residency", f"hot:balance=0,scores={scores}")
+    assert policy.sees_probabilities == (scores == "router")
+    first, second = [0.7, 0.1, 0.1, 0.1, 0, 0], [0.5, 0.375, 0.125, 0, 0, 0]
+    policy.observe(step([[0]], [first], phase=PREFILL, weights=[[1.0]]))
+    policy.observe(step([[1, 2]], [second], phase=PREFILL, weights=[[0.75, 0.25]]))
+    assert np.allclose(policy.importance(0)[:3], np.array(weighed) / sum(weighed))
 
 
 def test_placed_for_all_that_are_decoded_and_that_wait() -> None:
@@ -164,6 +175,7 @@ def test_slots_go_where_they_spare_loads() -> None:
         "hot:avg_bits=5",
         "hot:balance=2",
         "hot:migrate=now",
+        "hot:scores=weights",
         "hot:bits=even",
         "hot:avg_bits=2.5,bits=uniform",
     ],
