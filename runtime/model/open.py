@@ -166,6 +166,8 @@ def _tokenizer(source: Source, vocabulary: int) -> PreTrainedTokenizerBase | Non
         tokenizer = source.tokenizer()
         if tokenizer is not None:
             tokenizer("a")  # some bad settings raise only at the first use
+    except BadInput:
+        raise
     except Exception as error:  # None would look like a model without a tokenizer
         raise BadInput(f"the tokenizer in {source.path} cannot be loaded: {first_line(error)}") from error
     if tokenizer is not None and tokenizer.vocab_size > vocabulary:
