@@ -6,6 +6,7 @@ It is read without torch, and without an object for each word of a vocabulary.
 import hashlib
 import mmap
 import struct
+from array import array
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -49,6 +50,19 @@ _START = "<IQQ"  # version, number of tensors, number of entries
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
+_COUNTED = 4096  # elements: of a longer array of numbers, which is one of a vocabulary, the header has the length
+
+# What a header may have at most, so that a hostile one is refused before it costs anything. The largest vocabularies
+# have 300,000 tokens and 500,000 merges, the largest models some thousand tensors.
+_MOST_NBYTES = 128 << 20
+_MOST_ENTRIES = 1 << 16
+_MOST_TENSORS = 1 << 16
+_MOST_ELEMENTS = 1 << 22  # of all arrays together
+_MOST_STRINGS = 1 << 21
+_LONGEST_STRING = 4 << 20
+_LONGEST_NAME = 1 << 16  # as the format has it for keys
+_MOST_DIMENSIONS = 4
+_LEAST_ENTRY, _LEAST_TENSOR = 8 + 1 + 4 + 1, 8 + 4 + 4 + 8  # bytes: a key and a value, a tensor without dimensions
 
 
 class GgufTensor(NamedTuple):
@@ -65,16 +79,29 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """The entries of a file (of an array of strings its length), its tensors by name, and the sha256 of both."""
+    """The entries of a file, its tensors by name, and the sha256 of both.
+
+    Of an array of strings, and of a long one of numbers, the entry is the length: `read_array` reads it, which
+    `arrays` has the places of.
+    """
 
     entries: dict[str, object]
     tensors: dict[str, GgufTensor]
     digest: bytes
+    arrays: dict[str, "_Array"]
+
+
+class _Array(NamedTuple):
+    """Where the elements of an array begin in the file, their type, and how many there are."""
+
+    position: int
+    kind: int
+    count: int
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header of a file. Raises BadInput for one that is missing, truncated, or no GGUF file, and for a tensor
-    of a type that is not read."""
+    """Read the header of a file. Raises BadInput for one that is missing, truncated, contradictory or no GGUF file, and
+    for a tensor of a type that is not read."""
     try:
         status = path.stat()
         return _read(path, (status.st_size, status.st_mtime_ns))
@@ -87,81 +114,193 @@ def read_header(path: Path) -> GgufHeader:
         raise BadInput(f"{path} is truncated or no GGUF file ({reason}): download it again") from error
 
 
+def read_array(path: Path, key: str) -> list[str] | array | None:
+    """Return the elements of an array of a file's header that is long, or of strings; None if there is no such array.
+
+    Raises BadInput as `read_header` does, and for strings that are not UTF-8.
+    """
+    place = read_header(path).arrays.get(key)
+    if place is None:
+        return None
+    with _mapped(path) as mapped:
+        reader = _Reader(mapped, place.position)
+        try:
+            if place.kind == _STRING:
+                return [reader.string() for _ in range(place.count)]
+            return reader.numbers(place.kind, place.count)
+        except ValueError as error:
+            raise BadInput(f"{path}: {key} is damaged ({shorten(str(error), 100)}): download it again") from error
+
+
 @lru_cache(maxsize=64)  # an opening asks several times
 def _read(path: Path, stamp: tuple[int, int]) -> GgufHeader:
     """Read the header of the file as of its `stamp`, whose first number is its bytes."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+    with _mapped(path) as mapped:
         reader = _Reader(mapped)
-        version, num_tensors, num_entries = reader.values(_START)
-        if version not in VERSIONS:
-            raise ValueError(f"it is of version {version}, and {VERSIONS} are read")
-        entries = {reader.string(): reader.value(*reader.values("<I")) for _ in range(num_entries)}
+        version, num_tensors, num_entries = reader.start()
+        entries = reader.entries(num_entries)
+        alignment = entries.get("general.alignment", _ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+            raise BadInput(
+                f"{path} says general.alignment {str(alignment)[:30]}, which is no power of two: download it again"
+            )
         listed = [reader.tensor() for _ in range(num_tensors)]
-        digest = hashlib.sha256(mapped[: reader.position]).digest()
-    alignment = entries.get("general.alignment", _ALIGNMENT)
-    if type(alignment) is not int or alignment <= 0:
-        raise BadInput(f"{path} says general.alignment {str(alignment)[:30]}: download it again")
-    start = -(-reader.position // alignment) * alignment
-    tensors = {name: _placed(path, name, *others, start=start, end=stamp[0]) for name, *others in listed}
-    if len(tensors) < num_tensors:
-        raise BadInput(f"{path} has two tensors of one name: download it again")
-    return GgufHeader(entries, tensors, digest)
+        with memoryview(mapped)[: reader.position] as header:
+            digest = hashlib.sha256(header).digest()
+    return GgufHeader(entries, _placed(path, listed, reader.position, stamp[0], alignment), digest, reader.arrays)
 
 
-def _placed(
-    path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, *, start: int, end: int
-) -> GgufTensor:
+def _mapped(path: Path) -> mmap.mmap:
+    """What may be a header, without the numbers behind it, which can be more than a process may map."""
+    with path.open("rb") as file:
+        nbytes = min(path.stat().st_size, _MOST_NBYTES + 1)
+        return mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ)
+
+
+_Listed = tuple[str, tuple[int, ...], int, int]  # name, shape, number of the type, offset behind the header
+
+
+def _placed(path: Path, listed: list[_Listed], header: int, end: int, alignment: int) -> dict[str, GgufTensor]:
+    """The tensors of a file of `end` bytes. Raises BadInput unless each begins where the one before it ends, at the
+    next multiple of the alignment."""
+    start = _aligned(header, alignment)
+    tensors: dict[str, GgufTensor] = {}
+    expected = 0
+    for name, shape, number, offset in listed:
+        if name in tensors:
+            raise BadInput(f"{path} has two tensors of one name, {name[:80]!r}: download it again")
+        tensor = _tensor(path, name, shape, number, start + offset)
+        if offset != expected:
+            raise BadInput(
+                f"{path}: {name} begins at byte {offset:,} of the tensors, not at {expected:,}, where the one before "
+                "it ends: it is damaged, download it again"
+            )
+        if tensor.offset + tensor.nbytes > end:
+            raise BadInput(f"{path} ends within {name}: it is truncated, download it again")
+        expected += _aligned(tensor.nbytes, alignment)
+        tensors[name] = tensor
+    return tensors
+
+
+def _aligned(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
+
+
+def _tensor(path: Path, name: str, shape: tuple[int, ...], number: int, position: int) -> GgufTensor:
     shown = _NAMES.get(number, f"the unknown type {number}")
     if shown not in TYPES:
         raise BadInput(f"{path}: {name} is {shown}, and moectl reads {', '.join(TYPES)}: take a file of these types")
-    tensor = GgufTensor(name, shape, TYPES[shown], start + offset)
+    tensor = GgufTensor(name, shape, TYPES[shown], position)
     if prod(shape[-1:]) % tensor.type.num_weights:
         raise BadInput(f"{path}: {name} has rows of {shape[-1:]} in {shown}: download it again")
-    if tensor.offset + tensor.nbytes > end:
-        raise BadInput(f"{path} ends within {name}: it is truncated, download it again")
     return tensor
 
 
 class _Reader:
-    """Reads one value after the other."""
+    """Reads one value after the other, and nothing larger than a header may have. Raises ValueError."""
 
-    def __init__(self, mapped: mmap.mmap) -> None:
-        if mapped[: len(MAGIC)] != MAGIC:
+    def __init__(self, mapped: mmap.mmap, position: int = 0) -> None:
+        self._mapped = mapped
+        self.position = position
+        self.arrays: dict[str, _Array] = {}
+        self._num_strings = 0
+        self._num_elements = 0
+
+    def start(self) -> tuple[int, int, int]:
+        """The version, and the numbers of tensors and of entries."""
+        if self._mapped[: len(MAGIC)] != MAGIC:
             raise ValueError(f"it does not begin with {MAGIC.decode()}")
-        self._mapped, self.position = mapped, len(MAGIC)
+        self.position = len(MAGIC)
+        version, num_tensors, num_entries = self._values(_START)
+        if version not in VERSIONS:
+            raise ValueError(f"it is of version {version}, and {VERSIONS} are read")
+        self._check("tensors", num_tensors, _MOST_TENSORS, _LEAST_TENSOR)
+        self._check("entries", num_entries, _MOST_ENTRIES, _LEAST_ENTRY)
+        return version, num_tensors, num_entries
 
-    def values(self, form: str) -> tuple:
-        found = struct.unpack_from(form, self._mapped, self.position)
-        self.position += struct.calcsize(form)
-        return found
+    def entries(self, count: int) -> dict[str, object]:
+        entries: dict[str, object] = {}
+        for _ in range(count):
+            key = self.string(_LONGEST_NAME)
+            if not key or key in entries:
+                raise ValueError(f"it has the entry {key[:80]!r} twice" if key else "it has an entry without a name")
+            entries[key] = self._value(key, *self._values("<I"))
+        return entries
 
-    def string(self) -> str:
-        (length,) = self.values("<Q")
-        start, self.position = self.position, self.position + length
-        if self.position > len(self._mapped):
-            raise ValueError("it ends within a string")
+    def tensor(self) -> _Listed:
+        name = self.string(_LONGEST_NAME)
+        (num_dimensions,) = self._values("<I")
+        if num_dimensions > _MOST_DIMENSIONS:
+            raise ValueError(f"{name[:80]!r} has {num_dimensions:,} dimensions: {_MOST_DIMENSIONS} are read at most")
+        *shape, kind, offset = self._values(f"<{num_dimensions}QIQ")
+        return name, tuple(reversed(shape)), kind, offset
+
+    def string(self, longest: int = _LONGEST_STRING) -> str:
+        (length,) = self._values("<Q")
+        if length > longest:
+            raise ValueError(f"it has a string of {length:,} bytes, and at most {longest:,} are read")
+        start = self.position
+        self._advance(length)
         return self._mapped[start : self.position].decode()
 
-    def value(self, kind: int) -> object:
+    def numbers(self, kind: int, count: int) -> array:
+        numbers = array(_NUMBERS[kind].replace("?", "B"))
+        start = self.position
+        self._advance(count * numbers.itemsize)
+        numbers.frombytes(self._mapped[start : self.position])
+        return numbers
+
+    def _value(self, key: str, kind: int) -> object:
         if kind == _STRING:
             return self.string()
-        if kind != _ARRAY:
-            return self.values(f"<{self._number(kind)}")[0]
-        of, count = self.values("<IQ")
-        if of != _STRING:
-            return list(self.values(f"<{count}{self._number(of)}"))
-        for _ in range(count):
-            (length,) = struct.unpack_from("<Q", self._mapped, self.position)
-            self.position += 8 + length
+        if kind == _ARRAY:
+            return self._array(key)
+        return self._values(f"<{self._number(kind)}")[0]
+
+    def _array(self, key: str) -> list | int:
+        """The elements of a short array of numbers, of any other their count, and its place in `arrays`."""
+        kind, count = self._values("<IQ")
+        if kind == _STRING:
+            self._check("strings", self._num_strings + count, _MOST_STRINGS, 8)
+            self._num_strings += count
+            self.arrays[key] = _Array(self.position, kind, count)
+            self._skip_strings(count)
+            return count
+        form = self._number(kind)
+        self._check("numbers", self._num_elements + count, _MOST_ELEMENTS, 1)
+        self._num_elements += count
+        if count <= _COUNTED:
+            return list(self._values(f"<{count}{form}"))
+        self.arrays[key] = _Array(self.position, kind, count)
+        self._advance(count * struct.calcsize(f"<{form}"))
         return count
 
-    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, number of the type, and the offset behind the header."""
-        name, (num_dimensions,) = self.string(), self.values("<I")
-        *shape, kind, offset = self.values(f"<{num_dimensions}QIQ")
-        return name, tuple(reversed(shape)), kind, offset
+    def _skip_strings(self, count: int) -> None:
+        length_at, position = struct.Struct("<Q").unpack_from, self.position
+        for _ in range(count):
+            position += 8 + length_at(self._mapped, position)[0]
+        self._advance(position - self.position)
+
+    def _values(self, form: str) -> tuple:
+        found = struct.unpack_from(form, self._mapped, self.position)
+        self._advance(struct.calcsize(form))
+        return found
+
+    def _advance(self, nbytes: int) -> None:
+        self.position += nbytes
+        if self.position > len(self._mapped):
+            raise ValueError("it ends within its header")
+        if self.position > _MOST_NBYTES:
+            raise ValueError(f"its header has more than {_MOST_NBYTES >> 20} MiB")
+
+    def _check(self, what: str, count: int, most: int, least_nbytes: int) -> None:
+        if count > most:
+            raise ValueError(f"it says that it has {count:,} {what}, and at most {most:,} are read")
+        if count * least_nbytes > len(self._mapped):
+            raise ValueError(f"it says that it has {count:,} {what}, and is too small for them")
 
     def _number(self, kind: int) -> str:
         if kind not in _NUMBERS:
-            raise ValueError(f"it has a value of the unknown type {kind}")
+            what = "an array of arrays" if kind == _ARRAY else f"a value of the unknown type {kind}"
+            raise ValueError(f"it has {what}")
         return _NUMBERS[kind]

@@ -1,5 +1,6 @@
 """What a GGUF file says of its model, in the terms of transformers; without torch."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,8 +28,37 @@ _OF_NO_USE = ("rope.scaling.finetuned",)
 
 
 def read_headers(path: Path) -> list[GgufHeader]:
-    """Read the headers of a GGUF file, and where its name says that it is one of several parts, of all of them."""
-    return [read_header(part) for part in parts_of(path)]
+    """Read the headers of a GGUF file, and where its name says that it is one of several parts, of all of them.
+
+    Raises BadInput, also for parts that do not belong together.
+    """
+    parts = parts_of(path)
+    headers = [read_header(part) for part in parts]
+    for number, part in enumerate(parts):
+        _check_place(part, number, headers)
+    names = Counter(name for header in headers for name in header.tensors)
+    stated = headers[0].entries.get("split.tensors.count", len(names))
+    if names.total() > len(names) or stated != len(names):
+        raise BadInput(
+            f"the parts of {path} have {len(names):,} different tensors in {names.total():,}, and the model has "
+            f"{str(stated)[:20]}: they are of different models, download them again"
+        )
+    return headers
+
+
+def _check_place(part: Path, number: int, headers: list[GgufHeader]) -> None:
+    """Raise BadInput for a part that says otherwise than its name, or than the first one."""
+    first, entries = headers[0].entries, headers[number].entries
+    stated = entries.get("split.count", len(headers)) or 1, entries.get("split.no", number)
+    if stated != (len(headers), number):
+        shown = ", ".join(f"{key} {str(entries.get(key))[:20]}" for key in ("split.no", "split.count"))
+        raise BadInput(
+            f"{part} says {shown}, counted from 0, and its name that it is part {number + 1} of {len(headers)}: "
+            "give the files the names that they were downloaded with"
+        )
+    for key in entries.keys() & first.keys():
+        if not key.startswith("split.") and key != "general.alignment" and entries[key] != first[key]:
+            raise BadInput(f"{part} says {key} otherwise than the first part: download both again")
 
 
 def gguf_config(path: Path) -> dict:

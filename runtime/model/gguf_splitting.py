@@ -1,56 +1,88 @@
-"""How the tokenizer of a GGUF file splits text before its merges, by the name that the file gives it."""
+"""How the byte-level tokenizer of a GGUF file splits text before its merges, by the name that the file gives it, as
+llama.cpp understands the name (llama-vocab.cpp)."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
-from transformers import PreTrainedTokenizerFast
 
+_SHORTENED = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"  # what a word takes with it
+_NO_SMALL, _NO_CAPITAL = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_HAN = r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}]"
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_SHORTENED}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
+_QWEN2 = rf"{_SHORTENED}|{_BEFORE}\p{{L}}+|\p{{N}}|{_SYMBOLS}|{_SPACES}"
+_QWEN35 = rf"{_SHORTENED}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_CASES = rf"{_BEFORE}{_NO_SMALL}*{_NO_CAPITAL}+%s|{_BEFORE}{_NO_SMALL}+{_NO_CAPITAL}*%s"
+_SYMBOLS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_TEKKEN = rf"{_CASES % ('', '')}|\p{{N}}|{_SYMBOLS_AND_SLASHES}|{_SPACES}"
+_GPT4O = rf"{_CASES % (f'{_SHORTENED}?', f'{_SHORTENED}?')}|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SLASHES}|{_SPACES}"
+_KIMI = rf"{_HAN}+|{_BEFORE}(?:(?!{_HAN})\p{{L}})+{_SHORTENED}?|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
 _DEEPSEEK_3 = (
     r"\p{N}{1,3}",
     r"[一-龥぀-ゟ゠-ヿ]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-_UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
-_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_KIMI = (
-    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORTENED}"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+_EASTERN = r"(?:(?!\s)[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}])+"
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN, r"\p{N}")
+_DEEPSEEK = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    r"\s?(?:[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}]|(?!\s)[\x{3000}-\x{3002}])+",
+    r"\s+$",
+    _EASTERN,
+    r"\p{N}+",
 )
-_SPLITS: Mapping[str, tuple[str, ...]] = {
-    "deepseek-v3": _DEEPSEEK_3,
-    "hunyuan-dense": _DEEPSEEK_3,
-    "kimi-k2": _KIMI,
+_DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
+_FALCON = (r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9][0-9][0-9]")
+
+
+class Splitting(NamedTuple):
+    """Expressions, each of which splits what the one before it left; whether a piece that is a token stays whole
+    whatever the merges, and whether texts begin with the token for that, unless a file says otherwise."""
+
+    expressions: tuple[str, ...]
+    ignores_merges: bool = False
+    adds_bos: bool = False
+
+
+_BY_NAMES = {
+    "default": Splitting(_DEFAULT),
+    "gpt-2 olmo mpt jais phi-2 gigachat a.x-4.0 mellum trillion granite-docling exaone4": Splitting((_GPT2,)),
+    "refact starcoder command-r smollm codeshell exaone minerva-7b mellum2": Splitting((r"\p{N}", _GPT2)),
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": Splitting((_LLAMA3,), True, True),
+    "glm4 chatglm-bpe dbrx smaug-bpe": Splitting((_LLAMA3,)),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": Splitting((_QWEN2,)),
+    "qwen35": Splitting((_QWEN35,)),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": Splitting((_GPT4O,)),
+    "tekken": Splitting((_TEKKEN,), True, True),
+    "kimi-k2": Splitting((_KIMI,)),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": Splitting(_DEEPSEEK_3),
+    "deepseek-llm": Splitting(_DEEPSEEK),
+    "deepseek-coder": Splitting(_DEEPSEEK_CODER),
+    "falcon": Splitting(_FALCON),
 }
-"""Of each name that transformers does not know the expressions, one after another, as llama-vocab.cpp has them."""
-
-_ALIKE = {"chatglm-bpe": "llama3", "glm4": "llama3", "hunyuan": "qwen2"}  # names that transformers knows
-_DIGITS = ("refact",)  # each digit is one piece, all else as GPT-2 splits it
-_AS_GPT2 = ("default", "gpt-2", "jais", "mpt", "olmo")  # which is what transformers does with a name unknown to it
+_BY_NAME: Mapping[str, Splitting] = {name: split for names, split in _BY_NAMES.items() for name in names.split()}
+OF_CHARACTERS = ("gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace")
+"""Names of vocabularies that are no byte-level ones."""
 
 
-def split_as_named(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
-    """Make a byte-level tokenizer split text as `name` says, where transformers has not."""
-    expressions = (_of_transformers()[_ALIKE[name]],) if name in _ALIKE else _SPLITS.get(name)
-    if expressions:
-        tokenizer.backend_tokenizer.pre_tokenizer = _sequence(expressions, ByteLevel(False, use_regex=False))
-    elif name in _DIGITS:
-        tokenizer.backend_tokenizer.pre_tokenizer = _sequence((r"\p{N}",), ByteLevel(False))
+def splitting_of(name: str) -> Splitting | None:
+    """Return how text is split by this name, None if it is not known."""
+    return _BY_NAME.get(name)
 
 
-def is_known(name: str) -> bool:
-    """Whether text is split as `name` says."""
-    return name in (*_SPLITS, *_ALIKE, *_DIGITS, *_AS_GPT2) or name in _of_transformers()
+AS_GPT2 = Splitting((_GPT2,))
+"""How text is split by a name that is not known."""
 
 
-def _of_transformers() -> Mapping[str, str]:
-    """The expression of each name that transformers knows; 5.17, which may be beside a GPU, cannot say."""
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    return GGUF_PRE_TOKENIZER_SPLITS
-
-
-def _sequence(expressions: tuple[str, ...], last: PreTokenizer) -> PreTokenizer:
-    splits = [Split(Regex(expression), "isolated") for expression in expressions]
-    return pre_tokenizers.Sequence([*splits, last])
+def pre_tokenizer(splitting: Splitting) -> PreTokenizer:
+    """Return the step of a tokenizer that splits a text, and spells its bytes as characters."""
+    splits = [Split(Regex(expression), "isolated") for expression in splitting.expressions]
+    return pre_tokenizers.Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])

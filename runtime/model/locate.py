@@ -7,10 +7,12 @@ from pathlib import Path
 from artifacts.common.suggestions import nearest
 from artifacts.common.untrusted import existing, has_json, read_json, readable
 from artifacts.errors import BadInput, first_line
+from artifacts.formats.gguf_header import read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GGUF = ".gguf"
-PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")  # the name of a part of a model
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?i:\.gguf)")  # the name of a part of a model
+_BESIDE = ("adapter", "imatrix", "mmproj", "vocab")  # `general.type` of files that are no model
 _ANSWER_S = 5.0  # how long the hub may take to answer
 # Weights, config and tokenizer; no pickles, no code.
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -28,7 +30,7 @@ def locate(name: str) -> Path:
         return _download(name)
     if path.is_dir():
         return only_gguf(path) or path
-    if path.suffix != GGUF:
+    if path.suffix.lower() != GGUF:
         raise BadInput(f"{name} is a file: give the folder that holds the model's config.json, or a GGUF file")
     return path
 
@@ -56,15 +58,32 @@ def read_config(folder: Path) -> dict:
 def only_gguf(folder: Path) -> Path | None:
     """Return the GGUF file of a folder, of a model in several parts the first; None if the folder has other weights.
 
-    Raises BadInput if the folder has several models.
+    Raises BadInput if the folder has several models; what belongs to one, as the encoder of its images, is none.
     """
-    files = sorted(folder.glob(f"*{GGUF}"))
-    firsts = [path for path in files if not (found := PART.fullmatch(path.name)) or int(found["number"]) == 1]
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == GGUF)
     if not files or any(folder.glob("*.safetensors")):
         return None
+    models: dict[tuple[str, ...], Path] = {}
+    for path in files:
+        found = PART.fullmatch(path.name)
+        models.setdefault((found["stem"], found["count"]) if found else (path.name,), path)
+    firsts = list(models.values())
+    if len(firsts) > 1:
+        firsts = [path for path in firsts if not _is_beside(path)] or firsts
     if len(firsts) > 1:
         raise BadInput(f"{folder} has {len(firsts)} models in GGUF: give the file of one, as {firsts[0]}")
-    return firsts[0] if firsts else files[0]
+    return firsts[0]
+
+
+def _is_beside(path: Path) -> bool:
+    """Whether a file belongs to a model and is none: by its name, or by what it says."""
+    if "mmproj" in path.name.lower():
+        return True
+    try:
+        entries = read_header(path).entries
+    except BadInput:
+        return False
+    return entries.get("general.architecture") == "clip" or entries.get("general.type") in _BESIDE
 
 
 def is_gguf(path: Path) -> bool:
@@ -121,20 +140,28 @@ def other_files(folder: Path) -> Iterator[Path]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of a model, all of them where a GGUF file's name says that it is one of several."""
+    """Return the files of a model, all of them where a GGUF file's name says that it is one of several.
+
+    Raises BadInput where one of several is missing.
+    """
     found = PART.fullmatch(path.name)
     if found is None:
         return [path]
-    count = found["count"]
-    names = (f"{found['stem']}-{number:05}-of-{count}{GGUF}" for number in range(1, int(count) + 1))
-    return [path.with_name(name) for name in names]
+    if not 1 <= int(found["number"]) <= int(found["count"]):
+        raise BadInput(f"{path} is no part by its name: give the file the name that it was downloaded with")
+    before, behind = path.name[: found.start("number")], path.name[found.end("number") :]
+    parts = [path.with_name(f"{before}{number:05}{behind}") for number in range(1, int(found["count"]) + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise BadInput(f"{part} is missing: the model is in several files, so download this one too")
+    return parts
 
 
 def local_gguf(name: str) -> Path | None:
     """Return the GGUF file that a local path is or whose folder it is; None for another model. Raises BadInput."""
     path = existing(name)
     if path is None or path.is_file():
-        return path if path and path.suffix == GGUF else None
+        return path if path and path.suffix.lower() == GGUF else None
     return only_gguf(path)
 
 

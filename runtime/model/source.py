@@ -1,5 +1,6 @@
 """What a model is opened from: a folder of safetensors with a config.json, or GGUF files, which say everything."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -10,14 +11,12 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightTransform
 
 from artifacts.common.untrusted import has_json, read_json, readable
 from artifacts.errors import BadInput, first_line
-from artifacts.formats.gguf_header import read_header
 from artifacts.formats.table import quantisation_of
 from runtime.model.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.families import check_family
@@ -25,11 +24,11 @@ from runtime.model.gguf_config import gguf_config
 from runtime.model.gguf_file import gguf_matrices, open_gguf
 from runtime.model.gguf_mapping import gguf_mapping
 from runtime.model.gguf_shape import gguf_dtype
-from runtime.model.gguf_splitting import is_known, split_as_named
+from runtime.model.gguf_tokenizer import GgufTokenizer, gguf_tokenizer
+from runtime.model.gguf_vocabulary import read_vocabulary
 from runtime.model.locate import is_gguf, parts_of, read_config
 from runtime.model.quantised_tensor import Tensors, gather_matrices
 
-_TOKENIZER, _SPLITTING, _BYTE_LEVEL = "tokenizer.ggml.model", "tokenizer.ggml.pre", "gpt2"  # of GGUF files
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -146,23 +145,21 @@ class GgufFile:
         return gguf_mapping(self.path, model)
 
     def generation_settings(self) -> GenerationSettings:
-        return GenerationSettings(self.path, False, gguf_config(self.path))
+        """As the config has them, but for the tokens that end an answer, of which it names one at most."""
+        settings = gguf_config(self.path)
+        if vocabulary := read_vocabulary(parts_of(self.path)[0]):
+            settings |= {"eos_token_id": sorted(vocabulary.ends) or None}
+        return GenerationSettings(self.path, False, settings)
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        first = parts_of(self.path)[0]
-        entries = read_header(first).entries
-        if _TOKENIZER not in entries:
-            return None
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(first.parent, gguf_file=first.name)
-        if entries[_TOKENIZER] == _BYTE_LEVEL:
-            split_as_named(tokenizer, entries.get(_SPLITTING, "default"))
-        return tokenizer
+        return self._tokenizer
 
     def unfollowed(self) -> tuple[str, ...]:
-        entries = read_header(parts_of(self.path)[0]).entries
-        name = str(entries.get(_SPLITTING, "default"))[:40]
-        is_followed = entries.get(_TOKENIZER) != _BYTE_LEVEL or is_known(name)
-        return () if is_followed else (f"text is split as for GPT-2, not as {name}: some tokens may be others",)
+        return self._tokenizer.unfollowed if self._tokenizer else ()
+
+    @cached_property
+    def _tokenizer(self) -> GgufTokenizer | None:
+        return gguf_tokenizer(parts_of(self.path)[0])
 
 
 def source_of(path: Path) -> Source:

@@ -33,7 +33,10 @@ def text_bound(tokenizer: PreTrainedTokenizerBase, num_positions: int) -> TextBo
     None for another one: it may drop characters, or take any number of unknown ones for one token."""
     if not hasattr(tokenizer, "backend_tokenizer"):
         return None
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    try:
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+    except Exception:  # tokenizers has no other for a step in Python
+        return None
     steps = list(_steps(state["normalizer"])) + list(_steps(state["pre_tokenizer"]))
     vocabulary = tokenizer.get_vocab()
     if not (all(map(_keeps_text, steps)) and _knows_every_character(state["model"], steps, vocabulary)):

@@ -3,6 +3,7 @@ where they are not whole or of another kind."""
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import torch
 from artifacts.errors import BadInput
 from moectl.cli import main
 from profilers.compare.peers import PeerBench
+from runtime.model.gguf_config import gguf_config
 from runtime.model.gguf_file import open_gguf
 from runtime.model.locate import locate
 from runtime.model.open import open_model
@@ -225,8 +227,73 @@ def test_what_is_not_whole_or_known_is_refused(tmp_path: Path, whole: Path, chan
     assert "\n" not in str(refused.value)
 
 
-def test_a_missing_part_is_named(tmp_path: Path, parts: Path) -> None:
-    for number in (1, 3):
-        shutil.copy(parts.with_name(f"model-0000{number}-of-00003.gguf"), tmp_path)
-    with pytest.raises(BadInput, match=r"model-00002-of-00003.gguf is missing: the model is in several files"):
-        open_model(str(tmp_path))
+def _without(*numbers: int) -> Callable[[Path], None]:
+    return lambda folder: [part(folder, number).unlink() for number in numbers]
+
+
+def _dangling(folder: Path) -> None:
+    part(folder, 2).unlink()
+    part(folder, 2).symlink_to(folder / "gone")
+
+
+def _swapped(folder: Path) -> None:
+    part(folder, 2).rename(folder / "other")
+    part(folder, 3).rename(part(folder, 2))
+    (folder / "other").rename(part(folder, 3))
+
+
+def _of_two(folder: Path) -> None:
+    part(folder, 3).unlink()
+    for number in (1, 2):
+        part(folder, number).rename(folder / f"model-0000{number}-of-00002.gguf")
+
+
+def _alone(folder: Path) -> None:
+    part(folder, 1).rename(folder / "alone.gguf")
+    _without(2, 3)(folder)
+
+
+def _of_another_split(folder: Path) -> None:
+    """A part that has some tensors of the first one."""
+    other = part(folder, 2)
+    other.write_bytes(part(folder, 1).read_bytes().replace(b"split.no" + SPLIT_NO[0], b"split.no" + SPLIT_NO[1]))
+
+
+def part(folder: Path, number: int) -> Path:
+    return folder / f"model-0000{number}-of-00003.gguf"
+
+
+SPLIT_NO = [struct.pack("<IH", 2, number) for number in range(2)]
+PARTS = {
+    "a missing part": (_without(2), "model-00002-of-00003.gguf is missing: the model is in several files"),
+    "no first part": (_without(1), "model-00001-of-00003.gguf is missing"),
+    "a link to nothing": (_dangling, "model-00002-of-00003.gguf is missing"),
+    "out of order": (_swapped, "00002-of-00003.gguf says split.no 2, split.count 3, .* that it is part 2 of 3"),
+    "fewer than it says": (_of_two, "00001-of-00002.gguf says split.no 0, split.count 3, .* part 1 of 2"),
+    "one by another name": (_alone, "alone.gguf says split.no 0, split.count 3, .* part 1 of 1"),
+    "of another split": (_of_another_split, "they are of different models"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), PARTS.values(), ids=PARTS)
+def test_parts_that_are_no_whole_are_refused(tmp_path: Path, parts: Path, change: Callable, message: str) -> None:
+    shutil.copytree(parts.parent, tmp_path, dirs_exist_ok=True)
+    change(tmp_path)
+    with pytest.raises(BadInput, match=message) as refused:
+        gguf_config(locate(str(tmp_path)))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("command", ["run", "generate", "plan"])
+def test_commands_name_a_missing_part(
+    tmp_path: Path, parts: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(parts, tmp_path)
+    (tmp_path / "prompts.txt").write_text("that\n")
+    options = {
+        "run": ["--prompt", "that"],
+        "generate": ["--data", str(tmp_path / "prompts.txt"), "--out", str(tmp_path / "out.jsonl")],
+        "plan": ["--vram", "8GB"],
+    }
+    assert main([command, str(tmp_path / parts.name), *options[command]]) == 3
+    assert "model-00002-of-00003.gguf is missing" in capsys.readouterr().err

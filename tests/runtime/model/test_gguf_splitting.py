@@ -1,32 +1,23 @@
-"""Text is split as the name in a GGUF file says, and where that is unknown the model says so."""
+"""Text is split as the name in a GGUF file says."""
 
-from pathlib import Path
-
-import gguf
 import pytest
 
-from runtime.model.open import open_model
-from tests.helpers.gguf_files import every, write
+from runtime.model.gguf_splitting import pre_tokenizer, splitting_of
 
-TEXT = "it's 12345 Ärzte+x 世界ab"
+TEXT = "it's 12345 Ärzte+x 世界ab camelCase"
 PIECES = {
-    "chatglm-bpe": ["it", "'s", " ", "123", "45", " Ärzte", "+x", " 世界ab"],
-    "deepseek-v3": ["it", "'s", " ", "123", "45", " Ärzte", "+x", " ", "世界", "ab"],
-    "hunyuan": ["it", "'s", " ", "1", "2", "3", "4", "5", " Ärzte", "+x", " 世界ab"],
-    "kimi-k2": ["it's", " ", "123", "45", " Ärzte", "+x", " ", "世界", "ab"],
-    "refact": ["it", "'s", " ", "1", "2", "3", "4", "5", " Ärzte", "+", "x", " 世界ab"],
-    "bailingmoe": ["it", "'s", " 12345", " Ärzte", "+", "x", " 世界ab"],
+    "chatglm-bpe": ["it", "'s", " ", "123", "45", " Ärzte", "+x", " 世界ab", " camelCase"],
+    "deepseek-llm": ["it", "'", "s", " ", "12345", " Ä", "rzte", "+", "x", " ", "世界", "ab", " camelCase"],
+    "deepseek-v3": ["it", "'s", " ", "123", "45", " Ärzte", "+x", " ", "世界", "ab", " camelCase"],
+    "default": ["it", "'", "s", " ", "123", "45", " Ärzte", "+", "x", " 世界ab", " camelCase"],
+    "gpt-4o": ["it's", " ", "123", "45", " Ärzte", "+x", " 世界ab", " camel", "Case"],
+    "hunyuan": ["it", "'s", " ", "1", "2", "3", "4", "5", " Ärzte", "+x", " 世界ab", " camelCase"],
+    "kimi-k2": ["it's", " ", "123", "45", " Ärzte", "+x", " ", "世界", "ab", " camelCase"],
+    "refact": ["it", "'s", " ", "1", "2", "3", "4", "5", " Ärzte", "+", "x", " 世界ab", " camelCase"],
 }
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_text_is_split_as_named(tmp_path: Path, name: str) -> None:
-    def describe(writer: gguf.GGUFWriter) -> None:
-        del writer.kv_data[0]["tokenizer.ggml.pre"]
-        writer.add_tokenizer_pre(name)
-
-    opened = open_model(str(write("qwen3_moe", tmp_path / "model.gguf", every("Q8_0"), describe=describe)))
-    pieces = opened.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(TEXT)
+def test_text_is_split_as_named(name: str) -> None:
+    pieces = pre_tokenizer(splitting_of(name)).pre_tokenize_str(TEXT)
     assert [TEXT[start:stop] for _, (start, stop) in pieces] == PIECES[name]
-    assert opened.tokenizer.decode(opened.tokenizer(TEXT).input_ids) == TEXT
-    assert any(f"not as {name}" in line for line in opened.unfollowed) == (name == "bailingmoe")
