@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.models import OptionInfo
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, OutOfResources
 from artifacts.modelshapes import MODELS
 from moectl import bundled
 from moectl.cli import completion
@@ -222,7 +222,12 @@ class PresetOptions:
         from runtime.session.settings import Settings
 
         check_budget(self.budget)
-        preset = {AUTO.name: AUTO} if self.preset == AUTO.name else find_presets([self.preset], store)
+        preset = {AUTO.name: AUTO}
+        try:
+            preset |= find_presets([self.preset], store)
+        except OutOfResources:  # held by another process, of which the choice of a preset makes a note
+            if self.preset != AUTO.name:
+                raise
         settings = fill(Settings, self, *groups, preset=preset.get(self.preset, self.preset), **others)
         name = model or str(bundled.demo_model())
         check_stored(build(settings.texts()), store, name=name, base=base, learns=settings.learn)

@@ -74,7 +74,7 @@ def preset(name: str | Preset) -> Preset:
     if name == TUNED:
         raise BadUsage(f"there is no preset {TUNED} in the store: `moectl tune` makes it")
     if name not in presets():
-        raise BadUsage(f"{unknown('preset', name, presets())}; `moectl tune` makes others")
+        raise BadUsage(unknown("preset", name, presets()))
     chosen = presets()[name]
     if chosen.waits_for:
         raise Incompatible(
