@@ -9,7 +9,7 @@ from artifacts.errors import BadInput
 from artifacts.quantisation.replica_file import OlderFormat, replica_nbytes, replica_root, verify
 from artifacts.store.leftovers import StoreFinding, beside, unnamed
 from artifacts.store.runs import StoredRun
-from artifacts.store.schema import ARTEFACT_TABLES, SCHEMA_VERSION, columns
+from artifacts.store.schema import ARTEFACT_TABLES, SCHEMA_VERSION, TABLES, quoted
 from artifacts.store.store import Store
 
 _REFERENCE = "profile_run"  # the parameter that names the run from which another was made
@@ -47,7 +47,8 @@ class _Scan:
         self.findings: list[StoreFinding] = []
         for table in store.columns().keys() & ARTEFACT_TABLES.keys():
             try:
-                rows = store.query(f"SELECT run_id, count(*) AS n, bit_xor(hash({table})) FROM {table} GROUP BY run_id")
+                counted = f"SELECT run_id, count(*) AS n, bit_xor(hash({quoted(table)})) FROM {quoted(table)}"
+                rows = store.query(f"{counted} GROUP BY run_id")
                 self.counts[table] = dict(zip(rows["run_id"].to_pylist(), rows["n"].to_pylist(), strict=True))
             except BadInput as problem:
                 del self.counts[table]
@@ -58,8 +59,8 @@ def _schema(store: Store) -> Iterator[StoreFinding]:
     """Report missing columns. A store of an older version rightly lacks what later versions added."""
     [version] = store.query("SELECT max(version) AS version FROM schema_version")["version"].to_pylist()
     present = store.columns()
-    for table, expected in columns().items() if version == SCHEMA_VERSION else ():
-        if missing := expected.keys() - present.get(table, set()):
+    for table, expected in TABLES.items() if version == SCHEMA_VERSION else ():
+        if missing := expected.columns.keys() - present.get(table, set()):
             yield StoreFinding(
                 table,
                 f"schema {version} has {', '.join(sorted(missing))}, which this store lacks",

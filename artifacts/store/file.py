@@ -8,9 +8,19 @@ import duckdb
 
 from artifacts.common.files import replacing, sync
 from artifacts.errors import BadInput, Incompatible
-from artifacts.store.database import check_place, connect, connection_to, transaction, translated
+from artifacts.store.database import (
+    check_place,
+    checkpoint,
+    connect,
+    connection_to,
+    defining,
+    limited,
+    transaction,
+    translated,
+)
 from artifacts.store.runs import utc_now, versions
-from artifacts.store.schema import SCHEMA_VERSION, columns, migration, statements, unmendable
+from artifacts.store.schema import SCHEMA_VERSION, TABLES, comments, migration, quoted, statements, unmendable
+from artifacts.store.structure import refuse_strange, stored_columns
 
 _TRIES = 5
 
@@ -23,16 +33,18 @@ def open_file(
     """Open a store; also return the identity of its file if it was created just now. Raises as `Store.open`."""
     connection, made = _connect(path, read_only=read_only, patience_s=patience_s)
     try:
-        with translated(path):
-            if not read_only and _lacks(connection, path):
-                connection.execute("CHECKPOINT")  # the copy would lack what is still in the write-ahead log
-                version = _version(connection)
-                connection.close()
-                _keep_copy(path, version)
-                connection = connect(path, read_only=False, patience_s=patience_s)
-                _upgrade(connection, path, version)
-            elif read_only:
-                _check(connection, path)
+        with limited(connection, path):
+            version = _check(connection, path, is_filled=read_only)
+            is_old = not read_only and _is_old(connection, version)
+            if is_old:
+                checkpoint(connection)  # the copy would lack what is still in the write-ahead log
+        if is_old:
+            connection.close()
+            _keep_copy(path, version)
+            connection = connect(path, read_only=False, patience_s=patience_s)
+        if not read_only:
+            with limited(connection, path):
+                _complete(connection, path, version, is_old=is_old)
     except BaseException:
         connection.close()
         raise
@@ -52,12 +64,6 @@ def remove_made(path: Path, made: Identity) -> None:
 def wal_of(path: Path) -> Path:
     """The path of a store's write-ahead log."""
     return path.with_name(f"{path.name}.wal")
-
-
-def stored_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
-    """Names of the columns in the file, by table."""
-    select = "SELECT table_name, list(column_name) FROM duckdb_columns() WHERE NOT internal GROUP BY table_name"
-    return {table: set(names) for table, names in connection.execute(select).fetchall()}
 
 
 def _connect(
@@ -90,9 +96,9 @@ def _make(path: Path) -> bool:
         with translated(path):
             connection = connection_to(temporary, read_only=False)
             try:
-                with transaction(connection):
+                with defining(connection), transaction(connection):
                     _execute(connection, statements())
-                connection.execute("CHECKPOINT")
+                checkpoint(connection)
             finally:
                 connection.close()
         sync(temporary)
@@ -119,26 +125,37 @@ def _named(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _lacks(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
-    """Whether a writer has to upgrade the file. A file without tables, as another DuckDB left it, is filled."""
-    if _check(connection, path, is_filled=False) is None:
-        with transaction(connection):
+def _is_old(connection: duckdb.DuckDBPyConnection, version: int | None) -> bool:
+    """Whether a writer has to upgrade the file, after a copy. One without tables has nothing to copy."""
+    present = stored_columns(connection)
+    is_whole = all(present.get(table) == each.columns.keys() for table, each in TABLES.items())
+    return version is not None and (version < SCHEMA_VERSION or not is_whole)
+
+
+def _complete(connection: duckdb.DuckDBPyConnection, path: Path, version: int | None, *, is_old: bool) -> None:
+    """Fill a file that another DuckDB left without tables, upgrade an old one, and add comments that are missing."""
+    if version is None:
+        with defining(connection), transaction(connection):
             _execute(connection, statements())
-        return False
-    counts = dict(connection.execute("SELECT table_name, column_count FROM duckdb_tables()").fetchall())
-    expected = {table: len(definitions) for table, definitions in columns().items()}
-    return _version(connection) < SCHEMA_VERSION or any(counts.get(name) != count for name, count in expected.items())
+    elif is_old:
+        _upgrade(connection, path, version)
+    # The comments of columns are written with that of their table, and take as long to read as all the rest.
+    said = dict(connection.execute("SELECT table_name, comment FROM duckdb_tables()").fetchall())
+    if missing := comments(said):
+        with defining(connection), transaction(connection):
+            connection.execute("; ".join(missing))
 
 
 def _check(connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool = True) -> int | None:
     """The version of a store that this moectl can read; None for an empty file, which is an error if `is_filled`."""
-    tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    tables = stored_columns(connection)
     if not tables and not is_filled:
         return None
     if not tables:
         raise BadInput(f"{path} is empty; moectl profile fills it")
     if "schema_version" not in tables:
         raise BadInput(f"{path} is a DuckDB file but not a store of moectl; name another file")
+    refuse_strange(connection, path, {"schema_version"})  # first: a newer moectl may have other tables
     version = _version(connection)
     if version is None or version < 1:
         raise BadInput(f"{path} is damaged: it has no version of its tables; restore it from a copy or make it anew")
@@ -146,6 +163,7 @@ def _check(connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool
         raise Incompatible(
             f"{path} was made by a newer moectl (schema {version}, this one knows {SCHEMA_VERSION}); upgrade moectl"
         )
+    refuse_strange(connection, path, TABLES)
     return version
 
 
@@ -162,20 +180,19 @@ def _keep_copy(path: Path, version: int) -> None:
 
 def _upgrade(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> None:
     """Add what the present schema has and the file lacks, all of it or nothing; stored rows stay."""
-    present = stored_columns(connection)
-    filled = {name for name in present if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchall()}
+    present = {table: names for table, names in stored_columns(connection).items() if table in TABLES}
+    filled = {name for name in present if connection.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 1").fetchall()}
     if lost := unmendable(present, filled):
         raise Incompatible(
             f"{path} was written by a moectl between two releases (schema {version}): {lost}. Nothing was changed; "
             "name another store and make its artefacts anew"
         )
-    with transaction(connection):
+    with defining(connection), transaction(connection):
         _execute(connection, migration(present))
 
 
 def _execute(connection: duckdb.DuckDBPyConnection, ddl: list[str]) -> None:
     """Run the statements and record the version that they lead to."""
-    for statement in ddl:
-        connection.execute(statement)
+    connection.execute("; ".join(ddl))
     made_with = versions().get("moectl", "not installed")
     connection.execute("INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with])

@@ -1,8 +1,9 @@
 """The store: one DuckDB file in which every artefact belongs to the run that wrote it, whole or absent."""
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -10,13 +11,14 @@ import duckdb
 import pyarrow as pa
 
 from artifacts.common.untrusted import parse_json
-from artifacts.errors import BadInput, Incompatible
+from artifacts.errors import BadInput, Incompatible, first_line
 from artifacts.shape import Shape
-from artifacts.store.database import PATIENCE_S, transaction, translated
-from artifacts.store.file import Identity, open_file, remove_made, stored_columns
+from artifacts.store.database import PATIENCE_S, checkpoint, limited, transaction
+from artifacts.store.file import Identity, open_file, remove_made
 from artifacts.store.intruders import Intruders
 from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, TableSize
-from artifacts.store.schema import ARTEFACT_TABLES, lacking
+from artifacts.store.schema import ARTEFACT_TABLES, TABLES, lacking, quoted
+from artifacts.store.structure import check_size, stored_columns
 
 _SELECT_RUNS = """
     SELECT run_id, contents, command, model_id, started_at, seconds, data, data_digest, tokens, seed, parameters,
@@ -43,6 +45,7 @@ class Store:
         self._connection = connection
         self._unwritten = made
         self._intruders = intruders
+        self._sized: set[str] = set()  # tables whose size was checked
 
     @classmethod
     def open(cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None) -> "Store":
@@ -64,11 +67,13 @@ class Store:
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
-        if self._intruders and self._intruders.came():
-            with suppress(duckdb.Error):  # the connection is broken or closed, and writes nothing any more
-                self._connection.execute("PRAGMA disable_checkpoint_on_shutdown")
-        elif self._unwritten:
-            remove_made(self.path, self._unwritten)
+        if self._intruders and not self._intruders.came():
+            if self._unwritten:
+                remove_made(self.path, self._unwritten)
+            else:
+                # What was committed lies in the write-ahead log, where the next command finds it, if this fails.
+                with suppress(duckdb.Error):
+                    checkpoint(self._connection)
         self._unwritten = None
         self._connection.close()
         if self._intruders:
@@ -92,7 +97,7 @@ class Store:
             row = [model.model_id, model.name, model.fingerprint, model.family]
             row += [shape.num_layers, shape.num_experts, shape.top_k, shape.expert_nbytes]
             self._intruders.check()
-            with translated(self.path):
+            with self._limited():
                 self._connection.execute("INSERT INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._unwritten = None
         return model.model_id
@@ -137,7 +142,7 @@ class Store:
         )
         contents = {name: {"num_rows": table.num_rows, "nbytes": table.nbytes} for name, table in tables.items()}
         self._intruders.check()
-        with translated(self.path):
+        with self._limited():
             with transaction(self._connection):
                 [(run_id,)] = self._connection.execute("SELECT coalesce(max(run_id), 0) + 1 FROM runs").fetchall()
                 if instead_of is not None:
@@ -148,7 +153,7 @@ class Store:
                 self._intruders.check()
             self._unwritten = None
             # A copy of the file without its write-ahead log would silently lack this run.
-            self._connection.execute("CHECKPOINT")
+            checkpoint(self._connection)
         self._intruders.accept()
         return run_id
 
@@ -178,7 +183,7 @@ class Store:
         size = self.run(run_id).contents.get(table)
         if size is None:
             raise BadInput(f"run {run_id} in {self.path} wrote no {table}")
-        rows = self.query(f"SELECT * EXCLUDE (run_id) FROM {table} WHERE run_id = {int(run_id)}")
+        rows = self.query(f"SELECT * EXCLUDE (run_id) FROM {quoted(table)} WHERE run_id = {int(run_id)}")
         if rows.num_rows != size.num_rows:
             raise BadInput(
                 f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and {rows.num_rows} are "
@@ -192,8 +197,13 @@ class Store:
         Raises Incompatible when the file lacks a table or a column that this moectl expects.
         """
         try:
-            with translated(self.path):
+            with self._limited(select):
                 return self._connection.sql(select).to_arrow_table(batch_size=1_000_000)
+        except (duckdb.DataError, duckdb.InvalidInputException) as error:
+            raise BadInput(
+                f"{self.path} is damaged: it holds values that no moectl writes ({first_line(error)}); restore it from "
+                "a copy or make it anew"
+            ) from error
         except (duckdb.CatalogException, duckdb.BinderException) as error:
             if missing := lacking(self.columns()):
                 raise Incompatible(
@@ -204,7 +214,7 @@ class Store:
 
     def columns(self) -> dict[str, set[str]]:
         """Names of the columns that the file has, by table; an older store lacks some."""
-        with translated(self.path):
+        with self._limited():
             return stored_columns(self._connection)
 
     def sizes(self) -> dict[str, TableSize]:
@@ -219,8 +229,18 @@ class Store:
             if any(other == name for other, _ in written)
         }
 
+    @contextmanager
+    def _limited(self, query: str = "") -> Iterator[None]:
+        """Check the tables that a query names before it runs, and limit it."""
+        named = set(re.findall(r"\w+", query)) & TABLES.keys() - self._sized
+        with limited(self._connection, self.path):
+            for table in named & stored_columns(self._connection).keys() if named else ():
+                check_size(self._connection, table, self.path)
+            self._sized |= named
+            yield
+
     def _rows(self, query: str) -> list[tuple]:
-        with translated(self.path):
+        with self._limited(query):
             return self._connection.execute(query).fetchall()
 
     def _insert_run(self, run_id: int, run: RunInfo, contents: Mapping[str, Mapping[str, int]]) -> None:
@@ -243,13 +263,13 @@ class Store:
         self._connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", list(row.values()))
 
     def _remove(self, run_id: int) -> None:
-        for name in (*self.run(run_id).contents, "runs"):
-            self._connection.execute(f"DELETE FROM {name} WHERE run_id = {int(run_id)}")
+        for name in (*(self.run(run_id).contents.keys() & ARTEFACT_TABLES.keys()), "runs"):
+            self._connection.execute(f"DELETE FROM {quoted(name)} WHERE run_id = {int(run_id)}")
 
     def _insert_rows(self, name: str, run_id: int, table: pa.Table) -> None:
         # When this fails the view needs no unregistering: it belongs to the transaction, which is rolled back.
         self._connection.register("incoming", table)
-        self._connection.execute(f"INSERT INTO {name} BY NAME SELECT {run_id} AS run_id, * FROM incoming")
+        self._connection.execute(f"INSERT INTO {quoted(name)} BY NAME SELECT {int(run_id)} AS run_id, * FROM incoming")
         self._connection.unregister("incoming")
 
 
@@ -270,7 +290,7 @@ def _stored_run(row: tuple, path: Path) -> StoredRun:
     try:
         parameters, made_with, contents = (dict(parse_json(text)) for text in (parameters, made_with, contents))
         info = RunInfo(*texts, parameters=parameters, versions=made_with)
-        sizes = {name: TableSize(**size) for name, size in contents.items()}
-    except (TypeError, ValueError) as error:
+        sizes = {name: TableSize(int(size["num_rows"]), int(size["nbytes"])) for name, size in contents.items()}
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is damaged: what it says of run {run_id} cannot be read; restore it") from error
     return StoredRun(run_id=run_id, info=info, contents=sizes)

@@ -39,7 +39,9 @@ def generate(
     """
     from moectl.show.waiting import loading
 
-    settings = chosen.settings(store, options, policies=policies.given(avg_bits), verify=verify)
+    settings = chosen.settings(
+        store, options, model=model, base=options.base, policies=policies.given(avg_bits), verify=verify
+    )
     with loading(model, preset=chosen.preset, budget=chosen.budget, is_quiet=json) as waiting:
         with importing(says=""):
             from moectl.commands import generate as command

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.models import OptionInfo
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, OutOfResources
 from artifacts.modelshapes import MODELS
 from moectl import bundled
 from moectl.cli import completion
@@ -213,17 +213,26 @@ class PresetOptions:
     budget: Budget = "25%"
     scope: Scope = None
 
-    def settings(self, store: Path, *groups: object, **others: object) -> "Settings":
+    def settings(self, store: Path, *groups: object, model: str | None, base: int, **others: object) -> "Settings":
         """Return the settings of a run, with the preset that the store holds under this name if there is one. Imports
-        no torch, so that a wrong name or budget is refused at once."""
+        no torch, so that a wrong name or budget is refused at once, and what the preset requires of the store too."""
         from moectl.shared.preset_choice import AUTO
         from runtime.control.sizes import check_budget
-        from runtime.session.presets import find_presets
+        from runtime.policies import build
+        from runtime.session.presets import check_stored, find_presets
         from runtime.session.settings import Settings
 
         check_budget(self.budget)
-        preset = {AUTO.name: AUTO} | find_presets([self.preset], store)
-        return fill(Settings, self, *groups, preset=preset.get(self.preset, self.preset), **others)
+        preset = {AUTO.name: AUTO}
+        try:
+            preset |= find_presets([self.preset], store)
+        except OutOfResources:  # held by another process, of which the choice of a preset makes a note
+            if self.preset != AUTO.name:
+                raise
+        settings = fill(Settings, self, *groups, preset=preset.get(self.preset, self.preset), **others)
+        name = model or str(bundled.demo_model())
+        check_stored(build(settings.texts()), store, name=name, base=base, learns=settings.learn)
+        return settings
 
 
 @dataclass(frozen=True, slots=True)

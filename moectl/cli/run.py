@@ -93,7 +93,9 @@ def run(
 
     _check_turns(prompt, is_chat=is_chat, prompt_only=json or trace is not None)
     given = policies.given(avg_bits)
-    settings = chosen.settings(store, options, policies=given, verify=verify, learn=learn)
+    settings = chosen.settings(
+        store, options, model=model, base=options.base, policies=given, verify=verify, learn=learn
+    )
     with loading(model, preset=chosen.preset, budget=chosen.budget, is_quiet=json) as waiting:
         with importing(says=""):
             from moectl.commands import run as command

@@ -107,7 +107,7 @@ def serve(
     """
     from moectl.commands import serve as command
 
-    settings = chosen.settings(store, options, policies=policies.given())
+    settings = chosen.settings(store, options, model=model, base=options.base, policies=policies.given())
     limits = command.ServerLimits(
         num_rows=server.num_rows,
         shares_passes=server.batch > 1,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from artifacts.errors import Incompatible
 from moectl.bench.live import live
 from moectl.bench.other_tools import keep, read_results
 from moectl.bench.request import BenchRequest, names_of
@@ -15,8 +16,9 @@ from moectl.commands.report import check_report, report
 from moectl.shared.progress import Phases
 from moectl.shared.resuming import resumable
 from moectl.show.render import show_json, show_sheet
-from runtime.policies.presets import Preset
-from runtime.session.presets import find_presets
+from runtime.policies import build
+from runtime.policies.presets import Preset, preset
+from runtime.session.presets import check_stored, find_presets
 
 
 def stored_among(listed: str, store: Path) -> dict[str, Preset]:
@@ -45,6 +47,7 @@ def bench(
     if page:
         check_report(page)
     model = name or str(demo_model())
+    _check_any_runs(request, model, store)
     imported = [read_results(path) for path in results]
     measure = simulated if request.simulate else live
     with Phases(1, 1, 18, is_quiet=is_quiet) as phases:
@@ -54,6 +57,21 @@ def bench(
     if page and benched.has_run:
         notes += (f"report: {report(page, store=store, job=benched.job).path}",)
     return replace(benched, rows=[*benched.rows, *rows], notes=notes)
+
+
+def _check_any_runs(request: BenchRequest, name: str, store: Path) -> None:
+    """Raise Incompatible where the store lacks what each of the presets requires; where some can run, the others have
+    their reason in the table."""
+    missing = []
+    for asked in request.asked:
+        try:
+            if asked not in request.peer_names:
+                policies = build(preset(request.stored.get(asked, asked)).texts())
+                check_stored(policies, store, name=name, base=request.base)
+        except Incompatible as problem:
+            missing.append(problem)
+    if len(missing) == len(request.asked) and missing:
+        raise missing[0]
 
 
 def show(benched: Benched, *, as_json: bool) -> None:

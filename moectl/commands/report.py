@@ -87,8 +87,8 @@ def show_drawn(drawn: Drawn, *, as_json: bool) -> None:
 def _bring_up_to_date(path: Path) -> None:
     """Migrate an older store, whose missing tables the queries name. Opening it for writing copies it first."""
     with Store.open(path, read_only=True) as opened:
-        tables = opened.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
-    if not ARTEFACT_TABLES.keys() <= set(tables):
+        tables = opened.columns().keys()
+    if not ARTEFACT_TABLES.keys() <= tables:
         Store.open(path).close()
 
 

@@ -25,7 +25,7 @@ _COLUMNS = (
 
 def controls(source: ReportSource, job: StoredBench) -> Section:
     """The section on stand-ins, from a live bench."""
-    asked = queries.STAND_IN_PRICES.format(job=job.digest)
+    asked = queries.filled(queries.STAND_IN_PRICES, job=job.digest)
     groups = [group for _, group in grouped(source.rows(asked), "budget", "link") if len(group) > 1]
     if not groups:
         return Section("controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does.")

@@ -25,10 +25,10 @@ def environment(source: ReportSource) -> Section:
     if not source.models and not source.jobs:
         return Section("environment", _TITLE, missing="Nothing was run yet: <code>moectl profile</code> begins.")
     entries = {"Model": _model(source.models[0])} if source.models else {}
-    asked = [queries.MODELS.format(model=source.model_id)]
+    asked = [queries.filled(queries.MODELS, model=source.model_id)]
     for job in source.jobs:
         conditions = source.conditions(job)
-        asked.append(queries.CONDITIONS.format(job=job.digest))
+        asked.append(queries.filled(queries.CONDITIONS, job=job.digest))
         entries |= _OF_MODE[job.mode](source, job, conditions)
         bases = _base(conditions)
         if bases:

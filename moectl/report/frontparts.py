@@ -19,7 +19,7 @@ _OF_PROMPTS = "The trace of this bench is of prompts alone: none decodes."
 
 def front(source: ReportSource, job: StoredBench) -> Section:
     """A picture for each budget and link."""
-    asked, key = queries.MARKS.format(job=job.digest), f"{job.mode}-front"
+    asked, key = queries.filled(queries.MARKS, job=job.digest), f"{job.mode}-front"
     rows = source.rows(asked)
     if not rows:
         return Section(key, "Time", missing=_OF_PROMPTS)

@@ -50,7 +50,7 @@ def gallery(store: Store, *, job: str | None = None, model_id: str | None = None
 def _time_and_quality(source: ReportSource) -> Drawing | None:
     """Every preset of the newest live bench, at the budget and link with most of them."""
     job = next((job for job in source.jobs if job.mode == "live"), None)
-    rows = source.rows(queries.TABLE.format(job=job.digest)) if job else []
+    rows = source.rows(queries.filled(queries.TABLE, job=job.digest)) if job else []
     known = [row for row in rows if row["mode"] == "live" and None not in (row["times_full"], row["perplexity_ratio"])]
     full, ours = ([row for row in known if (row["preset"] == FULL) == is_full] for is_full in (True, False))
     if not ours:

@@ -18,7 +18,7 @@ _PREFETCH = (
 
 def layers(source: ReportSource, job: StoredBench) -> Section:
     """Hit rates and collisions by layer."""
-    asked = queries.LAYERS.format(job=job.digest)
+    asked = queries.filled(queries.LAYERS, job=job.digest)
     rows = source.rows(asked)
     if not rows:
         return Section(
@@ -57,7 +57,7 @@ def layers(source: ReportSource, job: StoredBench) -> Section:
 
 def prefetching(source: ReportSource, job: StoredBench) -> Section:
     """The share of prefetched bytes that was used."""
-    asked = queries.PREFETCH.format(job=job.digest)
+    asked = queries.filled(queries.PREFETCH, job=job.digest)
     rows = source.rows(asked)
     if not rows:
         missing = (

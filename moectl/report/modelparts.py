@@ -45,7 +45,7 @@ def _use(source: ReportSource) -> Section:
     run = source.newest("activations")
     if run is None:
         return _missing("use", "Use of experts", "moectl profile")
-    asked = queries.USE.format(run=run)
+    asked = queries.filled(queries.USE, run=run)
     rows = source.rows(asked)
     top = max(row["times_even"] for row in rows)
     chart = figure(
@@ -65,8 +65,8 @@ def _together(source: ReportSource) -> Section:
     title, run = "Experts selected together", source.newest("coactivations")
     if run is None:
         return _missing("together", title, "moectl profile")
-    asked = queries.of_layers(queries.TOGETHER, run, _some_layers(source))
-    pairs = queries.PAIRS.format(run=run)
+    asked = queries.filled(queries.TOGETHER, run=run, layers=_some_layers(source))
+    pairs = queries.filled(queries.PAIRS, run=run)
     drawn = _squares(source.rows(asked), "q", "share q of i's pairs that are with j")
     return Section(
         "together", title, f"{drawn}{table(source.rows(pairs), _PAIRS, label='Strongest pairs')}", (asked, pairs)
@@ -77,8 +77,8 @@ def _standins(source: ReportSource) -> Section:
     title, run = "Stand-ins", source.newest("similarity")
     if run is None:
         return _missing("standins", title, "moectl profile")
-    asked = queries.of_layers(queries.STANDINS, run, _some_layers(source))
-    best = queries.BEST_STANDINS.format(run=run)
+    asked = queries.filled(queries.STANDINS, run=run, layers=_some_layers(source))
+    best = queries.filled(queries.BEST_STANDINS, run=run)
     note = (
         "<p>What a layer's output loses when j serves in i's place, over what it loses when i is left out: "
         "below 1 a stand-in is better than none. Shades end at 2.</p>"
@@ -92,7 +92,7 @@ def _loss(source: ReportSource) -> Section:
     title, run = "What few bits cost", source.newest("quant_loss")
     if run is None:
         return _missing("loss", title, "moectl quantize")
-    asked, means = queries.LOSS.format(run=run), queries.LOSS_MEANS.format(run=run)
+    asked, means = queries.filled(queries.LOSS, run=run), queries.filled(queries.LOSS_MEANS, run=run)
     rows = source.rows(asked)
     drawn = []
     for (bits,), group in grouped(rows, "bits"):
@@ -116,7 +116,7 @@ def _splits(source: ReportSource) -> Section:
     title, run = "Split experts", source.newest("splits")
     if run is None:
         return _missing("splits", title, "moectl split --machine NAME")
-    asked = queries.SPLITS.format(run=run)
+    asked = queries.filled(queries.SPLITS, run=run)
     rows = source.rows(asked)
     chart = figure(
         bars(
@@ -170,7 +170,7 @@ def _matrix(rows: Sequence[Record], down: str, across: str, value: str) -> list[
 
 def _some_layers(source: ReportSource) -> list[int]:
     """A few layers, evenly spaced from the first to the last."""
-    [model] = source.rows(queries.MODELS.format(model=source.model_id))
+    [model] = source.rows(queries.filled(queries.MODELS, model=source.model_id))
     last, count = model["num_layers"] - 1, min(_MOST_LAYERS, model["num_layers"])
     return sorted({round(number * last / max(count - 1, 1)) for number in range(count)})
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
@@ -80,9 +80,7 @@ def _named(source: ReportSource) -> Callable[[Section], Section]:
 
 def _receipt(source: ReportSource) -> Section:
     runs = sorted({run for run in map(source.newest, _TABLES) if run is not None})
-    asked = queries.RECEIPT.format(
-        runs=_listed(map(str, runs)), jobs=_listed(f"'{bench.digest}'" for bench in source.jobs)
-    )
+    asked = queries.filled(queries.RECEIPT, runs=runs, jobs=[bench.digest for bench in source.jobs])
     rows = source.rows(asked)
     if not rows:
         return Section("receipt", _RUNS_TITLE, missing="Nothing was run yet: <code>moectl profile</code> begins.")
@@ -94,7 +92,3 @@ def _receipt(source: ReportSource) -> Section:
     inside = f"{table(rows, _RUNS, label='Runs')}<details><summary>Options in force, and versions</summary>"
     made = f'<p class="quiet">Page by moectl {escape(versions().get("moectl", "(not installed)"))}.</p>'
     return Section("receipt", _RUNS_TITLE, f"{inside}<dl>{details}</dl></details>{made}", (asked,))
-
-
-def _listed(items: Sequence[str]) -> str:
-    return ", ".join(items) or "NULL"

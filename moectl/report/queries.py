@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from artifacts.store.schema import literal
+
 # The newest row of each setting of one bench; `altered` counts requests whose output differs from the full model's.
 _ROWS = """
 WITH rows AS (
@@ -10,7 +12,7 @@ WITH rows AS (
     json_extract(r.parameters, '$.spread.tpot_ms[1]')::DOUBLE AS tpot_upper
   FROM bench b JOIN runs r USING (run_id)
   LEFT JOIN (SELECT run_id, sum(few_bits + replaced) AS altered FROM bench_layers GROUP BY run_id) a USING (run_id)
-  WHERE json_extract_string(r.parameters, '$.job') = '{job}'
+  WHERE json_extract_string(r.parameters, '$.job') = {job}
   QUALIFY row_number() OVER (PARTITION BY preset, budget, link ORDER BY run_id DESC) = 1
 ), beside AS (
   SELECT *,
@@ -34,7 +36,7 @@ WITH rows AS (
 MODELS = """
 SELECT name, family, num_layers, num_experts, top_k, expert_bytes,
   num_layers * num_experts * expert_bytes AS experts_bytes
-FROM models WHERE model_id = '{model}'"""
+FROM models WHERE model_id = {model}"""
 
 SUMMARY = (
     _ROWS
@@ -69,7 +71,7 @@ SELECT data, tokens, json_extract_string(parameters, '$.machine.name') AS machin
   json_extract(parameters, '$.threads')::INT AS threads, seed,
   coalesce(json_extract(parameters, '$.base')::INT, 16) AS base,
   json_extract(parameters, '$.dense')::INT AS dense
-FROM runs WHERE json_extract_string(parameters, '$.job') = '{job}' ORDER BY run_id LIMIT 1"""
+FROM runs WHERE json_extract_string(parameters, '$.job') = {job} ORDER BY run_id LIMIT 1"""
 
 MARKS = (
     _ROWS
@@ -177,7 +179,7 @@ FROM splits WHERE run_id = {run} ORDER BY layer"""
 TUNED = """
 SELECT name, budget, machine, max_loss, tpot_ms, perplexity_ratio, routing, prefetch, eviction, miss, residency, scope,
   run_id
-FROM presets JOIN runs USING (run_id) WHERE model_id = '{model}' ORDER BY run_id DESC, budget, max_loss"""
+FROM presets JOIN runs USING (run_id) WHERE model_id = {model} ORDER BY run_id DESC, budget, max_loss"""
 
 RECEIPT = """
 SELECT command, count(*) AS runs, max(run_id) AS newest, any_value(data) AS data, any_value(tokens) AS tokens,
@@ -196,9 +198,17 @@ NEWEST_DAY = "SELECT strftime(max(started_at), '%-d %B %Y') AS day FROM runs"
 
 NEWEST = """
 SELECT max(run_id) AS run FROM runs
-WHERE status = 'complete' AND model_id = '{model}' AND json_extract(contents, '$.{table}') IS NOT NULL"""
+WHERE status = 'complete' AND model_id = {model} AND json_extract(contents, {path}) IS NOT NULL"""
 
 
-def of_layers(query: str, run: int, layers: Sequence[int]) -> str:
-    """A query for the rows of one run in these layers."""
-    return query.format(run=run, layers=", ".join(map(str, layers)))
+def filled(query: str, **values: str | int | Sequence[int] | Sequence[str] | None) -> str:
+    """Return the query with these values in their places, texts quoted: a store may hold any text."""
+    return query.format(**{name: _sql(value) for name, value in values.items()})
+
+
+def _sql(value: str | int | Sequence[int] | Sequence[str] | None) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if value is None or isinstance(value, str):
+        return literal(str(value))
+    return ", ".join(map(_sql, value)) or "NULL"

@@ -37,15 +37,15 @@ class ReportSource:
         modes = dict.fromkeys(bench["mode"] for bench in same)
         self.jobs = [next(StoredBench(bench["job"], mode) for bench in same if bench["mode"] == mode) for mode in modes]
 
-        self.models = self.rows(queries.MODELS.format(model=self.model_id))  # one, or none in an empty store
+        self.models = self.rows(queries.filled(queries.MODELS, model=self.model_id))  # one, or none in an empty store
 
     def conditions(self, job: StoredBench) -> Record:
         """Data, machine and effort of a bench."""
-        return self.rows(queries.CONDITIONS.format(job=job.digest))[0]
+        return self.rows(queries.filled(queries.CONDITIONS, job=job.digest))[0]
 
     def links(self, job: StoredBench) -> list[str]:
         """The links of a bench's rows."""
-        return list(dict.fromkeys(row["link"] for row in self.rows(queries.TABLE.format(job=job.digest))))
+        return list(dict.fromkeys(row["link"] for row in self.rows(queries.filled(queries.TABLE, job=job.digest))))
 
     def grounds(self, job: StoredBench, link: str) -> grounds.Grounds:
         """What the times of a bench over this link rest on."""
@@ -63,7 +63,7 @@ class ReportSource:
 
     def newest(self, table: str) -> int | None:
         """The newest run of this model that wrote rows of a table."""
-        return self.rows(queries.NEWEST.format(model=self.model_id, table=table))[0]["run"]
+        return self.rows(queries.filled(queries.NEWEST, model=self.model_id, path=f"$.{table}"))[0]["run"]
 
 
 def grouped(rows: Sequence[Record], *names: str) -> Iterator[tuple[tuple, list[Record]]]:

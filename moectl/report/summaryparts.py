@@ -11,7 +11,7 @@ _NEEDS_LIVE = "What a preset that alters the output loses, only a live bench can
 
 
 def summary(source: ReportSource, job: StoredBench) -> Section:
-    asked = queries.SUMMARY.format(job=job.digest)
+    asked = queries.filled(queries.SUMMARY, job=job.digest)
     cards = "".join(
         _card(row, source.heading(job, row), source.grounds(job, row["link"])) for row in source.rows(asked)
     )

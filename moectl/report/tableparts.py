@@ -66,7 +66,7 @@ _TUNED = (
 def every_row(source: ReportSource, job: StoredBench) -> Section:
     """A table for each budget and link: presets that keep the full model's output, then the others, the fastest
     first."""
-    asked = queries.TABLE.format(job=job.digest)
+    asked = queries.filled(queries.TABLE, job=job.digest)
     rows = source.rows(asked)
     full = [row for row in rows if row["preset"] == "full"]
     parts = []
@@ -88,7 +88,7 @@ def every_row(source: ReportSource, job: StoredBench) -> Section:
 
 def _tasks(source: ReportSource, job: StoredBench) -> tuple[str, tuple[str, ...]]:
     """Scores of a bench's tasks and their query; nothing where it has none."""
-    asked, label = queries.TASKS.format(job=job.digest), "Tasks of lm-evaluation-harness"
+    asked, label = queries.filled(queries.TASKS, job=job.digest), "Tasks of lm-evaluation-harness"
     rows = source.rows(asked)
     return (f"<h4>{label}</h4>{table(rows, _TASKS, label=label)}", (asked,)) if rows else ("", ())
 
@@ -103,7 +103,7 @@ def tuned(source: ReportSource) -> Section:
     title = "Tuned presets"
     if source.newest("presets") is None:
         return Section("tuned", title, missing="Not in this store yet: <code>moectl tune</code> makes them.")
-    asked = queries.TUNED.format(model=source.model_id)
+    asked = queries.filled(queries.TUNED, model=source.model_id)
     rows = source.rows(asked)
     is_absolute = all(measured(row["machine"]).is_absolute for row in rows)
     columns = [column for column in _TUNED if is_absolute or column.name != "tpot_ms"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from artifacts.errors import Problem
 from runtime.control import sizes
-from runtime.policies.presets import Preset
+from runtime.policies.presets import Preset, preset
 from runtime.session.settings import DEVICE, Settings
 
 if TYPE_CHECKING:  # which imports torch
@@ -21,7 +21,8 @@ class Known:
     """What is known of a run: whether the user names policies, every expert fits the budget, the link and near tier of
     another machine are emulated, the store has predictors for this model, and the memory of this machine holds the
     model's files, so that a load from disk is a copy. `tuned`: what `moectl tune` found for this model, machine and
-    budget that loses nothing. `decides_on_device`: the GPU itself evicts, which it does as one preset."""
+    budget that loses nothing. `decides_on_device`: the GPU itself evicts, which it does as one preset. `note` says what
+    could not be looked at."""
 
     names_policies: bool = False
     fits: bool = False
@@ -30,6 +31,7 @@ class Known:
     is_emulated: bool = False
     has_predictors: bool = False
     is_in_memory: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,17 @@ def with_choice(opened: "MoeModel", settings: Settings, store: Path | None) -> t
     the user's as they are, and an empty text."""
     if settings.preset is not AUTO:
         return settings, ""
-    choice = choose(known_of(opened, settings, store))
-    return replace(settings, preset=choice.preset), choice.why
+    known = known_of(opened, settings, store)
+    choice = choose(known)
+    chosen = replace(preset(choice.preset), note=known.note) if known.note else choice.preset
+    return replace(settings, preset=chosen), choice.why
 
 
 def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Known:
     """Return what model, machine and store say."""
     budget_nbytes = sizes.budget_nbytes(settings.budget, opened.shape)
-    tuned, has_predictors = _stored(opened, settings, store) if store and not settings.policies else (None, False)
+    looks = store and not settings.policies
+    tuned, has_predictors, note = _stored(opened, settings, store) if looks else (None, False, "")
     return Known(
         names_policies=bool(settings.policies),
         fits=budget_nbytes >= opened.shape.nbytes,
@@ -80,12 +85,13 @@ def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Know
         is_emulated=settings.scaled_to is not None,
         has_predictors=has_predictors,
         is_in_memory=_reads_files(opened, settings) and opened.shape.nbytes + budget_nbytes <= _available_nbytes(),
+        note=note,
     )
 
 
-def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset | None, bool]:
-    """Return the tuned preset, and whether there are predictors; nothing where the store cannot be read now, as while
-    another process writes it: a run that needs no store is not stopped by one."""
+def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset | None, bool, str]:
+    """Return the tuned preset, and whether there are predictors; only a note where the store cannot be read now, as
+    while another process writes it: a run that needs no store is not stopped by one."""
     from artifacts.routing.predictors import COMMAND  # late: the store's imports take a tenth of a second
     from artifacts.store.presets import stored_presets
     from artifacts.store.store import Store
@@ -101,9 +107,9 @@ def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset
                 for kept in stored_presets(held)
                 if (kept.model_id, kept.preset.machine, kept.preset.budget, kept.preset.max_loss) == wanted
             )
-            return next(tuned, None), held.latest_run(COMMAND, model_id) is not None
-    except Problem:
-        return None, False
+            return next(tuned, None), held.latest_run(COMMAND, model_id) is not None, ""
+    except Problem as problem:
+        return None, False, f"no preset that moectl tune may have stored was looked for: {problem}"
 
 
 def _reads_files(opened: "MoeModel", settings: Settings) -> bool:

@@ -14,21 +14,9 @@ from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole
 from runtime.control.segments import Segments, Whole, segment_pools
 from runtime.control.serving import Service, controller_kind
 from runtime.policies import POLICIES, Policies, describe
-from runtime.policies.base import Artefacts, FastTier, Split
+from runtime.policies.base import REMEDY, Artefacts, FastTier, Split
 from runtime.policies.presets import Scope
 from runtime.policies.shared.maps import Matching
-
-_STORED = "which the store does not hold: "
-_REMEDY = {
-    "buddies": _STORED + "run `moectl profile` on this model, then `moectl build-buddies`",
-    "coactivated": _STORED + "run `moectl profile` on this model, then `moectl build-buddies --metric coactivation`",
-    "entropy": _STORED + "run `moectl profile` on this model",
-    "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
-    "splits": _STORED + "run `moectl split`",
-    "replicas": _STORED + "run `moectl quantize` on this model",
-    "predictors": _STORED + "run `moectl build-predictor` on this model",
-    "maps": _STORED + "run `moectl build-maps` on this model, or begin with none by --learn",
-}
 
 
 def check_required(policies: Policies, artefacts: Artefacts) -> None:
@@ -36,11 +24,11 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
     for axis in POLICIES:
         for need in sorted(getattr(policies, axis).requires):
             if getattr(artefacts, need) is None:
-                raise Incompatible(f"the {axis} policy needs {need}, {_REMEDY[need]}")
+                raise Incompatible(f"the {axis} policy needs {need}, {REMEDY[need]}")
             if need == "replicas" and not artefacts.replicas.widths:
                 base = artefacts.replicas.base
                 than = "smaller than the checkpoint's experts" if base == FULL_BITS else f"below a base of {base} bits"
-                raise Incompatible(f"the {axis} policy needs replicas {than}, {_REMEDY[need]}")
+                raise Incompatible(f"the {axis} policy needs replicas {than}, {REMEDY[need]}")
 
 
 def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:

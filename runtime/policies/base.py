@@ -41,6 +41,19 @@ class Artefacts:
     matching: Matching | None = None  # of those maps: made when policies are prepared, and shared by them
 
 
+_STORED = "which the store does not hold: "
+REMEDY = {  # of an artefact that a policy requires and nobody made
+    "buddies": _STORED + "run `moectl profile` on this model, then `moectl build-buddies`",
+    "coactivated": _STORED + "run `moectl profile` on this model, then `moectl build-buddies --metric coactivation`",
+    "entropy": _STORED + "run `moectl profile` on this model",
+    "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
+    "splits": _STORED + "run `moectl split`",
+    "replicas": _STORED + "run `moectl quantize` on this model",
+    "predictors": _STORED + "run `moectl build-predictor` on this model",
+    "maps": _STORED + "run `moectl build-maps` on this model, or begin with none by --learn",
+}
+
+
 @dataclass(slots=True)
 class Residents:
     """The states of one layer's experts at one step."""

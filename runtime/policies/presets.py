@@ -10,6 +10,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
 from runtime.policies import POLICIES, describe, parse
 
+TUNED = "tuned"  # what `moectl tune` calls its preset unless it is told another name
 _WHOLE = ("fetch", "near", "qstar", "cold")  # what becomes of a miss where nothing else stands in for it
 
 
@@ -27,7 +28,7 @@ class Preset:
 
     `budget` is given only if the preset fixes it. `is_study`: it is there to be compared with, not to run a model by.
     A preset that `waits_for` something cannot run; its axes name only the policies that exist. A tuned preset is
-    `tuned_for` a budget and a machine, of the model `model_id`.
+    `tuned_for` a budget and a machine, of the model `model_id`. A `note` says what was not looked at for the choice.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Preset:
     is_study: bool = False
     tuned_for: str = ""
     model_id: str = ""
+    note: str = ""
 
     @property
     def is_lossless(self) -> bool:
@@ -70,6 +72,8 @@ def preset(name: str | Preset) -> Preset:
     waits for something."""
     if isinstance(name, Preset):
         return name
+    if name == TUNED:
+        raise BadUsage(f"there is no preset {TUNED} in the store: `moectl tune` makes it")
     base, _, options = name.partition(":")
     if base not in presets():
         raise BadUsage(unknown("preset", base, presets()))

@@ -4,11 +4,11 @@ store holds for both."""
 from dataclasses import replace
 from pathlib import Path
 
-from artifacts.errors import BadInput, Incompatible
+from artifacts.errors import BadInput, Incompatible, OutOfResources
 from artifacts.shape import FULL_BITS
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.policies.presets import Preset
+from runtime.policies.presets import Preset, preset
 from runtime.session.settings import Settings
 from runtime.tiers.replicas import open_replicas
 
@@ -26,7 +26,13 @@ def equip(
         if not store.exists():
             raise BadInput(f"there is no store {store}; moectl profile makes one")
         settings = _with_own_preset(opened, settings, store)
-        artefacts = _load(opened, settings, name=name, store=store, base=base)
+        try:
+            artefacts = _load(opened, settings, name=name, store=store, base=base)
+        except OutOfResources as held:  # by another process, most often
+            if base != FULL_BITS or settings.requires:
+                raise
+            note = f"what the store has for this preset is not used: {held}"
+            settings = replace(settings, preset=replace(preset(settings.preset), note=note))
     opened, artefacts = model_on_base(opened, artefacts, base)
     return opened, settings, artefacts
 

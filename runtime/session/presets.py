@@ -1,10 +1,14 @@
-"""Tuned presets in a store. What reads one is imported when that is asked for: most presets are built in."""
+"""Presets and a store: those that were tuned into it, and what others require of it. What reads a store is imported
+when that is asked for: most presets are built in and require nothing."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from artifacts.errors import BadInput, Incompatible
+from artifacts.shape import FULL_BITS
+from runtime.policies import POLICIES, Policies
+from runtime.policies.base import REMEDY
 from runtime.policies.presets import Preset, Scope, presets
 
 if TYPE_CHECKING:
@@ -36,6 +40,45 @@ def find_presets(names: Iterable[str], store: Path, *, model_id: str | None = No
         if of_model:
             tuned[name] = as_preset(of_model[0])
     return tuned
+
+
+_TABLES = {  # where an artefact that policies require lies
+    "buddies": "buddies",
+    "coactivated": "buddies",
+    "entropy": "entropy",
+    "splits": "splits",
+    "replicas": "replicas",
+    "predictors": "predictors",
+    "maps": "expert_maps",
+}
+
+
+def check_stored(policies: Policies, store: Path, *, name: str, base: int = FULL_BITS, learns: bool = False) -> None:
+    """Raise Incompatible, with the command that mends it, for an artefact that the store has of no model, or not of the
+    model that it knows as `name`: before the model is opened, which takes long. The rest is found with it."""
+    needs = {need: axis for axis in POLICIES for need in sorted(getattr(policies, axis).requires) if need in _TABLES}
+    if learns:
+        needs.pop("maps", None)
+    if not needs and base == FULL_BITS:
+        return
+    held = _tables_held(store, name)
+    for need, axis in needs.items():
+        if _TABLES[need] not in held:
+            raise Incompatible(f"the {axis} policy needs {need}, {REMEDY[need]}")
+    if base != FULL_BITS and "replicas" not in held:
+        raise Incompatible(f"--base {base:g} takes stored replicas, and there are none: run `moectl quantize`")
+
+
+def _tables_held(store: Path, name: str) -> set[str]:
+    """The tables that runs of a model wrote to: of the one that the store knows by this name, else of any."""
+    if not store.exists():
+        return set()
+    from artifacts.store.store import Store
+
+    with Store.open(store, read_only=True) as opened:
+        named = {model.model_id for model in opened.models() if model.name == name}
+        runs = [run for run in opened.runs() if not named or run.info.model_id in named]
+    return {table for run in runs for table in run.contents}
 
 
 def tuned_presets(store: Path) -> list[Preset]:

@@ -115,7 +115,7 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
 def fallbacks_of(parts: Parts) -> list[str]:
     """What the session does otherwise than it was asked, a line each; those of the policies come first."""
     opened, devices, num_devices = parts.opened, parts.devices, parts.settings.devices
-    lines = list(parts.policies.fallbacks)
+    lines = [*parts.policies.fallbacks, *filter(None, [preset(parts.settings.preset).note])]
     if parts.settings.experts == FUSED and not parts.is_fused:
         where = f"{num_devices} devices" if num_devices > 1 else opened.model.device.type
         lines.append(f"experts of {opened.family} on {where} are not fused: torch computes")

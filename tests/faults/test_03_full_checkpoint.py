@@ -12,7 +12,7 @@ class Full:
     def __init__(self, connection): self._connection = connection
     def __getattr__(self, name): return getattr(self._connection, name)
     def execute(self, query, *arguments):
-        if query == "CHECKPOINT":
+        if query.startswith("CHECKPOINT"):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         return self._connection.execute(query, *arguments)
 store = Store.open(Path(sys.argv[1]))

@@ -19,7 +19,9 @@ class Dying:
     def __init__(self, connection): self._connection = connection
     def __getattr__(self, name): return getattr(self._connection, name)
     def execute(self, query, *arguments):
-        return os.kill(os.getpid(), 9) if query == "CHECKPOINT" else self._connection.execute(query, *arguments)
+        if query.startswith("CHECKPOINT"):
+            os.kill(os.getpid(), 9)
+        return self._connection.execute(query, *arguments)
 def dying(path):
     store = Store.open(path)
     store._connection = Dying(store._connection)

@@ -5,17 +5,28 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.errors import OutOfResources
 from artifacts.store import presets as stored
 from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import add_run
+from moectl.cli.options import PresetOptions
+from moectl.serving.opening import offered
 from moectl.shared import preset_choice
 from moectl.shared.opening import model_info
 from moectl.shared.preset_choice import AUTO, Known, choose, known_of, with_choice
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.presets import Preset, preset
+from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
+from tests.helpers.stores import spawn
 
+HOLD = """
+import duckdb, time
+connection = duckdb.connect(sys.argv[1])
+print("open", flush=True)
+time.sleep(100)
+"""
 TUNED = Preset("tuned", summary="", paper="")
 EVERYTHING = Known(True, True, True, TUNED, True, True, True)
 
@@ -77,7 +88,33 @@ def test_what_the_store_says(opened: MoeModel, tmp_path: Path) -> None:
     assert known_of(opened, Settings(AUTO, budget="50%"), path).tuned is None
     assert known_of(opened, Settings(AUTO, scaled_to="5gbps"), path).tuned.name == "fast"
     path.write_text("no store")
-    assert known_of(opened, Settings(AUTO), path) == Known(is_in_memory=True)
+    known = known_of(opened, Settings(AUTO), path)
+    assert replace(known, note="") == Known(is_in_memory=True) and "is not a store" in known.note
+
+
+def test_a_store_that_another_process_holds_is_a_note(opened: MoeModel, tmp_path: Path) -> None:
+    add_run(path := tmp_path / "moe.duckdb", RunInfo("bench", None, utc_now(), 1.0), {})
+    holder = spawn(HOLD, path)
+    try:
+        assert holder.stdout.readline() == "open\n"
+        chosen = PresetOptions().settings(path, model=None, base=16)
+        settings, why = with_choice(opened, chosen, path)
+        assert (settings.preset.name, why) == ("on-demand", "the fastest exact one while memory holds the files")
+        with Session.over(opened, settings, store=path) as session:
+            [note] = session.receipt()["fallbacks"]
+        assert f"{path} is in use by process {holder.pid}" in note and "moectl tune" in note
+        assert offered(opened, settings, path).keys() >= {"on-demand", "buddymoe"}
+        optional = Settings("moepic", policies={"residency": "hot", "prefetch": "none", "eviction": "lru"})
+        with Session.over(opened, optional, store=path) as session:
+            assert any("in use by process" in line for line in session.receipt()["fallbacks"]) == bool(optional.wants)
+        for needed in (Settings("buddymoe"), Settings(Preset("mine", "", ""))):
+            with pytest.raises(OutOfResources, match="in use by process"):
+                Session.over(opened, needed, store=path)
+        with pytest.raises(OutOfResources, match="in use by process"):
+            PresetOptions(preset="buddymoe").settings(path, model=None, base=16)
+    finally:
+        holder.kill()
+        holder.wait()
 
 
 def test_a_preset_of_the_users_stays(opened: MoeModel) -> None:
