@@ -25,7 +25,7 @@ from tests.conftest import Checkpoint
 from tests.helpers.rewritten import invert
 from tests.helpers.said import problems
 
-OPTIONS = ("--data", "text.txt", "--samples", "24", "--length", "32", "--jobs", "1")
+OPTIONS = ("--data", "text.txt", "--samples", "24", "--length", "32", "--recipe", "refined", "--jobs", "1")
 
 
 @pytest.fixture
