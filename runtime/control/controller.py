@@ -192,11 +192,12 @@ class Controller:
 
     def fixed_places(self, layer: int, experts: list[int]) -> list[Place]:
         """Return the places of one token's experts when nothing is ever evicted: the fast tier holds all experts, or
-        only resident replicas. Returns an empty list while one expert is absent. Counts as `step` does."""
+        only resident replicas. Returns an empty list while one expert is absent, and where one is named twice. Counts
+        as `step` does."""
         assert self.holds_all or self.holds_low, "only where nothing is left to decide"
         first, held = layer * self.shape.num_experts, self._low or self.cache.places
         places = [place for expert in experts if (place := held[first + expert])]
-        if len(places) < len(experts):
+        if len(places) < len(experts) or len(set(experts)) < len(experts):
             return []
         self.count_fixed(layer, chosen=np.array([experts]) if self.counts_chosen else None)
         return places

@@ -48,6 +48,8 @@ class TorchOutput:
         self._module, self._hidden, self._weights = module, hidden, weights
         self._assigned = assign(experts, hidden.device)
         self._packed = self._kernels if len(hidden) == 1 else None  # the kernels take one token
+        # An expert that a token names twice is given it as two rows, which one product rounds otherwise than one row.
+        self._is_one_row = len(hidden) == 1 and all(each.tokens is None for each in self._assigned.values())
         if self._resident.slots.are_apart:
             self._across = AcrossDevices(self._resident, hidden, experts)
 
@@ -56,7 +58,7 @@ class TorchOutput:
         if packed := [place for place in places if self._is_packed(place)]:
             self._add_packed(packed, self._packed.starts(packed))
         others = [place for place in places if not self._is_packed(place)]
-        if self._batched and len(self._hidden) == 1 and len(others) > 1 and all(map(is_full, others)):
+        if self._batched and self._is_one_row and len(others) > 1 and all(map(is_full, others)):
             others.sort(key=_slot)
             views = [self._resident.weights(place) for place in others]
             self._add_batch(others, views, beside=self._resident.beside(others))
@@ -99,7 +101,7 @@ class TorchOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]: [1, H].
+        """A whole step of one token [1, H] whose `experts`, none twice, are all there, with `weights` [1, K]: [1, H].
 
         It makes few calls: one more takes as long as a small expert.
         """
@@ -146,7 +148,7 @@ class TorchOutput:
 
     def _can_batch(self, places: Sequence[Place]) -> bool:
         """Whether these experts of the step can be computed in one call with others."""
-        if not self._batched or len(self._hidden) > 1:
+        if not self._batched or not self._is_one_row:
             return False
         return all(is_full(place) and not self._is_packed(place) for place in places)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import inf, isnan, prod
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ from runtime.model.skeleton import build_skeleton, load_resident
 from runtime.model.source import Source, source_of
 from runtime.model.trial import try_model
 
+_WINDOWS, _LEAST_WINDOW = ("sliding_window", "attention_chunk_size"), 2  # of attention, in tokens
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
 _COMPUTED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # config entries for the number of layers
@@ -79,6 +81,7 @@ def open_model(
     tensors = source.tensors(checkpoint, stored_config)
     _check_numbers(stored_config, checkpoint)
     config = _parsed(source, stored_config)
+    _check_windows(config, source.path)
     dtype = dtype or config.dtype or config.get_text_config().dtype or source.dtype(checkpoint)
     _check_dtype(dtype, source)
     model, layers = _skeleton(config, stored_config, dtype)
@@ -123,6 +126,22 @@ def _parsed(source: Source, stored: dict) -> PreTrainedConfig:
         return source.parse_config(stored)
     except Exception as error:  # transformers raises anything on a broken config.json
         raise BadInput(f"transformers cannot use the config.json of {source.path}: {first_line(error)}") from error
+
+
+def _check_windows(config: PreTrainedConfig, path: Path) -> None:
+    """Raise BadInput for a window of attention below two tokens. None is left to attend to with 0; with 1 transformers'
+    cache keeps all tokens and its masks none but the last, so that what it computes depends on the sizes of passes."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    if kinds is not None and set(kinds) <= {"full_attention"}:
+        return
+    for name in _WINDOWS:
+        window = getattr(text, name, None)
+        if isinstance(window, int) and window < _LEAST_WINDOW:
+            raise BadInput(
+                f"the config of {path} says {name} {window}, and attention needs a window of {_LEAST_WINDOW} tokens or "
+                "more: give null where the model has none"
+            )
 
 
 def _skeleton(

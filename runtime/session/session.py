@@ -11,7 +11,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from transformers import PreTrainedConfig
 
+from artifacts.errors import BadInput
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from runtime.control import sizes
@@ -121,17 +123,26 @@ class Session:
         """Run one pass, prefill or decode: ids [B, S], mask [B, past + S]. Returns the model's output, logits
         [B, S, V].
 
-        Raises BadInput for tokens outside the vocabulary and for more tokens than the model has positions.
+        Raises BadInput for tokens outside the vocabulary, for more tokens than the model has positions, and for a mask
+        where the family's code reads what the config does not say.
         """
         with self._lock.raw, torch.inference_mode():
             self._lock.check()
             self._check(ids, past)
-            return self.opened.model(
-                input_ids=ids.to(self.opened.model.device),
-                attention_mask=None if mask is None else mask.to(self.opened.model.device),
-                past_key_values=past,
-                use_cache=True,
-            )
+            try:
+                return self.opened.model(
+                    input_ids=ids.to(self.opened.model.device),
+                    attention_mask=None if mask is None else mask.to(self.opened.model.device),
+                    past_key_values=past,
+                    use_cache=True,
+                )
+            except AttributeError as error:
+                if mask is None or not isinstance(error.obj, PreTrainedConfig):
+                    raise
+                raise BadInput(
+                    f"transformers' {self.opened.family} needs {error.name} for a batch, and the config.json has none: "
+                    "add it, or give one prompt at a time"
+                ) from error
 
     def forward_rows(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: RowPass, *, requests: np.ndarray, keep: torch.Tensor

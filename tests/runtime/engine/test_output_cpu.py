@@ -1,6 +1,6 @@
 """Compiled code gives torch's outputs for one token's experts, wherever they lie and whenever they arrive."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.kernels.low_bit import linear
 from runtime.model.open import MoeModel, open_model
-from runtime.session.session import Session, Settings
+from runtime.session.session import Output, Session, Settings
 from runtime.session.settings import EXACT, FUSED
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY, save
+from tests.runtime.session.test_session import plain_model
 from tools.gpu.checks.low_bit import random_packed
 
 OTHERS = {"gpt_oss"}  # biased, transposed, with its own kind of gate
@@ -62,16 +63,21 @@ def plain(opened: MoeModel) -> torch.Tensor:
 
 def decoded(opened: MoeModel, settings: Settings, **own: str) -> torch.Tensor:
     """Logits [n, V] of ten tokens, one at a time."""
-    ids = torch.randint(3, VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(2))
     least = f"{opened.shape.num_layers * opened.shape.top_k}x"
     chosen = {"preset": settings.preset, "policies": settings.policies, "link": settings.link, "budget": least}
     with Session(opened, Settings(**chosen, **own)) as session:
         session.new_requests(1)
-        output, logits = session.forward(ids[:, :6]), []
-        for position in range(6, 16):
-            output = session.forward(ids[:, position : position + 1], past=output.past_key_values)
-            logits.append(output.logits[0, -1])
+        logits = of_ten_tokens(lambda ids, past: session.forward(ids, past=past))
         session.controller.cache.validate()
+    return logits
+
+
+def of_ten_tokens(forward: Callable[[torch.Tensor, object], Output]) -> torch.Tensor:
+    ids = torch.randint(3, VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(2))
+    output, logits = forward(ids[:, :6], None), []
+    for position in range(6, 16):
+        output = forward(ids[:, position : position + 1], output.past_key_values)
+        logits.append(output.logits[0, -1])
     return torch.stack(logits)
 
 
@@ -147,16 +153,24 @@ def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> No
         assert any("fused" in line for line in session.fallbacks)
 
 
-def test_an_expert_that_a_token_selects_twice_is_added_twice(checkpoint: Checkpoint) -> None:
+def test_an_expert_that_a_token_selects_twice_is_added_twice(tmp_path: Path) -> None:
+    """By torch to the bit, wherever experts lie: it multiplies one expert by two rows."""
+
     def choose(gate: nn.Module, args: tuple, output: tuple) -> tuple:
         logits, weights, selected = output
         return logits, weights, torch.cat((selected[:, :1], selected[:, :-1]), dim=1)
 
-    opened = open_model(str(checkpoint("olmoe")))
-    for layer in opened.layers:
-        layer.gate.register_forward_hook(choose)
-    exact, fused = (decoded(opened, Settings(), experts=experts) for experts in (EXACT, FUSED))
+    opened = open_model(str(save("olmoe", "hub", tmp_path, torch.float32, fields={"num_experts_per_tok": 3})))
+    plain = plain_model(tmp_path)
+    for module in (*plain.modules(), *opened.model.modules()):
+        if hasattr(module, "gate") and hasattr(module, "experts"):
+            module.gate.register_forward_hook(choose)
+    with torch.inference_mode():
+        exact = of_ten_tokens(lambda ids, past: plain(ids, past_key_values=past, use_cache=True))
+    fused = decoded(opened, Settings(), experts=FUSED)
     assert (fused - exact).abs().max() <= TOLERANCE[exact.dtype] * exact.abs().max()
+    for name in ("all resident", "loaded as wanted", "near"):
+        assert torch.equal(decoded(opened, SETTINGS[name]), exact), name
 
 
 def test_the_receipt_names_what_computes(checkpoint: Checkpoint) -> None:

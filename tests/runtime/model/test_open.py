@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from artifacts.errors import BadInput
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint
@@ -102,6 +103,18 @@ def test_hub_id_opens_from_the_cache(checkpoint: Checkpoint, tmp_path: Path, mon
     shutil.copytree(checkpoint("olmoe"), revision.parents[1] / "snapshots" / ("0" * 40))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert open_model("some-org/olmoe").fingerprint == open_model(str(checkpoint("olmoe"))).fingerprint
+
+
+@pytest.mark.parametrize("window", [-1, 0, 1])
+def test_windows_that_transformers_misreads_are_refused(window: int, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """With 1 its cache keeps all tokens; no mask is right then."""
+    shutil.copytree(checkpoint("mixtral"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
+    with pytest.raises(BadInput, match=f"sliding_window {window}.*2 tokens or more: give null"):
+        open_model(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 2}))
+    open_model(str(tmp_path)).store.close()
 
 
 def test_opening_draws_no_random_numbers(checkpoint: Checkpoint) -> None:

@@ -117,6 +117,21 @@ def test_a_session_gives_the_model_back(checkpoint: Checkpoint) -> None:
         assert torch.equal(session.forward(ids).logits, first)
 
 
+def test_a_batch_that_needs_what_the_config_does_not_say_is_refused(checkpoint: Checkpoint) -> None:
+    """As transformers' qwen3_omni_moe_thinker does for any mask; without one it runs."""
+
+    def padded(model: PreTrainedModel, args: tuple, named: dict) -> None:
+        if named["attention_mask"] is not None:
+            _ = model.config.vision_start_token_id
+
+    opened, ids = open_model(str(checkpoint("olmoe"))), torch.ones(2, 3, dtype=torch.int64)
+    opened.model.register_forward_pre_hook(padded, with_kwargs=True)
+    with Session(opened, Settings(budget="50%")) as session:
+        with pytest.raises(BadInput, match="vision_start_token_id for a batch.*one prompt at a time"):
+            session.forward(ids, mask=torch.ones_like(ids))
+        session.forward(ids)
+
+
 def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint: Checkpoint) -> None:
     folder = checkpoint("olmoe")
     plain, opened = plain_model(folder), open_model(str(folder))
