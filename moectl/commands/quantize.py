@@ -78,7 +78,14 @@ def _quantize(name: str, request: QuantizeRequest, phases: Phases, *, store: Pat
         whole = spoken(seconds / min(executor.count, opened.shape.num_experts))
         phases.begin(f"quantising {opened.shape.num_keys:,} experts, about {whole} from the first")
         return build_replicas(
-            opened, data, request.method, model=model, store_path=store, executor=executor, progress=advance
+            opened,
+            data,
+            request.method,
+            model=model,
+            store_path=store,
+            asked={"samples": request.samples, "length": request.length},
+            executor=executor,
+            progress=advance,
         )
 
 
