@@ -83,7 +83,7 @@ def _quantize(name: str, request: QuantizeRequest, phases: Phases, *, store: Pat
             request.method,
             model=model,
             store_path=store,
-            asked={"samples": request.samples, "length": request.length},
+            read={"samples": request.samples, "length": request.length},
             executor=executor,
             progress=advance,
         )

@@ -73,12 +73,12 @@ def build_replicas(
     *,
     model: ModelInfo,
     store_path: Path,
-    asked: Mapping[str, object] | None = None,
+    read: Mapping[str, object] | None = None,
     executor: Executor = _HERE,
     progress: Progress = lambda done, total: None,
 ) -> BuiltReplicas:
-    """Quantise every expert and write the run; workers write its files. `asked` are the options that chose the data,
-    which the run keeps. `progress` is told the experts done and the experts in all.
+    """Quantise every expert and write the run; workers write its files. `read` are the options by which the data was
+    read, which the run keeps. `progress` is told the experts done and the experts in all.
 
     Raises BadUsage for a method that this model does not allow; BadInput for a checkpoint that changes meanwhile;
     OutOfResources for a full disk, for workers that are all killed and for a folder that another process is filling;
@@ -97,7 +97,7 @@ def build_replicas(
         job.run(data.sequences, executor)
         parameters = asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)}
         parameters |= {"no_smaller": no_smaller(method, opened), "expert_format": opened.expert_format}
-        parameters |= {**(asked or {}), **computed_on(opened)}
+        parameters |= {**(read or {}), **computed_on(opened)}
         info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
         opened.store.check_unchanged()
