@@ -1,5 +1,6 @@
 """Provenance: the model that an artefact belongs to, and the run that wrote it."""
 
+import json
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +13,25 @@ from pathlib import Path
 from artifacts.errors import BadInput
 from artifacts.shape import Shape
 
-_PACKAGES = ("moectl", "torch", "transformers", "tokenizers", "datasets", "duckdb", "numpy", "pyarrow")
+_PACKAGES = (
+    "moectl",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "duckdb",
+    "numba",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "triton",
+)
+_ROOT = Path(__file__).parents[2]  # where this moectl lies
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that affect results, as far as they are installed."""
+    """The versions of Python and of the packages that affect results, as far as they are installed, and the commit of a
+    moectl that was installed from a repository or runs in one."""
     return dict(_versions())
 
 
@@ -29,7 +44,35 @@ def _versions() -> dict[str, str]:
             installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return installed
+    commit = _commit(_ROOT / ".git") or _installed_commit()
+    return installed | ({"commit": commit} if commit else {})
+
+
+def _commit(git: Path) -> str | None:
+    """The commit that a checkout is at, uncommitted changes aside; None where there is none."""
+    try:
+        if git.is_file():  # a worktree names its folder
+            git = git.parent / git.read_text().removeprefix("gitdir:").strip()
+        shared = git / (git / "commondir").read_text().strip() if (git / "commondir").exists() else git
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        if (shared / name).exists():
+            return (shared / name).read_text().strip()
+        packed = (shared / "packed-refs").read_text().splitlines()
+        return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _installed_commit() -> str | None:
+    """The commit that pip took moectl from, as it notes for an address of a repository."""
+    try:
+        noted = metadata.distribution("moectl").read_text("direct_url.json")
+        return json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
 
 
 def utc_now() -> datetime:

@@ -3,6 +3,7 @@
 `artifacts.traces.parquet` reads and writes their files and tables.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -81,6 +82,14 @@ class Trace:
         """The columns that this trace has, by field name."""
         named = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NO_COLUMNS}
         return {name: column for name, column in named.items() if column is not None}
+
+    def digest(self) -> str:
+        """SHA-256 of what was selected: the rows without what routers said beside it."""
+        whole = hashlib.sha256()
+        for column in (self.request, self.pass_, self.phase, self.layer, self.token, self.experts, self.weights):
+            whole.update(f"{column.dtype}{column.shape}".encode())
+            whole.update(np.ascontiguousarray(column))
+        return whole.hexdigest()
 
     def take(self, rows: np.ndarray) -> "Trace":
         """A trace of the rows with these numbers, in this order."""

@@ -97,7 +97,14 @@ def _quantize(name: str, request: QuantizeRequest, phases: Phases, *, store: Pat
         quicker = ", --recipe refined takes less" * (method.recipe == TRELLIS and seconds > _LONG_S)
         phases.begin(f"quantising {opened.shape.num_keys:,} experts, about {whole} from the first{quicker}")
         return build_replicas(
-            opened, data, request.method, model=model, store_path=store, executor=executor, progress=advance
+            opened,
+            data,
+            request.method,
+            model=model,
+            store_path=store,
+            read={"samples": request.samples, "length": request.length},
+            executor=executor,
+            progress=advance,
         )
 
 

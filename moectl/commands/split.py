@@ -113,7 +113,8 @@ def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
         model_id=model_id,
         started_at=started_at,
         seconds=time.monotonic() - start_s,
-        data=opened.name,
+        data=opened.name if opened.run is None else f"run {opened.run}",
+        data_digest=opened.trace.digest(),
         tokens=int((opened.trace.layer == 0).sum()),
         parameters=parameters,
     )
@@ -229,7 +230,7 @@ def _replayed(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) 
 def _parameters(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) -> dict[str, object]:
     """Return the parameters by which a run recognises a split that was made for something else."""
     shape = opened.model.shape
-    return {
+    return ({} if opened.run is None else {"trace_run": opened.run}) | {
         "model": opened.model.name,
         "shape": asdict(shape),
         "budget": request.budget,

@@ -93,8 +93,9 @@ def query_details(queries: Sequence[str]) -> str:
 def section(part: Section) -> str:
     body = part.body or f'<p class="missing">{part.missing}</p>'
     queries = query_details(part.queries) if part.body else ""
-    heading = f'<h3 id="{part.key}-title">{escape(part.title)}</h3>'
-    return f'<section id="{part.key}" aria-labelledby="{part.key}-title">{heading}{body}{queries}</section>'
+    key = escape(part.key)
+    heading = f'<h3 id="{key}-title">{escape(part.title)}</h3>'
+    return f'<section id="{key}" aria-labelledby="{key}-title">{heading}{body}{queries}</section>'
 
 
 def _body(heading: str, rows: Sequence[Record], columns: Sequence[Column]) -> str:

@@ -62,7 +62,7 @@ def _date(source: ReportSource) -> str:
 
 
 def _links(chapter: Chapter) -> str:
-    links = " ".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in chapter.sections)
+    links = " ".join(f'<a href="#{escape(part.key)}">{escape(part.title)}</a>' for part in chapter.sections)
     return f"<p>{f'<b>{escape(chapter.title)}</b> ' if chapter.title else ''}{links}</p>"
 
 

@@ -44,13 +44,15 @@ class TraceSource:
 
 @dataclass(frozen=True, slots=True)
 class OpenedTrace:
-    """A trace, its model, and the store's artefacts of that model; `model_id` is None for a trace from elsewhere."""
+    """A trace, its model, and the store's artefacts of that model; `model_id` and `run`, the store's run that wrote the
+    trace, are None for a trace from elsewhere."""
 
     name: str
     trace: Trace
     model: ModelShape
     artefacts: Artefacts
     model_id: str | None = None
+    run: int | None = None
 
 
 def open_source(source: TraceSource) -> OpenedTrace:
@@ -100,7 +102,7 @@ def _from_store(source: TraceSource) -> OpenedTrace:
         trace = from_table(store.read("traces", run.run_id), num_experts=info.shape.num_experts)
         artefacts = load_artefacts(store, info.model_id, info.shape)
     model = _named(source) or _with_config(info.name, guessed(info.shape))
-    return OpenedTrace(f"run {run.run_id} of {source.store}", trace, model, artefacts, info.model_id)
+    return OpenedTrace(f"run {run.run_id} of {source.store}", trace, model, artefacts, info.model_id, run.run_id)
 
 
 def _find(store: Store, run_id: int | None) -> StoredRun:

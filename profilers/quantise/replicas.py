@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -37,7 +37,7 @@ from profilers.quantise.one_expert import (
     write_outputs,
 )
 from profilers.text.batches import Data
-from profilers.text.run import TextRun
+from profilers.text.run import TextRun, computed_on
 from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers, return_large_buffers
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import aligned
@@ -75,11 +75,12 @@ def build_replicas(
     *,
     model: ModelInfo,
     store_path: Path,
+    read: Mapping[str, object] | None = None,
     executor: Executor = _HERE,
     progress: Progress = lambda done, total: None,
 ) -> BuiltReplicas:
-    """Quantise every expert and write the run; workers write its files. `progress` is told the experts done and the
-    experts in all.
+    """Quantise every expert and write the run; workers write its files. `read` are the options by which the data was
+    read, which the run keeps. `progress` is told the experts done and the experts in all.
 
     Raises BadUsage for a method that this model does not allow; BadInput for a checkpoint that changes meanwhile;
     OutOfResources for a full disk, for workers that are all killed and for a folder that another process is filling;
@@ -98,6 +99,7 @@ def build_replicas(
         job.run(data.sequences, executor)
         parameters = asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)}
         parameters |= {"no_smaller": no_smaller(method, opened), "expert_format": opened.expert_format}
+        parameters |= {**(read or {}), **computed_on(opened)}
         info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
         opened.store.check_unchanged()

@@ -19,7 +19,7 @@ from profilers.routing.resume import HalfDone
 from profilers.routing.similarity import measure_similarity
 from profilers.routing.tables import tables
 from profilers.text.batches import Batch, Batching, Data
-from profilers.text.run import TextRun
+from profilers.text.run import TextRun, computed_on
 from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime.session.session import Session
 
@@ -75,7 +75,9 @@ def profile_routing(
     if keep_trace:
         rows["traces"] = to_table(half_done.trace(len(batches)))
     command = PROFILE if batching.count == 1 else SHARD
-    info = run.info(command, model, settings | {"samples": num_samples}, num_tokens=counts.total)
+    threads = None if executor is None or executor.is_here else 1
+    parameters = settings | {"samples": num_samples} | computed_on(session.opened, threads=threads)
+    info = run.info(command, model, parameters, num_tokens=counts.total)
     run_id = add_run(store_path, info, rows, model=model)
     half_done.remove()
     return Profiled(run_id, counts.profile, counts.total, info.seconds, counts.resumed, data.shortfall)

@@ -77,8 +77,9 @@ class _Shard:
 
     @property
     def whole(self) -> tuple:
-        """The values that all shards of one profile share."""
-        shared = {name: value for name, value in self.run.info.parameters.items() if name != "index"}
+        """The values that all shards of one profile share, wherever each was made."""
+        own = ("index", "device", "threads")
+        shared = {name: value for name, value in self.run.info.parameters.items() if name not in own}
         return self.model.fingerprint, self.run.info.data_digest, tuple(sorted(shared.items()))
 
 

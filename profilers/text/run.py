@@ -3,9 +3,21 @@
 import time
 from collections.abc import Mapping
 
+import torch
+
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from profilers.text.batches import Data
 from profilers.text.corpus import data_digest
+from runtime.model.open import MoeModel
+
+
+def computed_on(opened: MoeModel, *, threads: int | None = None) -> dict[str, object]:
+    """Return what rounding depends on beside the model, as a run's parameters: it decides routes that are close."""
+    return {
+        "device": opened.model.device.type,
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "threads": threads or torch.get_num_threads(),
+    }
 
 
 class TextRun:

@@ -5,7 +5,7 @@ Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefe
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -18,6 +18,17 @@ from artifacts.splits.solve import SolvedSplit
 from artifacts.traces.next_use import NextUse
 from runtime.policies.shared.maps import Matching
 from runtime.policies.step import Now, Opening, Step, most_wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The run that wrote an artefact, for a receipt. `note` says what an older run of its command was made with, where
+    that differs: the newest is taken."""
+
+    run: int
+    command: str
+    data_digest: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class Artefacts:
     predictors: Predictors | None = None  # they predict the layers ahead; a replay reads predictions from its trace
     maps: ExpertMaps | None = None  # earlier iterations, which the current one is matched with
     maps_run: int | None = None  # the store's run that made the maps
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # by the name of the artefact
     learns_maps: bool = False  # whether iterations of this run are added to the maps
     matching: Matching | None = None  # of those maps: made when policies are prepared, and shared by them
 

@@ -1,6 +1,6 @@
 """Loads the artefacts in a store in the form that policies take."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from artifacts.shape import FULL_BITS, Shape
 from artifacts.splits.slots_by_layer import loads_on_demand
 from artifacts.splits.solve import Latencies, SolvedSplit
 from artifacts.store.expert_maps import latest_maps, stored_maps
+from artifacts.store.predictors import COMMAND as PREDICTOR
 from artifacts.store.predictors import load_predictors
 from artifacts.store.rows import (
     buddy_matrices,
@@ -26,7 +27,10 @@ from artifacts.store.rows import (
 )
 from artifacts.store.runs import StoredRun, as_written
 from artifacts.store.store import Store
-from runtime.policies.base import Artefacts
+from runtime.policies.base import Artefacts, Origin
+
+_MOST_NAMED, _SHOWN = 3, 40  # differences of two runs in a line, and characters of each
+_INCIDENTAL = ("profile_run", "folder", "threads", "seconds")  # of a run's parameters: no reason to tell two apart
 
 
 def load_artefacts(
@@ -41,7 +45,20 @@ def load_artefacts(
     buddies, q = _buddies(store, store.latest_run("build-buddies", model_id), shape) or (None, None)
     profile, quantised = store.latest_run("profile", model_id), _quantised(store, model_id, base)
     maps_run = latest_maps(store, model_id)
+    runs = store.runs()
+    used = {
+        "buddies": store.latest_run("build-buddies", model_id),
+        "coactivated": _by_coactivation(store, model_id),
+        "entropy": profile,
+        "loads": store.latest_run("split", model_id),
+        "splits": store.latest_run("split", model_id),
+        "sensitivity": _with_similarity(store, model_id),
+        "replicas": quantised,
+        "predictors": store.latest_run(PREDICTOR, model_id),
+        "maps": maps_run,
+    }
     return Artefacts(
+        origins={name: _origin(runs, name, run) for name, run in used.items() if run},
         buddies=buddies,
         buddy_q=q,
         coactivated=_coactivated(store, model_id, shape) if wants is None or "coactivated" in wants else None,
@@ -66,10 +83,55 @@ def _quantised(store: Store, model_id: str, base: int) -> StoredRun | None:
 
 def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | None:
     """Load the similarity of experts from the newest profile that measured it; None if there is none."""
-    runs = [run for run in store.runs() if run.info.model_id == model_id and "similarity" in run.contents]
-    if not runs:
+    run = _with_similarity(store, model_id)
+    if run is None:
         return None
-    return similarity_matrices(store.read("similarity", runs[-1].run_id), shape.num_layers, shape.num_experts)
+    return similarity_matrices(store.read("similarity", run.run_id), shape.num_layers, shape.num_experts)
+
+
+def _with_similarity(store: Store, model_id: str) -> StoredRun | None:
+    runs = [run for run in store.runs() if run.info.model_id == model_id and "similarity" in run.contents]
+    return runs[-1] if runs else None
+
+
+def _origin(runs: Sequence[StoredRun], name: str, run: StoredRun) -> Origin:
+    """The run as a receipt names it. Splits are told from each other by machine and budget, lists of buddies by their
+    metric where that is asked for, and maps grow: of others, the newest may not be the one that the user means."""
+    note = "" if name in ("coactivated", "loads", "maps", "splits") else _differs(runs, name, run)
+    return Origin(run.run_id, run.info.command, run.info.data_digest, note)
+
+
+def _differs(runs: Sequence[StoredRun], name: str, run: StoredRun) -> str:
+    """How the run differs from the one of its command before it, in a line; empty where it does not."""
+    same = [other for other in runs if _kind(other) == _kind(run) and other.run_id < run.run_id]
+    if not same:
+        return ""
+    other, new = same[-1], _made_with(run)
+    old = _made_with(other)
+    changed = [key for key in new if new[key] != old.get(key)]
+    if not changed:
+        return ""
+    said = ", ".join(f"{key} {_short(new[key])}, there {_short(old.get(key))}" for key in changed[:_MOST_NAMED])
+    return (
+        f"{name}: run {run.run_id} of {run.info.command} is used because it is newer than run {other.run_id} ({said}); "
+        "to use that one make it again"
+    )
+
+
+def _kind(run: StoredRun) -> tuple[str, str | None]:
+    return run.info.command, run.info.model_id
+
+
+def _made_with(run: StoredRun) -> dict[str, object]:
+    """The data and options of a run, those first that matter most."""
+    first = {"metric": None, "recipe": None, "data": run.info.data, "data_digest": run.info.data_digest[:8]}
+    others = {key: value for key, value in run.info.parameters.items() if key not in _INCIDENTAL}
+    return first | others
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def _buddies(store: Store, run: StoredRun | None, shape: Shape) -> tuple[np.ndarray, np.ndarray] | None:
@@ -81,9 +143,13 @@ def _buddies(store: Store, run: StoredRun | None, shape: Shape) -> tuple[np.ndar
 
 def _coactivated(store: Store, model_id: str, shape: Shape) -> tuple[np.ndarray, np.ndarray] | None:
     """The same of the newest lists that are ranked by co-activation."""
+    return _buddies(store, _by_coactivation(store, model_id), shape)
+
+
+def _by_coactivation(store: Store, model_id: str) -> StoredRun | None:
     built = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("build-buddies", model_id)]
     ranked = [run for run in built if run.info.parameters.get("metric") == "coactivation"]
-    return _buddies(store, ranked[-1] if ranked else None, shape)
+    return ranked[-1] if ranked else None
 
 
 def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:

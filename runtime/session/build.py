@@ -126,6 +126,7 @@ def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts, threads:
         threads=threads,
         link=link,
         maps_run=artefacts.maps_run,
+        origins=artefacts.origins,
     )
 
 

@@ -1,5 +1,6 @@
 """What a session is made of."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.dense_memory import on_cpu
 from runtime.model.open import MoeModel
 from runtime.policies import Policies
-from runtime.policies.base import FastTier
+from runtime.policies.base import FastTier, Origin
 from runtime.policies.presets import Scope
 from runtime.session.settings import Settings
 from runtime.tiers.open import LinkChoice, Tiers
@@ -45,6 +46,7 @@ class Choices:
     threads: KernelThreads  # of compiled code
     link: LinkChoice
     maps_run: int | None  # the run in the store that the expert maps come from
+    origins: Mapping[str, Origin]  # the runs that the artefacts come from, used or not
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,24 +61,28 @@ def check_stored(policies: Policies, store: Path, *, name: str, base: int = FULL
         needs.pop("maps", None)
     if not needs and base == FULL_BITS:
         return
-    held = _tables_held(store, name)
+    held, others = _tables_held(store, name)
     for need, axis in needs.items():
         if _TABLES[need] not in held:
-            raise Incompatible(f"the {axis} policy needs {need}, {REMEDY[need]}")
+            of_others = f"{store} holds {others}, not {name}: " if others else ""
+            raise Incompatible(f"{of_others}the {axis} policy needs {need}, {REMEDY[need]}")
     if base != FULL_BITS and "replicas" not in held:
         raise Incompatible(f"--base {base:g} takes stored replicas, and there are none: run `moectl quantize`")
 
 
-def _tables_held(store: Path, name: str) -> set[str]:
-    """The tables that runs of a model wrote to: of the one that the store knows by this name, else of any."""
+def _tables_held(store: Path, name: str) -> tuple[set[str], str]:
+    """The tables that runs of a model wrote to: of the one that the store knows by this name, else of any, and then the
+    models that it knows, in words."""
     if not store.exists():
-        return set()
+        return set(), ""
     from artifacts.store.store import Store
 
     with Store.open(store, read_only=True) as opened:
-        named = {model.model_id for model in opened.models() if model.name == name}
+        models = opened.models()
+        named = {model.model_id for model in models if model.name == name}
         runs = [run for run in opened.runs() if not named or run.info.model_id in named]
-    return {table for run in runs for table in run.contents}
+    others = "" if named else ", ".join(f"{model.name} ({model.model_id})" for model in models)
+    return {table for run in runs for table in run.contents}, others
 
 
 def tuned_presets(store: Path) -> list[Preset]:

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from artifacts.quantisation.widths import label
+from artifacts.shape import FULL_BITS
 from runtime.control import split_solver
 from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.kernels.load import AS_NUMPY
@@ -11,6 +12,7 @@ from runtime.kernels.replicas import kernel_names
 from runtime.model import huge_pages
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe
+from runtime.policies.base import Origin
 from runtime.policies.presets import preset
 from runtime.session.parts import Parts
 from runtime.session.settings import DEVICE, FUSED, HOST
@@ -43,6 +45,7 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "fast_bytes": parts.fast_nbytes,
         "split": split_solver.receipt(parts.fast.split, opened.shape),
         "reconfigured": reconfiguration.receipt() if reconfiguration else {},
+        "artefacts": {name: _origin(origin) for name, origin in _used(parts).items()},
         "replicas": _replicas(parts),
         "predictors": parts.watcher.predictor.receipt() if parts.watcher.predictor else {},
         "maps": policies.matching.receipt() if policies.matching else {},
@@ -54,6 +57,16 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "scaled_to": settings.scaled_to,
         "fallbacks": [*fallbacks, *_launched_singly(parts)],
     }
+
+
+def _used(parts: Parts) -> dict[str, Origin]:
+    """The artefacts that the policies or the base take, with the runs that wrote them."""
+    wanted = {*parts.policies.wants, *(["replicas"] if parts.opened.base != FULL_BITS else [])}
+    return {name: origin for name, origin in sorted(parts.origins.items()) if name in wanted}
+
+
+def _origin(origin: Origin) -> dict[str, object]:
+    return {"run": origin.run, "command": origin.command, "data_digest": origin.data_digest}
 
 
 def _captured(parts: Parts) -> dict[str, object]:
@@ -116,6 +129,7 @@ def fallbacks_of(parts: Parts) -> list[str]:
     """What the session does otherwise than it was asked, a line each; those of the policies come first."""
     opened, devices, num_devices = parts.opened, parts.devices, parts.settings.devices
     lines = [*parts.policies.fallbacks, *filter(None, [preset(parts.settings.preset).note])]
+    lines += dict.fromkeys(origin.note for origin in _used(parts).values() if origin.note)
     if parts.settings.experts == FUSED and not parts.is_fused:
         where = f"{num_devices} devices" if num_devices > 1 else opened.model.device.type
         lines.append(f"experts of {opened.family} on {where} are not fused: torch computes")

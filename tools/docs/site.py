@@ -3,7 +3,6 @@
 MkDocs calls `on_config` and `on_files` when it builds (mkdocs.yml names this file as a hook).
 """
 
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typer.main import get_command
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `mkdocs` has the folder of its own program there, not this one
 
-from artifacts.store.schema import ARTEFACT_TABLES, CONTROL_TABLES, SCHEMA_VERSION
+from artifacts.store.schema import SCHEMA_VERSION, TABLES, Column
 from moectl.cli import app
 from tools import ROOT
 
@@ -44,29 +43,6 @@ TOLD = {
     "serve": "serve",
     "generate": "generate",
 }
-# The meaning of a row of each table.
-ROW_OF = {
-    "schema_version": "version that the store has had",
-    "models": "model, known by its fingerprint",
-    "runs": "command that wrote: what, from what, with which versions; its rows exist once it is complete",
-    "activations": "layer, expert and phase: how often it was selected, and with what weight",
-    "coactivations": "layer and pair of experts: how often one token selected both",
-    "entropy": "layer: percentiles and histogram of how evenly routers spread a token",
-    "similarity": "layer and pair of experts: how alike their outputs are, and what one costs in the other's place",
-    "buddies": "layer, pivot and rank: a peer that may stand in",
-    "quant_loss": "layer, expert and width: what its output loses",
-    "replicas": "layer, expert and width: the file that holds its replica",
-    "hardware": "part of a machine: its seconds, with the range between quartiles",
-    "curves": "layer and point: hit rates and hits of predictions by cache size",
-    "splits": "layer: its budget, cached experts and ratio",
-    "expert_maps": "stored iteration: its embedding and what routers said",
-    "predictors": "layer and distance: a fitted predictor and how good it is",
-    "traces": "pass, layer and token: what the router said",
-    "bench": "preset and setting: speed next to quality",
-    "bench_layers": "preset, setting and layer: its counters",
-    "presets": "preset that `moectl tune` found",
-}
-_COMMAS = re.compile(r",\s*(?![^()]*\))")  # commas between columns, not inside brackets
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -147,17 +123,18 @@ def _default(option: TyperOption) -> str:
 
 def _schema() -> str:
     parts = [
-        f"# What the store holds\n\nThe tables of a store, schema version {SCHEMA_VERSION}: any DuckDB reads them."
+        f"# What the store holds\n\nThe tables of a store, schema version {SCHEMA_VERSION}: any DuckDB reads them, and "
+        "finds what each column is in its comment."
     ]
-    for name, columns in (CONTROL_TABLES | ARTEFACT_TABLES).items():
-        rows = [_column(text) for text in _COMMAS.split(" ".join(columns.split()))]
-        parts.append(f"## {name}\n\nOne row per {ROW_OF[name]}.\n\n{_table(('column', 'type', ''), rows)}")
+    for name, each in TABLES.items():
+        rows = [_column(*column) for column in each.columns.items()]
+        parts.append(f"## {name}\n\nOne row per {each.row}.\n\n{_table(('column', 'type', '', 'what it is'), rows)}")
     return "\n\n".join(parts) + "\n"
 
 
-def _column(text: str) -> tuple[str, str, str]:
-    name, kind, *rest = text.split(" ", 2)
-    return f"`{name.strip(chr(34))}`", f"`{kind}`", _rule("".join(rest))
+def _column(name: str, column: Column) -> tuple[str, str, str, str]:
+    rule = column.definition.removeprefix(column.type).strip()
+    return f"`{name}`", f"`{column.type}`", _rule(rule), column.meaning
 
 
 def _rule(text: str) -> str:

@@ -116,6 +116,7 @@ def test_what_is_said_is_what_is_stored(asked: Asked, path: Path) -> None:
         ["decode"],
     )
     assert known["shape"]["num_experts"] == 32 and run.info.model_id is None
+    assert (run.info.data, run.info.data_digest) == (str(TRACE), read_parquet(TRACE).digest())
 
 
 def test_trace_and_hardware_profile_of_the_store(asked: Asked, profiled: Path) -> None:

@@ -140,6 +140,7 @@ def test_losses_fall_with_the_bits_and_come_out_of_the_store(checkpoint: Checkpo
     columns = columns_of(SCALAR_WIDTHS)
     assert (np.diff(found["relative"][..., columns], axis=2) < 0).all()
     assert np.isfinite(found["gated"][..., columns]).all()
+    assert (parameters["device"], parameters["dtype"]) == ("cpu", str(opened.dtype).removeprefix("torch."))
     assert parameters["recipe"] == "refined" and parameters["bits"] == [*SCALAR_WIDTHS]
 
 

@@ -87,6 +87,7 @@ def test_a_profile_comes_back_as_it_was(opened: MoeModel, tmp_path: Path) -> Non
     assert (run.info.tokens, run.info.seed, run.info.data) == (sum(LENGTHS), 3, "a test")
     assert run.info.data_digest == data_digest(DATA.sequences)
     whole = {"batch": 2, "length": 10, "prefill": 4, "index": 0, "count": 1}
+    whole |= {"device": "cpu", "dtype": str(opened.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
     assert run.info.parameters == whole | {"trace": True, "distance": 1, "learned": 0, "samples": 0}
     assert heard[-1] == (sum(LENGTHS), sum(LENGTHS)) and len(heard) == 6
     assert list(tmp_path.iterdir()) == [path]

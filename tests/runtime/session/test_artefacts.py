@@ -69,5 +69,11 @@ def test_lists_by_coactivation_are_found_beneath_newer_ones(tmp_path: Path) -> N
             store.write_run(run("build-buddies", metric=metric), {"buddies": buddy_rows([layer] * 2, q)})
         loaded = load_artefacts(store, MODEL.model_id, SHAPE)
         assert load_artefacts(store, MODEL.model_id, SHAPE, wants={"buddies"}).coactivated is None
+    assert {name: origin.run for name, origin in loaded.origins.items()} == {"buddies": 2, "coactivated": 1}
+    assert loaded.origins["coactivated"].note == ""
+    assert loaded.origins["buddies"].note == (
+        "buddies: run 2 of build-buddies is used because it is newer than run 1 (metric loss, there coactivation); "
+        "to use that one make it again"
+    )
     assert loaded.buddies[..., 0].tolist() == [[2, 0, 1]] * 2
     assert loaded.coactivated[0][..., 0].tolist() == [[1, 2, 0]] * 2 and (loaded.coactivated[1] == 0.5).all()

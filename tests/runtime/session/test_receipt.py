@@ -8,6 +8,7 @@ import torch
 
 from runtime.control.resplit import NOT_ANEW
 from runtime.model.dense_bits import DenseWidth
+from runtime.policies.base import Origin
 from runtime.session import receipt as module
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import EXACT, FUSED
@@ -36,7 +37,8 @@ def parts_of(**own: object) -> SimpleNamespace:
     made = {
         "opened": opened,
         "settings": SimpleNamespace(**settings | {key: own.pop(key) for key in settings.keys() & own}),
-        "policies": SimpleNamespace(fallbacks=["a policy's"], matching=None, widths=(4,)),
+        "policies": SimpleNamespace(fallbacks=["a policy's"], matching=None, widths=(4,), wants={"buddies"}),
+        "origins": {},
         "controller": SimpleNamespace(cache=cache, by_device=lambda: [{"hits": number} for number in range(2)]),
         "fused": SimpleNamespace(name="fused"),
         "is_fused": False,
@@ -79,9 +81,22 @@ def test_what_is_not_there_leaves_its_line_empty() -> None:
     assert receipt(parts_of(name=""), None, fallbacks=[])["model"] == "olmoe"
 
 
+def test_it_names_the_runs_whose_artefacts_are_in_force() -> None:
+    origins = {
+        "buddies": Origin(3, "build-buddies", "ab", "buddies: run 3 is newer than run 2"),
+        "replicas": Origin(5, "quantize", "cd", "replicas: run 5 is newer than run 4"),
+    }
+    parts = parts_of(origins=origins)
+    said = {"buddies": {"run": 3, "command": "build-buddies", "data_digest": "ab"}}
+    assert receipt(parts, None, fallbacks=[])["artefacts"] == said
+    assert fallbacks_of(parts)[1:2] == ["buddies: run 3 is newer than run 2"]
+    parts.opened.base = 4
+    assert receipt(parts, None, fallbacks=[])["artefacts"].keys() == {"buddies", "replicas"}
+
+
 def test_what_is_there_has_a_receipt_of_its_own() -> None:
     own = [SimpleNamespace(receipt=lambda name=name: {"of": name}) for name in ("solver", "predictor", "maps", "dense")]
-    matching = SimpleNamespace(fallbacks=[], matching=own[2], widths=())
+    matching = SimpleNamespace(fallbacks=[], matching=own[2], widths=(), wants=set())
     parts = parts_of(is_fused=True, watcher=SimpleNamespace(predictor=own[1]), policies=matching, dense=own[3])
     said = receipt(parts, own[0], fallbacks=[])
     told = [said[name]["of"] for name in ("reconfigured", "predictors", "maps", "compiled")]

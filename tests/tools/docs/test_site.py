@@ -32,4 +32,4 @@ def test_every_option_of_every_command_is_told() -> None:
             option in page for one in command.params for option in getattr(one, "opts", ()) if option[:2] == "--"
         )
     assert "leave one core to the link. | all cores but one |" in pages["commands/run.md"], "not of this machine"
-    assert "| `seconds` | `DOUBLE` |  |" in pages["schema.md"]
+    assert "| `seconds` | `DOUBLE` |  | how long it took, s |" in pages["schema.md"]
