@@ -42,8 +42,8 @@ _ENDING = (
 
 _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _FRAMING = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-"""gpt-oss's, found in a text whatever their type. llama.cpp shows them in an answer; here they are left out, as they are
-of the model in safetensors."""
+"""gpt-oss's, found in a text whatever their type. llama.cpp shows them in an answer; here they are left out, as for the
+model in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
