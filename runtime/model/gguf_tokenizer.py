@@ -79,9 +79,9 @@ def _byte_level(
     if stored is None and name != "kimi-k2":
         raise BadInput(f"{path} has no tokenizer.ggml.merges: take another file")
     merges = dict.fromkeys(_pair(merge) for merge in stored or ())
-    known = [pair for pair in merges if pair[0] in vocabulary.ids and pair[1] in vocabulary.ids]
+    known = [pair for pair in merges if vocabulary.ids.keys() >= {*pair, "".join(pair)}]
     if len(known) < len(merges) or not vocabulary.ids.keys() >= set(ByteLevel.alphabet()):
-        unfollowed.append("the vocabulary lacks bytes or parts of merges: some tokens may be others")
+        unfollowed.append("the vocabulary lacks bytes, or what merges join: some tokens may be others")
     backend = Tokenizer(BPE(dict(vocabulary.ids), known, ignore_merges=splitting.ignores_merges))
     backend.pre_tokenizer = pre_tokenizer(splitting)
     backend.decoder = decoders.ByteLevel()

@@ -41,7 +41,9 @@ _ENDING = (
 """The texts of tokens that end an answer, in whatever vocabulary they are."""
 
 _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss's, which its answers consist of
+_FRAMING = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+"""gpt-oss's, found in a text whatever their type. llama.cpp shows them in an answer; here they are left out, as for the
+model in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,9 @@ def _complete(ids: Mapping[str, int], types: list[int], roles: dict[str, int]) -
     ends = {ids[text] for text in _ENDING.split() if text in ids}
     for token in ends:
         types[token] = CONTROL
-    for text in _SHOWN:
+    for text in _FRAMING:
         if text in ids:
-            types[ids[text]] = USER_DEFINED
+            types[ids[text]] = CONTROL
     ends |= {roles[name] for name in _ENDING_ROLES if name in roles}
     _take_out(ends, ids, types)
     return ends
@@ -132,7 +134,6 @@ def _take_out(ends: set[int], ids: Mapping[str, int], types: list[int]) -> None:
 
     if has("<|end|>") and has("<|call|>", "<|calls|>") and has("<|return|>", "<|flush|>"):
         ends.remove(ids["<|end|>"])
-        types[ids["<|end|>"]] = USER_DEFINED
     if has("<|tool_response>") and has("</s>"):
         ends.remove(ids["</s>"])
         types[ids["</s>"]] = NORMAL

@@ -60,7 +60,7 @@ def only_gguf(folder: Path) -> Path | None:
 
     Raises BadInput if the folder has several models; what belongs to one, as the encoder of its images, is none.
     """
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == GGUF)
+    files = sorted(path for path in folder.glob("*") if path.suffix.lower() == GGUF and not path.is_dir())
     if not files or any(folder.glob("*.safetensors")):
         return None
     models: dict[tuple[str, ...], Path] = {}

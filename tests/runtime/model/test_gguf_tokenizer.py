@@ -75,6 +75,7 @@ TOLD = {
     "the name of the model": ({"pre": "qwen2", "general.name": "My Phi-3"}, "by the model's name"),
     "tokens that overlap": ({"pre": "qwen2", "more": ("ab<", "<bc")}, "overlap"),
     "a missing byte": ({"pre": "qwen2", "without": "ú"}, "lacks bytes"),
+    "a merge to nothing": ({"pre": "qwen2", "without": "th"}, "or what merges join"),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from runtime.model.gguf_vocabulary import read_vocabulary
 from runtime.model.open import open_model
 from tests.helpers.gguf_files import every, write
-from tests.helpers.gguf_vocabularies import CONTROL, NORMAL, USER_DEFINED, byte_level, write_vocabulary
+from tests.helpers.gguf_vocabularies import CONTROL, NORMAL, byte_level, write_vocabulary
 
 ENDING = """
     <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
@@ -49,8 +49,8 @@ def test_a_file_that_names_none_has_that_of_its_kind(tmp_path: Path, entries: di
 
 
 TAKEN_OUT = {
-    "gpt-oss": ("<|end|>", ("<|return|>", "<|call|>"), USER_DEFINED),
-    "solar-open": ("<|end|>", ("<|calls|>", "<|flush|>"), USER_DEFINED),
+    "gpt-oss": ("<|end|>", ("<|return|>", "<|call|>"), CONTROL),
+    "solar-open": ("<|end|>", ("<|calls|>", "<|flush|>"), CONTROL),
     "Gemma 4": ("</s>", ("<|tool_response>",), NORMAL),
 }
 
@@ -64,8 +64,8 @@ def test_some_are_none_beside_others(tmp_path: Path, text: str, beside: tuple, t
     assert text in ends
 
 
-def test_gpt_oss_answers_consist_of_tokens_that_are_shown(tmp_path: Path) -> None:
-    assert read(tmp_path / "m.gguf", {"<|channel|>": CONTROL})[1] == {"<|channel|>": USER_DEFINED}
+def test_what_frames_answers_of_gpt_oss_is_found_whatever_its_type(tmp_path: Path) -> None:
+    assert read(tmp_path / "m.gguf", {"<|channel|>": NORMAL})[1] == {"<|channel|>": CONTROL}
 
 
 def test_answers_end_with_them(tmp_path: Path) -> None:

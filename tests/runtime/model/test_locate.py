@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import httpx2
 import huggingface_hub
 import pytest
@@ -91,3 +92,26 @@ def test_the_hub_is_not_asked_offline(here: Path) -> None:
         locate.locate("some/model")
     with pytest.raises(BadInput, match=r"hub id \(it is no hub id\): check"):
         locate.locate("not a valid/id")
+
+
+def test_a_gguf_file_is_found_beside_others(here: Path) -> None:
+    for name in ("Model.GGUF", "mmproj-f16.gguf"):
+        (here / name).write_bytes(b"GGUF")
+    assert locate.locate(str(here)) == here / "Model.GGUF"
+    assert locate.locate("Model.GGUF") == locate.local_gguf("Model.GGUF") == Path("Model.GGUF")
+    writer = gguf.GGUFWriter(here / "vision.gguf", "clip")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert locate.locate(str(here)) == here / "Model.GGUF"
+    (here / "other.gguf").write_bytes(b"GGUF")
+    with pytest.raises(BadInput, match="has 2 models in GGUF: give the file of one, as .*Model.GGUF"):
+        locate.locate(str(here))
+
+
+@pytest.mark.parametrize("name", ["m-00004-of-00003.gguf", "m-00000-of-00000.gguf"])
+def test_a_name_that_cannot_be_a_parts_is_refused(here: Path, name: str) -> None:
+    (here / name).write_bytes(b"GGUF")
+    with pytest.raises(BadInput, match="is no part by its name"):
+        locate.parts_of(here / name)
