@@ -30,6 +30,8 @@ def test_tasks_that_cannot_be(options: list[str], told: str, capfd: pytest.Captu
     [
         (["--presets", "nearr"], "did you mean near"),
         (["--presets", "near,,full"], "empty name"),
+        (["--presets", "buddymoe:rh=3"], "unknown parameter of buddymoe 'rh'; did you mean rho?"),
+        (["--presets", "buddymo:rho=3"], "did you mean buddymoe"),
         (["--budgets", "a lot"], "budget 'a lot' is not understood"),
         (["--links", "fast"], "rate 'fast' is not understood"),
         (["--links", "cuda"], "needs the model on a CUDA device"),
@@ -67,3 +69,5 @@ def test_peers_that_are_not_known(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_preset_that_substitutes_stands_beside_its_random_control() -> None:
     assert BenchRequest(presets="buddymoe,near").preset_names == [*FIXED, "buddymoe", "buddymoe-random"]
+    changed = BenchRequest(presets="buddymoe:rho=3,over=token,near")
+    assert changed.preset_names == [*FIXED, "buddymoe:rho=3,over=token"]

@@ -68,6 +68,22 @@ def test_every_preset_builds_and_names_its_paper() -> None:
         preset("ondemand")
 
 
+def test_a_preset_is_named_with_parameters_of_its_policies() -> None:
+    changed = preset("buddymoe:rho=3,keep=0.25,overfetch=2")
+    assert changed.texts() == preset("buddymoe").texts() | {
+        "prefetch": "next_gate:overfetch=2.0",
+        "miss": "buddy:keep=0.25,rho=3",
+    }
+    assert changed.name == "buddymoe:rho=3,keep=0.25,overfetch=2" and preset("buddymoe").miss == "buddy:keep=0.5"
+    for name, says in (
+        ("buddymoe:rh=3", "unknown parameter of buddymoe 'rh'; did you mean rho"),
+        ("fmoe:distance=3", "distance is a parameter of several policies"),
+        ("buddymoe:rho", "rho takes a value of type int"),
+    ):
+        with pytest.raises(BadUsage, match=says):
+            preset(name)
+
+
 def test_lossless_presets_are_those_of_lossless_policies() -> None:
     """As their modules say themselves; few bits near their memory are asked for by a parameter."""
     for row in presets().values():
