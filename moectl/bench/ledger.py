@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, versions
 from artifacts.store.store import Store, add_run
+from moectl.show.losses import is_distinguishable
 from profilers.compare.bench import BenchResult, BenchSetting
 from profilers.compare.tasks import TaskScore
-from runtime.control.counters import AT_BITS, altered, hit_rate
+from runtime.control.counters import AT_BITS, altered, hit_rate, is_exact
 from runtime.replay.settings import Outcome
 
 COMMAND, BY_LAYER = "bench", "bench_layers"
 LIVE, SIMULATED, PEER = "live", "simulated", "peer"
-_SAME_KL = 1e-6  # nats: rounding alone stays below
 _COUNTS = ("late", "misses", "collisions", "demand_bytes", "prefetch_bytes", "wasted_bytes")
 _LAYER_COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
 _ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "learn", "build-predictor", "split")
@@ -30,7 +30,8 @@ class BenchRow:
 
     `ttft_quartiles` and `tpot_quartiles` belong to the medians above them, `tasks` are scores, `run` is the run in the
     store, `best` marks the fastest rows of a table, `why` is the reason if the setting could not run. `altered`
-    counts requests that were not computed as by the full model.
+    counts requests that were not computed as by the full model. `loss_error` is the standard error of
+    `perplexity_ratio`, which is of so many `scored` tokens.
     """
 
     preset: str
@@ -56,6 +57,8 @@ class BenchRow:
     tpot_quartiles: tuple[float, float] | None = None
     tasks: tuple[TaskScore, ...] = ()
     altered: int | None = None
+    loss_error: float | None = None
+    scored: int | None = None
     run: int | None = None
     best: str = ""
     why: str = ""
@@ -66,18 +69,29 @@ class BenchRow:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether the output is that of the full model: as measured, else by what was computed; None if neither is
-        known."""
-        if self.kl is not None:
-            return self.kl < _SAME_KL and self.top1_agreement == 1
-        return None if self.altered is None else not self.altered
+        """Whether the output is that of the full model; None of another program, and of an older store that did not
+        count by layer."""
+        return is_exact(self.altered)
+
+    @property
+    def loss(self) -> float | None:
+        """Share of perplexity lost, negative for a gain; None where quality was not measured."""
+        return None if self.perplexity_ratio is None else self.perplexity_ratio - 1
+
+    @property
+    def is_distinguishable(self) -> bool | None:
+        """Whether the loss is told from none; None where there is none."""
+        return None if self.loss is None else is_distinguishable(self.loss, self.loss_error)
 
 
-_BESIDE = ("ttft_quartiles", "tpot_quartiles", "tasks", "altered", "run", "best", "why")  # not columns of the table
+_BESIDE = (  # not columns of the table
+    *("ttft_quartiles", "tpot_quartiles", "tasks", "altered", "loss_error", "scored", "run", "best", "why"),
+)
 
 
-def measured_row(setting: BenchSetting, measured: BenchResult) -> BenchRow:
-    """The row of a live setting. A peer has times and quality but no counters."""
+def measured_row(setting: BenchSetting, measured: BenchResult, *, scored: int) -> BenchRow:
+    """The row of a live setting, with quality on so many `scored` tokens. A peer has times and quality but no
+    counters."""
     ttft, tpot, counters = measured.ttft_ms, measured.tpot_ms, measured.counters
     return BenchRow(
         **asdict(setting),
@@ -95,6 +109,8 @@ def measured_row(setting: BenchSetting, measured: BenchResult) -> BenchRow:
         ttft_quartiles=(ttft.lower, ttft.upper),
         tpot_quartiles=(tpot.lower, tpot.upper),
         altered=altered(counters) if counters else None,
+        loss_error=measured.loss_error,
+        scored=scored,
     )
 
 
@@ -114,17 +130,19 @@ def simulated_row(setting: BenchSetting, outcome: Outcome) -> BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """Identifies a bench: its text or trace, and in `conditions` (JSON values) all else that affects its numbers."""
+    """Identifies a bench: its text or trace, and in `conditions` (JSON values) all else that affects its numbers.
+    `tokens` are those of the text, of `asked` that were asked for."""
 
     data: str
     data_digest: str
     tokens: int
     seed: int
     conditions: Mapping[str, object]
+    asked: int | None = None
 
     @property
     def digest(self) -> str:
-        identity = asdict(self) | {"versions": versions()}
+        identity = {name: value for name, value in asdict(self).items() if name != "asked"} | {"versions": versions()}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -170,6 +188,8 @@ class Ledger:
                 "job": self._job.digest,
                 "spread": {"ttft_ms": row.ttft_quartiles, "tpot_ms": row.tpot_quartiles},
                 "tasks": [asdict(score) for score in row.tasks],
+                "quality": {"loss_error": row.loss_error, "scored": row.scored},
+                "tokens_asked": self._job.tokens if self._job.asked is None else self._job.asked,
                 **beside,
                 **self._job.conditions,
             },
@@ -217,12 +237,15 @@ def _row(store: Store, run: StoredRun) -> BenchRow:
     [columns] = store.read(COMMAND, run.run_id).to_pylist()
     layers = store.read(BY_LAYER, run.run_id).to_pylist() if BY_LAYER in run.contents else None
     spread = {name: values and tuple(values) for name, values in run.info.parameters["spread"].items()}
+    quality = run.info.parameters.get("quality") or {}  # an earlier moectl wrote none
     return BenchRow(
         **columns,
         ttft_quartiles=spread["ttft_ms"],
         tpot_quartiles=spread["tpot_ms"],
         tasks=tuple(TaskScore(**score) for score in run.info.parameters["tasks"]),
         altered=None if layers is None else sum(layer["few_bits"] + layer["replaced"] for layer in layers),
+        loss_error=quality.get("loss_error"),
+        scored=quality.get("scored"),
         run=run.run_id,
     )
 

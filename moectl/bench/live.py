@@ -71,6 +71,8 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path, devic
     kept.remove()
     rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
+    if text.shortfall:
+        notes.append(f"only {text.shortfall}")
     if request.base != FULL_BITS or request.dense is not None:
         notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base, request.dense))
     conditions = _conditions(request, text, here, taken_up, opened)
@@ -107,8 +109,9 @@ class _UnderWay:
         samples = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
         if len(samples) == rounds:
             load, measured = LocalMachine.look(torch.device("cpu")).load, summary(samples)
+            row = measured_row(setting, measured, scored=self.bench.num_scored)
             self.rows[setting] = self.ledger.write(
-                replace(measured_row(setting, measured), tasks=self._scores(setting)),
+                replace(row, tasks=self._scores(setting)),
                 by_layer=measured.by_layer,
                 started_at=utc_now(),
                 seconds=sum(sample.seconds for sample in samples),
@@ -179,8 +182,8 @@ def _job(
     }
     if request.batch:
         conditions["batch"] = request.batch
-    num_tokens = sum(map(len, text.sequences))
-    return BenchJob(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
+    digest = data_digest(text.sequences)
+    return BenchJob(request.data, digest, text.num_tokens, request.seed, conditions, asked=text.asked)
 
 
 def _grounds(request: BenchRequest, opened: MoeModel) -> Grounds:
@@ -199,7 +202,8 @@ def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, take
     resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
     return (
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
-        f"{request.length - text.prefill} decoded each, {request.rounds} round{'s' * (request.rounds != 1)} in "
+        f"{request.length - text.prefill} decoded each; losses of these {text.num_decoded:,} tokens (+- standard "
+        f"error); {request.rounds} round{'s' * (request.rounds != 1)} in "
         f"random order from seed {request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
         f"{here.threads} thread{'s' * (here.threads != 1)}{experts}{dense}{fused}{spread}{resumed}"
     )

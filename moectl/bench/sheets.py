@@ -7,6 +7,7 @@ from moectl.bench.ledger import PEER, BenchRow
 from moectl.bench.other_tools import IMPORTED
 from moectl.bench.request import FULL, PLAIN
 from moectl.bench.table import ADDED, Benched
+from moectl.show.losses import loss_words
 from moectl.show.render import NumBytes, Sheet
 
 Column = tuple[str, Callable[[BenchRow], object]]
@@ -114,9 +115,7 @@ def _output(row: BenchRow) -> str | None:
 
 def _loss(row: BenchRow) -> str | None:
     """Perplexity lost, where the output is not that of the full model."""
-    if row.perplexity_ratio is None or row.is_exact:
-        return _output(row)
-    return f"{100 * (row.perplexity_ratio - 1):.2f} %"
+    return _output(row) if row.loss is None or row.is_exact else loss_words(row.loss, row.loss_error)
 
 
 def _score(row: BenchRow, wanted: tuple[str, str]) -> str | None:

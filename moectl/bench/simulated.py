@@ -50,7 +50,8 @@ def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, 
     phases.begin("taking or recording a trace")
     torch.set_num_threads(threads)
     check_store(store)
-    opened = open_source(_source(name, request, store=store, device=device))
+    source, shortfall = _source(name, request, store=store, device=device)
+    opened = open_source(source)
     if opened.model_id:
         request = request.of_model(store, opened.model_id)
     phases.begin("placing it on the machine")
@@ -79,7 +80,8 @@ def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, 
     if lost:
         raise Partly(_what_is_lost(lost, len(settings)))
     assumptions = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
-    notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumptions))
+    short = [f"recorded: only {shortfall}"] * bool(shortfall)
+    notes = (BOUND, NOT_MEASURED, *short, *(f"assumed: {note}" for note in assumptions))
     conditions = _conditions(opened, target, request, len(settings) - len(missing))
     shape = opened.model.shape
     grounds, ordered = grounds_of(target.name, shape.nbytes), [rows[setting] for setting in settings]
@@ -175,19 +177,21 @@ def _workload(
     )
 
 
-def _source(name: str, request: BenchRequest, *, store: Path, device: str) -> TraceSource:
-    """The trace file of the request, else the newest trace of this model in the store, else one recorded now."""
+def _source(name: str, request: BenchRequest, *, store: Path, device: str) -> tuple[TraceSource, str]:
+    """The trace file of the request, else the newest trace of this model in the store, else one recorded now; and by
+    how much less text than was asked for it was recorded on."""
     if request.trace is not None:
-        return TraceSource(request.trace, model=name, store=store)
+        return TraceSource(request.trace, model=name, store=store), ""
     if name in MODELS and not Path(name).exists():
         raise BadUsage(f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE")
     opened = open_quietly(name, device=device)
     refuse_former(store, opened, name=name)
-    run = _stored_trace(store, opened)
+    run, shortfall = _stored_trace(store, opened), ""
     if run is None:
         text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)
+        shortfall = text.shortfall
         run = record_trace(name, opened, text, store, data=request.data, seed=request.seed)
-    return TraceSource(run=run, store=store)
+    return TraceSource(run=run, store=store), shortfall
 
 
 def _stored_trace(path: Path, opened: MoeModel) -> int | None:
@@ -211,9 +215,9 @@ def record_trace(name: str, opened: MoeModel, text: BenchText, path: Path, *, da
         seconds=perf_counter() - begin_s,
         data=data,
         data_digest=data_digest(text.sequences),
-        tokens=sum(map(len, text.sequences)),
+        tokens=text.num_tokens,
         seed=seed,
-        parameters={"length": len(text.sequences[0]), "prefill": text.prefill},
+        parameters={"length": len(text.sequences[0]), "prefill": text.prefill, "tokens_asked": text.asked},
     )
     return add_run(path, run, {"traces": to_table(trace)}, model=info)
 

@@ -9,6 +9,7 @@ from moectl.bench.ledger import PEER, BenchRow
 from moectl.bench.other_tools import IMPORTED
 from moectl.bench.request import FULL, ORACLE
 from moectl.show.grounds import Grounds
+from moectl.show.losses import loss_words
 from profilers.compare.quality import Quality
 from runtime.control import sizes
 
@@ -45,7 +46,9 @@ class Benched:
     def records(self) -> dict[str, object]:
         """The bench as JSON values."""
         rows = [
-            asdict(row) | {"is_exact": row.is_exact, "is_added": self.is_added(row), "times_full": self.to(FULL, row)}
+            asdict(row)
+            | {"is_exact": row.is_exact, "loss": row.loss, "is_distinguishable": row.is_distinguishable}
+            | {"is_added": self.is_added(row), "times_full": self.to(FULL, row)}
             for row in self.arranged()
         ]
         about = {"conditions": self.conditions, "notes": list(self.notes), "grounds": self.grounds.says}
@@ -83,9 +86,10 @@ def _best(is_fastest: bool, is_exact: bool) -> str:
 def loss_of_base(quality: Quality, base: int, dense: int | None = None) -> str:
     """One line on the loss of the base itself, or of dense weights of few bits, to which the losses of the rows add."""
     experts = f"every expert is a replica of {base} bits, budgets are of these bytes" * (base != FULL_BITS)
+    lost = loss_words(quality.perplexity_ratio - 1, quality.loss_error)
     others = "" if dense is None else f"linear layers besides experts and routers have {dense} bits"
     return (
         f"the base: {' and '.join(filter(None, (experts, others)))}; quality is against it, and it "
-        f"loses {100 * (quality.perplexity_ratio - 1):.2f} % of perplexity to the checkpoint itself (KL "
-        f"{quality.kl:.4f}, top-1 {quality.top1_agreement:.4f})"
+        f"loses of perplexity to the checkpoint itself: {lost} (KL {quality.kl:.4f}, top-1 "
+        f"{quality.top1_agreement:.4f})"
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from moectl.shared.build_on_text import BuildRequest, build_on_text
-from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
+from moectl.show.render import NumBytes, Sheet, fewer, show_json, show_sheet
 from profilers.routing.maps import BuiltMaps, ExpertMapPlan, build_maps
 from runtime.session.settings import Settings
 
@@ -21,7 +21,15 @@ def show(built: BuiltMaps, *, as_json: bool) -> None:
     sheet = summary(built)
     if as_json:
         [record] = sheet.records()
-        show_json({"run": built.run_id, **record, "dtype": built.maps.dtype, "seconds": built.seconds})
+        show_json(
+            {
+                "run": built.run_id,
+                **record,
+                "dtype": built.maps.dtype,
+                "seconds": built.seconds,
+                "shortfall": built.shortfall,
+            }
+        )
     else:
         show_sheet(sheet)
 
@@ -39,5 +47,5 @@ def summary(built: BuiltMaps) -> Sheet:
         NumBytes(maps.capacity * maps.map_nbytes),
     )
     columns = ("maps", "capacity", "distance", "requests", "iterations", "replaced", "bytes", "bytes when full")
-    note = f"run {built.run_id}: {built.num_tokens:,} tokens in {built.seconds:.1f} s"
+    note = f"run {built.run_id}: {built.num_tokens:,} tokens in {built.seconds:.1f} s{fewer(built.shortfall)}"
     return Sheet("Expert maps", columns, [row], note)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from moectl.shared.build_on_text import BuildRequest, build_on_text
 from moectl.show import predictors as predictorviews
-from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
+from moectl.show.render import Sheet, fewer, human_bytes, show_json, show_sheet
 from profilers.routing.predictors import FittedPredictors, PredictorPlan, build_predictors
 from runtime.session.settings import Settings
 
@@ -29,6 +29,7 @@ def show(fitted: FittedPredictors, *, as_json: bool) -> None:
                 "tokens": fitted.num_tokens,
                 "tested_tokens": fitted.num_tested,
                 "seconds": fitted.seconds,
+                "shortfall": fitted.shortfall,
                 "nbytes": fitted.predictors.nbytes,
                 "distances": sheet.records(),
                 "layers": predictorviews.layers(fitted.recalls, fitted.target).records(),
@@ -43,5 +44,6 @@ def summary(fitted: FittedPredictors) -> Sheet:
     note = (
         f"run {fitted.run_id}: {fitted.num_tokens:,} tokens in {fitted.seconds:.1f} s, {fitted.num_tested:,} of them "
         f"only to test on; {human_bytes(fitted.predictors.nbytes)} of predictors"
+        f"{fewer(fitted.shortfall)}"
     )
     return predictorviews.distances(fitted.recalls, note=note)

@@ -23,9 +23,10 @@ from moectl.show.demonstration import FULL, PLAIN, Demonstration, DemoRow, sente
 from moectl.show.grounds import measured
 from moectl.show.render import console, show_json, show_sheet
 from profilers.compare.quality import TextReading, compare, read
+from profilers.quantise.method import Method
 from profilers.text.batches import Batching
 from profilers.text.corpus import documents, token_sequences
-from runtime.control.counters import hit_rate
+from runtime.control.counters import altered, hit_rate
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session.probe import Rates, scaled_rates, scaled_window
@@ -36,7 +37,7 @@ PUBLISHED = "50%"  # the middle one of the budgets that BuddyMoE's paper reports
 AT_PUBLISHED = (PLAIN, "buddymoe")
 _NUM_SEQUENCES, _PREFILL, _DECODE = 6, 32, 32
 _PROBES = 20  # times that the machine's speed is measured; the link is scaled to the fastest, the least disturbed one
-_CALIBRATION = {"samples": 16, "length": 256}  # of replicas: enough for these experts, in seconds
+_CALIBRATION = {"samples": 16, "length": 256}  # of replicas by the quick recipe: enough for these experts, in seconds
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ def _artefacts(opened: MoeModel, store: Path, tokens: int, phases: Phases) -> Ar
         profile_opened("the bundled model", session, request, store=store)
     build_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")
     phases.begin("making replicas of few bits")
-    quantize(None, QuantizeRequest(**_CALIBRATION, jobs=1), store=store)
+    quantize(None, QuantizeRequest(Method(), **_CALIBRATION, jobs=1), store=store)
     return stored_artefacts(store, opened)
 
 
@@ -165,7 +166,8 @@ def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> De
     rounds = len(full.readings)
     conditions = (
         f"Time: of a decoded token over that of full in the same round, median of {rounds} rounds (quartiles); "
-        "held: experts in fast memory; loss: of perplexity; top-1: tokens with the same first choice. "
+        f"held: experts in fast memory; loss: of perplexity on {rounds * _DECODE} tokens (+- standard error); top-1: "
+        "tokens with the same first choice. "
         f"A round is a held-out text, {_PREFILL} tokens of prompt and {_DECODE} decoded. shadow "
         "holds every expert in few bits, so that nothing is moved. buddymoe replaces the weaker half of a token's "
         "experts only; its paper holds 37.5% to 75%."
@@ -197,4 +199,6 @@ def _row(entry: _Entry, full: _Entry) -> DemoRow:
         perplexity_ratio=quality.perplexity_ratio,
         kl=quality.kl,
         top1_agreement=quality.top1_agreement,
+        altered=altered(totals),
+        loss_error=quality.loss_error,
     )

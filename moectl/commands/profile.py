@@ -13,7 +13,7 @@ from moectl.shared.progress import Phases, progress_bar
 from moectl.shared.resuming import resumable
 from moectl.shared.stores import check_store, foresight_for
 from moectl.shared.text import read_data
-from moectl.show.render import Sheet, show_json, show_sheet
+from moectl.show.render import Sheet, fewer, show_json, show_sheet
 from profilers.routing.profile import Profiled, profile_routing
 from profilers.routing.shards import merge_shards
 from profilers.text.batches import Batching
@@ -103,7 +103,8 @@ def show(profiled: Profiled, *, as_json: bool) -> None:
     sheet = layer_sheet(profiled)
     if as_json:
         summary = {"run": profiled.run_id, "tokens": profiled.num_tokens, "seconds": profiled.seconds}
-        show_json(summary | {"resumed_batches": profiled.resumed, "layers": sheet.records()})
+        summary |= {"resumed_batches": profiled.resumed, "shortfall": profiled.shortfall}
+        show_json(summary | {"layers": sheet.records()})
     else:
         show_sheet(sheet)
 
@@ -119,5 +120,7 @@ def layer_sheet(profiled: Profiled) -> Sheet:
         median = float(profiled.profile.entropy[layer].percentiles()[50])
         rows.append((layer, int((share > 0).sum()), evenness, quarter, median))
     columns = ("layer", "experts used", "evenness of use", "share of the busiest quarter", "median token entropy")
-    note = f"run {profiled.run_id}: {profiled.num_tokens:,} tokens in {profiled.seconds:.1f} s"
+    note = (
+        f"run {profiled.run_id}: {profiled.num_tokens:,} tokens in {profiled.seconds:.1f} s{fewer(profiled.shortfall)}"
+    )
     return Sheet("Routing profile", columns, rows, note)

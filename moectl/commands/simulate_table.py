@@ -10,7 +10,7 @@ from artifacts.traces.trace import Trace
 from moectl.shared.place_trace import base_suffix
 from moectl.show import grounds
 from moectl.show.render import NumBytes, Sheet, human_bytes
-from runtime.control.counters import altered, hit_rate
+from runtime.control.counters import altered, hit_rate, is_exact
 from runtime.policies import POLICIES
 from runtime.policies.presets import preset
 from runtime.replay.settings import Outcome
@@ -77,7 +77,7 @@ def records(simulated: Simulated) -> list[dict[str, object]]:
             **{name: outcome.counters[key] for name, key in _BYTES.items()},
             **{name: outcome.times[name] for name in _TIMES},
             **_of_clients(simulated, outcome),
-            "is_exact": not altered(outcome.counters),
+            "is_exact": is_exact(altered(outcome.counters)),
             "is_added": outcome in simulated.beside,
             "times_on_demand": _to(simulated.plain, "tpot_ms", outcome),
         }
@@ -102,10 +102,10 @@ def _of_clients(simulated: Simulated, outcome: Outcome) -> dict[str, float | Non
 
 def comparison(simulated: Simulated) -> Sheet:
     """A row for each setting: exact ones first, what nobody asked for at the end."""
-    rows = sorted(simulated.asked, key=lambda outcome: altered(outcome.counters) > 0) + simulated.beside
+    rows = sorted(simulated.asked, key=lambda outcome: not is_exact(altered(outcome.counters))) + simulated.beside
     columns: dict[str, Callable[[Outcome], object]] = {
         "policies": lambda outcome: label(outcome) + " *" * (outcome in simulated.beside),
-        "output": lambda outcome: "altered" if altered(outcome.counters) else "exact",
+        "output": lambda outcome: "exact" if is_exact(altered(outcome.counters)) else "altered",
         "hit rate": lambda outcome: hit_rate(outcome.counters),
         **(_absolute() if simulated.grounds.is_absolute else _ratios(simulated.plain)),
         **(_clients(simulated) if simulated.served else {}),

@@ -133,6 +133,8 @@ def _prepare(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, 
     refuse_former(store, opened, name=name)
     text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
     artefacts, similarity, profile = known_of(store, opened, base=request.base)
+    if text.shortfall:
+        minutes.left_out.append(f"text to verify on: only {text.shortfall}")
     based, artefacts = model_on_base(opened, artefacts, request.base)
     begin("measuring costs")
     pace = pace_of(based, request, artefacts, profile, locate(name), minutes)
@@ -163,6 +165,7 @@ def _receipt(
         "base": _against(prepared.verifier, prepared.checkpoint, request.base),
         "costs": f"{request.machine_name}, {pace.source}",
         "scale": asdict(search.scale),
+        "losses": f"of {prepared.verifier.num_scored:,} scored tokens of {request.held_out} (+- standard error)",
         "emulated": dict(pace.settings),
         "seed": request.seed,
         **({"clients": _ALONE.format(request.served.shown)} if request.served else {}),
@@ -207,6 +210,10 @@ def _keep(
         data=request.data,
         tokens=request.tokens,
         seed=request.seed,
-        parameters={"asked": asdict(request), "receipt": dict(receipt)},
+        parameters={
+            "asked": asdict(request),
+            "receipt": dict(receipt),
+            "quality": {pick.name: asdict(pick.quality) for pick in picks if pick.quality},
+        },
     )
     return add_run(path, info, {stored_presets.TABLE: stored_presets.to_rows(rows)}, model=model)

@@ -56,10 +56,10 @@ def _measured(source: ReportSource, job: StoredBench, row: Record) -> dict[str, 
     cores = f"{_counted(row['cores'], 'core')}, " if row["cores"] else ""
     return {
         "Machine": f"{escape(row['processor'])}{gpu}: {cores}{_counted(row['threads'], 'thread')} in use",
-        "Measured live": f"{data(row['tokens'], whole)} tokens of {escape(row['data'])} in texts of "
+        "Measured live": f"{data(row['tokens'], whole)} tokens{_asked(row)} of {escape(row['data'])} in texts of "
         f"{data(row['length'], whole)}; {_counted(row['rounds'], 'round')} in random order, medians. "
         f"{_grounds(source, job)}",
-        "Quality": "against the full model on the same tokens",
+        "Quality": f"against the full model on the same tokens{_scored(row)}",
     }
 
 
@@ -87,6 +87,14 @@ def _base(row: Record) -> str:
     experts = "" if row["base"] == FULL_BITS else f"every expert is a replica of {data(row['base'], whole)} bits"
     dense = "" if row["dense"] is None else f"dense weights have {data(row['dense'], whole)} bits"
     return "; ".join(filter(None, (experts, dense)))
+
+
+def _asked(row: Record) -> str:
+    return f" ({data(row['asked'], whole)} were asked for)" if row["tokens"] < row["asked"] else ""
+
+
+def _scored(row: Record) -> str:
+    return "" if row["scored"] is None else f", {data(row['scored'], whole)} of which are scored"
 
 
 def _counted(number: object, what: str) -> str:

@@ -14,7 +14,7 @@ from artifacts.traces.trace import Trace
 from moectl.report import queries, tracepictures
 from moectl.report.reading import Record, ReportSource, of_experts
 from moectl.show.charts import Line, lines
-from moectl.show.demonstration import FULL, KEY, SAME_KL
+from moectl.show.demonstration import FULL, KEY
 from moectl.show.grounds import measured
 from moectl.show.scatter import Mark, loss_scale, scatter
 from moectl.show.svg import Drawing, Frame, linear_scale, log_scale
@@ -58,7 +58,7 @@ def _time_and_quality(source: ReportSource) -> Drawing | None:
     places = [(row["budget"], row["link"]) for row in ours]
     budget, link = max(dict.fromkeys(places), key=places.count)
     shown = [*full[:1], *(row for row in ours if (row["budget"], row["link"]) == (budget, link))]
-    marks = [Mark(row["times_full"], max(0.0, _loss(row)), row["preset"], _kind(row)) for row in shown]
+    marks = [Mark(row["times_full"], max(0.0, row["loss"]), row["preset"], _kind(row)) for row in shown]
     frame = Frame(width=tracepictures.WIDTH, height=400, left=62, right=20, top=28)
     x = linear_scale(1.12 * max(mark.x for mark in marks), name="time of a token, full model = 1", **frame.across)
     y = loss_scale([mark.y for mark in marks], name="perplexity lost", **frame.upwards)
@@ -68,16 +68,8 @@ def _time_and_quality(source: ReportSource) -> Drawing | None:
     return scatter(title, marks, x, y, frame, says=f"{title}: {listed}", note=note, key=KEY)
 
 
-def _loss(row: Record) -> float:
-    return 0.0 if _is_exact(row) else row["perplexity_ratio"] - 1
-
-
-def _is_exact(row: Record) -> bool:
-    return row["kl"] < SAME_KL and row["top1_agreement"] == 1
-
-
 def _kind(row: Record) -> str:
-    return "full" if row["preset"] == FULL else "exact" if _is_exact(row) else "altered"
+    return "full" if row["preset"] == FULL else "exact" if row["is_lossless"] else "altered"
 
 
 def _bits(store: Store, source: ReportSource) -> Drawing | None:

@@ -2,12 +2,19 @@
 
 from collections.abc import Sequence
 
-# The newest row of each setting of one bench; `altered` counts requests whose output differs from the full model's.
+from moectl.show.losses import LEAST_SCORED
+
+# The newest row of each setting of one bench; `altered` counts requests whose output differs from the full model's,
+# `error` is the standard error of `loss`: as it was kept, else what the divergence makes likely.
 _ROWS = """
 WITH rows AS (
   SELECT b.*, a.altered, b.budget || ' ' || b.link AS place,
     json_extract(r.parameters, '$.spread.tpot_ms[0]')::DOUBLE AS tpot_lower,
-    json_extract(r.parameters, '$.spread.tpot_ms[1]')::DOUBLE AS tpot_upper
+    json_extract(r.parameters, '$.spread.tpot_ms[1]')::DOUBLE AS tpot_upper,
+    json_extract(r.parameters, '$.quality.loss_error')::DOUBLE AS kept_error,
+    coalesce(json_extract(r.parameters, '$.quality.scored')::BIGINT,
+      r.tokens // json_extract(r.parameters, '$.length')::INT * ((json_extract(r.parameters, '$.length')::INT + 1) // 2)
+    ) AS scored
   FROM bench b JOIN runs r USING (run_id)
   LEFT JOIN (SELECT run_id, sum(few_bits + replaced) AS altered FROM bench_layers GROUP BY run_id) a USING (run_id)
   WHERE json_extract_string(r.parameters, '$.job') = '{job}'
@@ -22,8 +29,9 @@ WITH rows AS (
     ) AS full_ttft_ms
   FROM rows
 ), judged AS (
-  SELECT *, CASE WHEN perplexity_ratio IS NOT NULL THEN greatest(perplexity_ratio - 1, 0) END AS loss,
-    CASE WHEN kl IS NULL THEN altered = 0 ELSE kl < 1e-6 AND top1_agreement = 1 END AS is_lossless,
+  SELECT *, altered = 0 AS is_lossless,
+    CASE WHEN altered = 0 AND perplexity_ratio IS NOT NULL THEN 0 ELSE perplexity_ratio - 1 END AS loss,
+    coalesce(kept_error, perplexity_ratio * sqrt(2 * greatest(kl, 0) / scored)) AS error,
     mode IN ('live', 'simulated') AND preset NOT IN ('full', 'oracle') AS is_ours,
     max(peak_fast_bytes) OVER (PARTITION BY budget) AS size,
     tpot_ms / full_tpot_ms AS times_full, tpot_lower / full_tpot_ms AS times_lower,
@@ -43,20 +51,29 @@ SELECT budget, link, any_value(size) AS size,
   arg_min(preset, tpot_ms) FILTER (is_lossless) AS exact_preset,
   min(tpot_ms) FILTER (is_lossless) AS exact_ms,
   arg_min(times_full, tpot_ms) FILTER (is_lossless) AS exact_times,
-  arg_min(preset, tpot_ms) FILTER (loss <= 0.01) AS good_preset,
-  min(tpot_ms) FILTER (loss <= 0.01) AS good_ms,
-  arg_min(times_full, tpot_ms) FILTER (loss <= 0.01) AS good_times,
-  arg_min(loss, tpot_ms) FILTER (loss <= 0.01) AS good_loss,
-  arg_min(preset, tpot_ms) AS fast_preset, min(tpot_ms) AS fast_ms, arg_min(times_full, tpot_ms) AS fast_times,
-  arg_min(loss, tpot_ms) AS fast_loss,
-  min(times_full) FILTER (preset = 'on-demand') AS plain_times
-FROM judged WHERE is_ours AND tpot_ms IS NOT NULL
+  arg_min(preset, tpot_ms) FILTER (is_good) AS good_preset,
+  min(tpot_ms) FILTER (is_good) AS good_ms,
+  arg_min(times_full, tpot_ms) FILTER (is_good) AS good_times,
+  arg_min(loss, tpot_ms) FILTER (is_good) AS good_loss,
+  arg_min(error, tpot_ms) FILTER (is_good) AS good_error,
+  arg_min(preset, tpot_ms) FILTER (is_known) AS fast_preset, min(tpot_ms) FILTER (is_known) AS fast_ms,
+  arg_min(times_full, tpot_ms) FILTER (is_known) AS fast_times,
+  arg_min(loss, tpot_ms) FILTER (is_known) AS fast_loss, arg_min(error, tpot_ms) FILTER (is_known) AS fast_error,
+  min(times_full) FILTER (preset = 'on-demand') AS plain_times,
+  max(scored) FILTER (NOT is_known) AS scored
+FROM (SELECT *, is_known AND loss + 2 * error <= 0.01 AS is_good FROM (
+  SELECT *, coalesce(altered = 0 OR loss IS NULL OR scored >= """
+    + str(LEAST_SCORED)
+    + """, false) AS is_known
+  FROM judged WHERE is_ours AND tpot_ms IS NOT NULL))
 GROUP BY budget, link ORDER BY size, link"""
 )
 
 # The data and conditions of a bench.
 CONDITIONS = """
-SELECT data, tokens, json_extract_string(parameters, '$.machine.name') AS machine,
+SELECT data, tokens, coalesce(json_extract(parameters, '$.tokens_asked')::BIGINT, tokens) AS asked,
+  json_extract(parameters, '$.quality.scored')::BIGINT AS scored,
+  json_extract_string(parameters, '$.machine.name') AS machine,
   json_extract(parameters, '$.rounds')::INT AS rounds, json_extract(parameters, '$.length')::INT AS length,
   json_extract_string(parameters, '$.machine.processor') AS processor,
   json_extract_string(parameters, '$.machine.gpu') AS gpu,
@@ -84,7 +101,7 @@ TABLE = (
     + """
 SELECT budget, link, preset, mode, ttft_ms, tpot_ms, tpot_lower, tpot_upper, times_full, times_lower, times_upper,
   times_full_ttft, tokens_per_s, hit_rate, demand_bytes + prefetch_bytes AS moved_bytes, wasted_bytes, exposed_ms,
-  peak_fast_bytes, perplexity_ratio, kl, top1_agreement, is_lossless, is_ours, run_id
+  peak_fast_bytes, perplexity_ratio, loss, error, kl, top1_agreement, is_lossless, is_ours, run_id
 FROM judged ORDER BY size, link, tpot_ms, preset"""
 )
 
@@ -175,8 +192,9 @@ SELECT layer, budget, cache_size, theta, exposed_s / nullif(sum(exposed_s) OVER 
 FROM splits WHERE run_id = {run} ORDER BY layer"""
 
 TUNED = """
-SELECT name, budget, machine, max_loss, tpot_ms, perplexity_ratio, routing, prefetch, eviction, miss, residency, scope,
-  run_id
+SELECT name, budget, machine, max_loss, tpot_ms, perplexity_ratio,
+  json_extract(parameters, '$.quality."' || name || '".loss_error')::DOUBLE AS error, routing, prefetch, eviction, miss,
+  residency, scope, run_id
 FROM presets JOIN runs USING (run_id) WHERE model_id = '{model}' ORDER BY run_id DESC, budget, max_loss"""
 
 RECEIPT = """

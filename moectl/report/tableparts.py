@@ -21,6 +21,7 @@ _ABSOLUTE = (
 )
 _OF_ALL = (
     Column("perplexity ratio", "perplexity_ratio", ratio, "over that of the full model on the same text"),
+    Column("+-", "error", ratio, "standard error of that ratio"),
     Column("top-1", "top1_agreement", percent, "share of first choices that equal the full model's"),
     Column("KL", "kl", ratio, "nats, against the full model"),
     Column("hit rate", "hit_rate", percent),
@@ -58,9 +59,13 @@ _TUNED = (
     Column("may lose", "max_loss", percent, "share of perplexity that it was allowed to lose"),
     Column("ms a token", "tpot_ms", short, "measured live"),
     Column("perplexity ratio", "perplexity_ratio", ratio, "measured live"),
+    Column("+-", "error", ratio, "standard error of that ratio"),
     *(Column(axis, axis) for axis in ("routing", "prefetch", "eviction", "miss", "residency", "scope")),
     Column("run", "run_id", whole),
 )
+
+
+_OUTPUTS = {"Same output as the full model": True, "Altered output": False, "Not counted what was altered": None}
 
 
 def every_row(source: ReportSource, job: StoredBench) -> Section:
@@ -76,8 +81,10 @@ def every_row(source: ReportSource, job: StoredBench) -> Section:
         known = [column for column in columns if any(row[column.name] is not None for row in (*same, *full))]
         heading = source.heading(job, same[0])
         groups = {
-            "Same output as the full model": [row for row in same if row["is_ours"] and row["is_lossless"]],
-            "Altered output": [row for row in same if row["is_ours"] and not row["is_lossless"]],
+            **{
+                title: [row for row in same if row["is_ours"] and row["is_lossless"] is kept]
+                for title, kept in _OUTPUTS.items()
+            },
             "For comparison": [*full, *(row for row in same if not row["is_ours"])],
         }
         shown = table(groups, (_PRESET, *known), label=heading, has_cards=job.is_live)

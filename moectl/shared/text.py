@@ -23,15 +23,22 @@ def read_data(
 ) -> Data:
     """Read all documents of the text that the user named as sequences of at most `length` tokens.
 
-    Ends after `num_tokens` tokens or `at_most` sequences. Raises BadInput for no tokenizer or no text.
+    Ends after `num_tokens` tokens or `at_most` sequences; the data say so where the text ends before. Raises BadInput
+    for no tokenizer or no text.
     """
     tokenizer = tokenizer_of(opened)
-    sequences = token_sequences(documents(spec, seed=seed), tokenizer, length=length, num_tokens=num_tokens)
-    return Data(spec, list(islice(sequences, at_most)), seed)
+    cuts = token_sequences(documents(spec, seed=seed), tokenizer, length=length, num_tokens=num_tokens)
+    sequences = list(islice(cuts, at_most))
+    num_read, shortfall = sum(map(len, sequences)), ""
+    if num_tokens - num_read > 1 and len(sequences) != at_most:  # a single token left over makes no sequence
+        asked = f"{at_most:,} sequences" if at_most else f"{num_tokens:,} tokens"
+        read = f"{len(sequences):,}" if at_most else f"{num_read:,}"
+        shortfall = f"{read} of the {asked} that were asked for: {spec} has no more"
+    return Data(spec, sequences, seed, shortfall)
 
 
 def read_text(opened: MoeModel, spec: str, *, length: int, num_tokens: int, seed: int) -> BenchText:
-    """Read the beginnings of documents of at least `length` tokens, half prompt and half decoded.
+    """Read documents of at least `length` tokens as `text_of` cuts them, half prompt and half decoded.
 
     Raises BadInput for no tokenizer or no document that long.
     """

@@ -3,20 +3,21 @@
 from dataclasses import asdict, dataclass
 
 from moectl.show.grounds import compared
+from moectl.show.losses import is_distinguishable, loss_words
 from moectl.show.render import Sheet, human_bytes
 from moectl.show.scatter import Mark, loss_scale, scatter
 from moectl.show.svg import Drawing, Frame, linear_scale
+from runtime.control.counters import is_exact
 
 FULL, PLAIN = "full", "on-demand"
-SAME_KL = 1e-6  # nats: rounding alone stays below
 KEY = {"full": "every expert in memory", "exact": "output exactly the same", "altered": "output altered"}
-_LITTLE = 0.001  # of perplexity: what a table of three digits shows as nothing
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
     """One preset at one budget on the held-out texts. `times_full` is the median over rounds of a token's time over
-    that of `full` in the same round, `lower` and `upper` are its quartiles."""
+    that of `full` in the same round, `lower` and `upper` are its quartiles; `altered` counts requests that were not
+    computed as by the full model, `loss_error` is the standard error of `perplexity_ratio`."""
 
     preset: str
     budget: str
@@ -30,16 +31,23 @@ class DemoRow:
     perplexity_ratio: float
     kl: float
     top1_agreement: float
+    altered: int
+    loss_error: float | None = None
 
     @property
     def is_exact(self) -> bool:
-        """Whether the measured output is that of the full model."""
-        return self.kl < SAME_KL and self.top1_agreement == 1
+        """Whether the output is that of the full model."""
+        return is_exact(self.altered)
 
     @property
     def loss(self) -> float:
         """Share of perplexity lost, negative for a gain."""
         return 0.0 if self.is_exact else self.perplexity_ratio - 1
+
+    @property
+    def is_distinguishable(self) -> bool:
+        """Whether the loss is told from none."""
+        return is_distinguishable(self.loss, self.loss_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,9 @@ class Demonstration:
 
     def records(self) -> dict[str, object]:
         """The demonstration as JSON values."""
-        rows = [asdict(row) | {"is_exact": row.is_exact} for row in self.rows]
+        rows = [
+            asdict(row) | {"is_exact": row.is_exact, "is_distinguishable": row.is_distinguishable} for row in self.rows
+        ]
         return asdict(self) | {"rows": rows, "seen": sentence(self)}
 
     def at_budget(self) -> list[DemoRow]:
@@ -75,7 +85,7 @@ def sheet(demonstration: Demonstration) -> Sheet:
             f"{row.times_full:.1f} ({row.lower:.1f} to {row.upper:.1f})",
             f"{row.hit_rate:.3f}",
             human_bytes(row.moved_bytes / demonstration.num_tokens),
-            "exact" if row.is_exact else f"{100 * row.loss:.1f} %",
+            "exact" if row.is_exact else loss_words(row.loss, row.loss_error, digits=1),
             f"{100 * row.top1_agreement:.1f} %",
         )
         for row in ordered
@@ -125,9 +135,10 @@ def _beside(row: DemoRow, what: str) -> str:
 
 
 def _cost(row: DemoRow) -> str:
-    if row.loss > _LITTLE:
-        return f"cost {100 * row.loss:.1f} % of perplexity"
-    return f"altered the output without a measurable loss ({100 * row.top1_agreement:.0f} % of first choices the same)"
+    if row.is_distinguishable:
+        return f"cost {loss_words(row.loss, row.loss_error, digits=1)} of perplexity"
+    same = f"{100 * row.top1_agreement:.0f} % of first choices the same"
+    return f"altered the output, its loss {loss_words(row.loss, row.loss_error, digits=1)} and {same}"
 
 
 def _kind(row: DemoRow) -> str:

@@ -28,6 +28,11 @@ class NumBytes(int):
     """A number of bytes: shown in binary units in a table, as an integer in JSON."""
 
 
+def fewer(shortfall: str) -> str:
+    """The end of a note where there was less text than was asked for, which `shortfall` says in words."""
+    return f"; only {shortfall}" if shortfall else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Sheet:
     """A table: names of columns, and rows of numbers and texts. None is shown as a dash; the note is printed below.

@@ -7,10 +7,12 @@ from dataclasses import asdict
 from artifacts.hardware.machines import machine
 from moectl.bundled import is_bundled
 from moectl.show.grounds import Grounds, compared, measured
+from moectl.show.losses import is_distinguishable, loss_words
 from moectl.show.render import Sheet, console, show_json, show_sheet
-from moectl.tune.result import LEFT_OUT, ROUNDING, Pick, Tuned, published_of_others
+from moectl.tune.result import LEFT_OUT, Pick, Tuned, published_of_others
 from profilers.compare.bench import Quartiles
-from profilers.compare.verify_search import MeasuredBeside
+from profilers.compare.verify_search import CandidateQuality, MeasuredBeside
+from runtime.control.counters import altered, is_exact
 from runtime.search.results import Tried
 from runtime.search.space import Combination
 
@@ -45,7 +47,7 @@ def record(tuned: Tuned) -> dict[str, object]:
         "full_ms": tuned.full_ms,
         "front": [_tried(one) for one in tuned.found.front()],
         "published": {name: _tried(one) for name, one in tuned.found.published.items()},
-        "live": {name: asdict(one) for name, one in tuned.live.items()},
+        "live": {name: asdict(one) | {"is_exact": _is_exact(one)} for name, one in tuned.live.items()},
         "picks": [asdict(pick) | {"tried": _tried(pick.tried)} for pick in tuned.picks],
         "checks": [asdict(check) for check in tuned.checks],
         "receipt": dict(tuned.receipt),
@@ -63,7 +65,7 @@ def _grounds(tuned: Tuned) -> Grounds:
 
 
 def _answers(tuned: Tuned) -> Sheet:
-    columns = ("preset", "policies", "beside full", "loss %")
+    columns = ("preset", "policies", "beside full", "loss")
     title = f"Tuned: {tuned.request.budget} of the experts, {tuned.request.machine_name}"
     note = f"beside full: a token's time beside that of all experts resident, {_grounds(tuned).says}"
     return Sheet(title, columns, [_answer(pick) for pick in tuned.picks], note)
@@ -71,7 +73,7 @@ def _answers(tuned: Tuned) -> Sheet:
 
 def _answer(pick: Pick) -> tuple:
     tried, quality, live = pick.tried, pick.quality, pick.live
-    loss = _percent(quality.loss) if quality else 0 if tried.is_lossless else None
+    loss = "exact" if tried.is_lossless else _measured_loss(quality)
     policies = f"{described(tried.combination)}, {tried.combination.scope}"
     return pick.name, policies, compared(live.to_full) if live else None, loss
 
@@ -81,6 +83,12 @@ def _told_of_answers(tuned: Tuned) -> Iterator[str]:
     asked, model = tuned.request, str(tuned.receipt["model"])
     if tuned.why:
         yield f"within {100 * asked.max_loss:g} % of perplexity: {tuned.why}"
+    for pick in tuned.picks:
+        if not pick.tried.is_lossless and pick.quality and _is_near(pick.quality, asked.max_loss):
+            yield (
+                f"{pick.name}: its loss is within two standard errors of the {100 * asked.max_loss:g} % that it may "
+                "lose, so that other text may say otherwise: more --tokens tell"
+            )
     if left_out := tuned.receipt.get(LEFT_OUT):
         yield f"{LEFT_OUT} ({asked.minutes:g} minutes): {'; '.join(left_out)}"
     named = "" if is_bundled(model) else f" {shlex.quote(model)}"
@@ -91,7 +99,7 @@ def _beside(tuned: Tuned) -> Sheet:
     """What was measured live: exact presets first, then those that alter the output, each by time."""
     grounds = _grounds(tuned)
     ms = ("ms/token",) if grounds.is_absolute else ()
-    columns = ("preset", "output", "beside full", *ms, "rounds", "hit rate", "loss %")
+    columns = ("preset", "output", "beside full", *ms, "rounds", "hit rate", "loss")
     rows = []
     for name, live in sorted(tuned.live.items(), key=lambda pair: (not _is_exact(pair[1]), pair[1].to_full)):
         found, counters = live.measured, live.measured.counters
@@ -103,7 +111,7 @@ def _beside(tuned: Tuned) -> Sheet:
                 *((_spread(found.tpot_ms),) if ms else ()),
                 live.num_rounds,
                 counters["hits"] / max(1, counters["requests"]),
-                _percent(found.perplexity_ratio - 1),
+                None if _is_exact(live) else loss_words(found.perplexity_ratio - 1, found.loss_error),
             )
         )
     quartiles = " (quartiles)" if ms else ""
@@ -112,13 +120,13 @@ def _beside(tuned: Tuned) -> Sheet:
 
 
 def _is_exact(live: MeasuredBeside) -> bool:
-    return live.measured.kl <= ROUNDING
+    return is_exact(altered(live.measured.counters))
 
 
 def _front(tuned: Tuned) -> Sheet:
     """The Pareto front in time, loss and memory, and the best published presets for comparison."""
     front = tuned.found.front()
-    columns = ("policies", "beside full", "predicted loss %", "measured loss %")
+    columns = ("policies", "beside full", "predicted loss %", "measured loss")
     rows = [_point(tuned, f"{described(one.combination)}, {one.combination.scope}", one) for one in front[:_MOST]]
     published = published_of_others(tuned.found)
     best = sorted((name for name in published if published[name].is_lossless), key=lambda name: published[name].ms)
@@ -133,8 +141,7 @@ def _front(tuned: Tuned) -> Sheet:
 
 def _point(tuned: Tuned, name: str, one: Tried) -> tuple:
     quality = tuned.qualities.get(one.combination)
-    loss = _percent(quality.loss) if quality else None
-    return name, compared(one.ms / tuned.full_ms), _percent(one.loss), loss
+    return name, compared(one.ms / tuned.full_ms), _percent(one.loss), _measured_loss(quality)
 
 
 def _checks(tuned: Tuned) -> Sheet:
@@ -177,6 +184,15 @@ def plot(front: Sequence[Tried], picks: Sequence[Tried], *, full_ms: float) -> l
     lines[-1] = f"{0:7}% |{''.join(cells[-1])}"
     axis = f"{'time of a token, full = 1':^{_WIDTH - 8}}{most_ms / full_ms:8.3g}"
     return [*lines, f"{'':8} +{'-' * (_WIDTH + 1)}", f"{'':10}0{axis}"]
+
+
+def _is_near(quality: CandidateQuality, max_loss: float) -> bool:
+    """Whether the tokens that were read do not tell the loss from the largest that is allowed."""
+    return not is_distinguishable(quality.loss - max_loss, quality.loss_error)
+
+
+def _measured_loss(quality: CandidateQuality | None) -> str | None:
+    return quality and loss_words(quality.loss, quality.loss_error)
 
 
 def _percent(share: float | None) -> float | None:

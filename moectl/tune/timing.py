@@ -33,7 +33,7 @@ class Minutes:
         num = whole if fitting >= whole else min(whole, max(least, int(fitting)))
         if num < whole:
             self.left_out.append(f"{whole - num} of {whole} sequences of {what}")
-        return BenchText(text.sequences[:num], text.prefill)
+        return BenchText(text.sequences[:num], text.prefill, asked=text.asked)
 
 
 def token_seconds(costs: Costs, shape: Shape, *, loads: bool) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from statistics import median, median_low
 from time import perf_counter
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from artifacts.hardware.machines import MACHINES, machine
 from profilers.compare.quality import Quality, TextReading, compare, losses_by_text, read
 from profilers.compare.tasks import Tasks, TaskScore, evaluate
 from profilers.text.batches import check_sequences
-from profilers.text.corpus import pieces
+from profilers.text.corpus import all_sequences
 from profilers.text.files import Document
 from runtime.engine.output import choose_output
 from runtime.model.open import MoeModel
@@ -37,14 +37,31 @@ class BenchSetting:
 
 @dataclass(frozen=True, slots=True)
 class BenchText:
-    """Sequences of equal length; the first `prefill` tokens of each are its prompt."""
+    """Sequences of equal length; the first `prefill` tokens of each are its prompt. So many tokens were `asked` for, 0
+    if just these."""
 
     sequences: tuple[np.ndarray, ...]
     prefill: int
+    asked: int = 0
 
     @property
     def num_decoded(self) -> int:
         return sum(len(sequence) - self.prefill for sequence in self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.sequences))
+
+    @property
+    def shortfall(self) -> str:
+        """By how much there are fewer tokens than were asked for, in words; empty where there are not."""
+        if self.num_tokens >= self.asked:
+            return ""
+        num = len(self.sequences)
+        return (
+            f"{self.num_tokens:,} tokens of the {self.asked:,} that were asked for: {num} text{'s' * (num != 1)} of "
+            f"{len(self.sequences[0])}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,7 @@ class BenchSample:
     kl_by_text: tuple[float, ...]
     loss_by_text: tuple[float, ...]
     seconds: float
+    loss_error: float | None = None  # of `perplexity_ratio`; samples of an earlier moectl have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +109,7 @@ class BenchResult:
     perplexity_ratio: float
     kl: float
     top1_agreement: float
+    loss_error: float | None
 
     @property
     def counters(self) -> dict[str, int]:
@@ -100,19 +119,32 @@ class BenchResult:
 
 
 def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> BenchText:
-    """Return the beginnings of the first documents of at least `length` tokens, `num_tokens` in all; half is prompt.
+    """Return `num_tokens` in sequences of `length`, of which half is prompt: the beginnings of the first documents that
+    are long enough; where those are too few, what follows in each of them, then what follows that.
 
     Raises BadUsage when the tokens make no sequence, BadInput when no document is long enough.
     """
     if length < 2 or num_tokens < length:
         raise BadUsage(f"--tokens {num_tokens} are no sequence of --length {length}: one has two tokens or more")
-    texts = (next(pieces(document.text)) for document in documents)
-    encoded = (tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts)
-    long = (np.array(ids[:length], np.int64) for ids in encoded if len(ids) >= length)
-    sequences = tuple(islice(long, num_tokens // length))
+    wanted = num_tokens // length
+    cuts: list[list[np.ndarray]] = [[]]  # by their number in the document
+    for document in documents:
+        for number, cut in enumerate(_whole_cuts(document, tokenizer, length)):
+            if sum(map(len, cuts[: number + 1])) >= wanted:
+                break  # nothing that is cut later would be taken
+            if number == len(cuts):
+                cuts.append([])
+            cuts[number].append(cut)
+        if len(cuts[0]) >= wanted:
+            break
+    sequences = tuple(islice(chain.from_iterable(cuts), wanted))
     if not sequences:
         raise BadInput(f"the data has no document of {length} tokens: give longer text, or a smaller --length")
-    return BenchText(sequences, length // 2)
+    return BenchText(sequences, length // 2, asked=num_tokens)
+
+
+def _whole_cuts(document: Document, tokenizer, length: int) -> Iterator[np.ndarray]:
+    return (cut for cut in all_sequences([document], tokenizer, length) if len(cut) == length)
 
 
 def schedule(settings: Sequence[BenchSetting], *, rounds: int, seed: int) -> list[tuple[int, BenchSetting]]:
@@ -134,6 +166,7 @@ def summary(samples: Sequence[BenchSample]) -> BenchResult:
         perplexity_ratio=median(sample.perplexity_ratio for sample in samples),
         kl=median(sample.kl for sample in samples),
         top1_agreement=median(sample.top1_agreement for sample in samples),
+        loss_error=max((sample.loss_error for sample in samples if sample.loss_error is not None), default=None),
     )
 
 
@@ -191,6 +224,11 @@ class Bench:
             self.read_full()
         with Session(checkpoint, Settings("full")) as session:
             return compare(self.full, read(session, self._text.sequences, prefill=self._text.prefill))
+
+    @property
+    def num_scored(self) -> int:
+        """The tokens that a measurement scores."""
+        return self._text.num_decoded
 
     @property
     def full(self) -> TextReading:
@@ -251,4 +289,5 @@ def sample_of(
         kl_by_text=tuple(kl.tolist()),
         loss_by_text=tuple(loss.tolist()),
         seconds=perf_counter() - begin_s,
+        loss_error=quality.loss_error,
     )

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.replicas import Replicas
 from artifacts.quantisation.widths import USUAL_WIDTHS
+from profilers.compare.quality import lost_by_token, paired_error
 from profilers.text.batches import check_sequences, padded
 from runtime.control.build import check_required
 from runtime.model.open import MoeModel
@@ -43,13 +44,14 @@ class BitAssignment:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionPrice:
-    """The quality of one assignment against the full model on the same text: `kl` in nats. `nbytes` are those of the
-    replicas in memory."""
+    """The quality of one assignment against the full model on the same text: `kl` in nats, `loss_error` the standard
+    error of the ratio. `nbytes` are those of the replicas in memory."""
 
     nbytes: int
     perplexity_ratio: float
     kl: float
     top1_agreement: float
+    loss_error: float
 
 
 def check_widths(artefacts: Artefacts) -> None:
@@ -118,7 +120,7 @@ class Precision:
     def price(self, assignment: BitAssignment) -> PrecisionPrice:
         """Return the price of an assignment. Raises BadInput for a damaged replica file."""
         nll = kl = 0.0
-        num_same = 0
+        num_same, lost = 0, []
         with Session(self._opened, assignment.settings, artefacts=self._artefacts) as session:
             nbytes = session.receipt()["fast_bytes"]
             for full, (logits, targets) in zip(self._full, self._read(session), strict=True):
@@ -126,8 +128,11 @@ class Precision:
                 nll += F.nll_loss(mine, targets, reduction="sum").item()
                 kl += F.kl_div(mine, theirs, log_target=True, reduction="sum").item()
                 num_same += int((mine.argmax(-1) == theirs.argmax(-1)).sum())
+                lost.append(lost_by_token(mine, theirs, targets))
         count = self._num_scored
-        return PrecisionPrice(nbytes, math.exp(nll / count - self._full_nll), kl / count, num_same / count)
+        ratio = math.exp(nll / count - self._full_nll)
+        error = paired_error(torch.cat(lost), ratio, kl / count)
+        return PrecisionPrice(nbytes, ratio, kl / count, num_same / count, error)
 
     def _read(self, session: Session) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield for each sequence of T tokens the logits [T - 1, V] and the targets [T - 1] of its next tokens."""

@@ -33,12 +33,13 @@ class TextReading:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Quality against the full model on the same text: perplexity ratio, mean KL divergence in nats, and the share of
-    positions with the same most probable token."""
+    """Quality against the full model on the same text: perplexity ratio, mean KL divergence in nats, the share of
+    positions with the same most probable token, and the standard error of the ratio."""
 
     perplexity_ratio: float
     kl: float
     top1_agreement: float
+    loss_error: float
 
 
 def read(
@@ -95,11 +96,25 @@ def read_by(
 def compare(reading: TextReading, full: TextReading) -> Quality:
     """Compare a reading with that of the full model on the same text."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
+    ratio, kl = float(np.exp(reading.nll - full.nll)), F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
     return Quality(
-        perplexity_ratio=float(np.exp(reading.nll - full.nll)),
-        kl=F.kl_div(mine, theirs, log_target=True, reduction="batchmean").item(),
+        perplexity_ratio=ratio,
+        kl=kl.item(),
         top1_agreement=(mine.argmax(-1) == theirs.argmax(-1)).float().mean().item(),
+        loss_error=paired_error(lost_by_token(mine, theirs, full.targets), ratio, kl.item()),
     )
+
+
+def paired_error(lost: torch.Tensor, ratio: float, kl: float) -> float:
+    """Return the standard error of a perplexity ratio from what each scored token lost, nats [N]: readings are paired
+    by token, so that what both find hard does not count."""
+    num_scored = len(lost)
+    return ratio * lost.double().std().item() / num_scored**0.5 if num_scored > 1 else expected_error(ratio, kl, 1)
+
+
+def expected_error(ratio: float, kl: float, num_scored: int) -> float:
+    """Return about what `paired_error` is where only the mean KL divergence of so many tokens is known."""
+    return ratio * (2 * max(kl, 0.0) / num_scored) ** 0.5
 
 
 def losses_by_text(reading: TextReading, full: TextReading, *, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,9 +122,14 @@ def losses_by_text(reading: TextReading, full: TextReading, *, num_texts: int) -
     full model. Texts have equal length."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
     kl = F.kl_div(mine, theirs, log_target=True, reduction="none").sum(-1)
-    lost = (theirs - mine).gather(1, full.targets[:, None])
+    lost = lost_by_token(mine, theirs, full.targets)
     kl_by_text, loss_by_text = (values.reshape(num_texts, -1).double().mean(1).numpy() for values in (kl, lost))
     return kl_by_text, loss_by_text
+
+
+def lost_by_token(mine: torch.Tensor, theirs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the nats that each token [N] is less probable by, from log probabilities [N, V]."""
+    return (theirs - mine).gather(1, targets[:, None])[:, 0]
 
 
 def _timed(forward: Callable[[torch.Tensor, object], object], ids: torch.Tensor, past: object) -> tuple[object, float]:

@@ -41,16 +41,18 @@ class MeasuredBeside:
 
 @dataclass(frozen=True, slots=True)
 class CandidateQuality:
-    """The quality of one candidate on the held-out text, and the stall of reading all of it."""
+    """The quality of one candidate on the held-out text, the stall of reading all of it, and the standard error of the
+    loss."""
 
     loss: float
     kl: float
     top1: float
     stall_ms: float
+    loss_error: float | None = None
 
     @classmethod
     def of(cls, sample: BenchSample) -> "CandidateQuality":
-        return cls(sample.perplexity_ratio - 1, sample.kl, sample.top1_agreement, sample.exposed_ms)
+        return cls(sample.perplexity_ratio - 1, sample.kl, sample.top1_agreement, sample.exposed_ms, sample.loss_error)
 
 
 class Verifier:
@@ -80,6 +82,11 @@ class Verifier:
     def loss_of_base(self, checkpoint: MoeModel) -> Quality:
         """Return the quality of the base against the checkpoint on all of the text."""
         return self._whole.loss_of_base(checkpoint)
+
+    @property
+    def num_scored(self) -> int:
+        """The tokens that a quality is of."""
+        return self._whole.num_scored
 
     def measured(self) -> dict[Combination, CandidateQuality]:
         """Return the qualities measured so far on all of the text."""

@@ -52,6 +52,7 @@ class BuiltMaps:
     num_iterations: int
     num_tokens: int
     seconds: float
+    shortfall: str = ""  # as in `Data`
 
 
 def build_maps(
@@ -74,7 +75,8 @@ def build_maps(
     counts = {"iterations": num_iterations, "replaced": maps.num_replaced}
     info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), **counts})
     run_id = add_run(store_path, info, {TABLE: map_rows(maps, origins)}, model=model)
-    return BuiltMaps(run_id, maps, len(data.sequences), num_iterations, data.num_tokens, info.seconds)
+    counted = (len(data.sequences), num_iterations, data.num_tokens)
+    return BuiltMaps(run_id, maps, *counted, info.seconds, data.shortfall)
 
 
 def _fill(

@@ -50,6 +50,7 @@ class FittedPredictors:
     num_tokens: int
     num_tested: int
     seconds: float
+    shortfall: str = ""  # as in `Data`
 
 
 def build_predictors(
@@ -82,7 +83,8 @@ def build_predictors(
     info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), "tested": test.num_tokens})
     rows = predictor_rows(predictors, _columns(target, recalls, fit.num_samples))
     run_id = add_run(store_path, info, {TABLE: rows}, model=model)
-    return FittedPredictors(run_id, predictors, target, recalls, data.num_tokens, test.num_tokens, info.seconds)
+    counted = (data.num_tokens, test.num_tokens, info.seconds, data.shortfall)
+    return FittedPredictors(run_id, predictors, target, recalls, *counted)
 
 
 def _columns(target: np.ndarray, recalls: Mapping[str, np.ndarray], num_samples: int) -> dict[str, np.ndarray]:

@@ -36,6 +36,7 @@ class Profiled:
     num_tokens: int
     seconds: float
     resumed: int
+    shortfall: str = ""  # as in `Data`
 
 
 def profile_routing(
@@ -77,7 +78,7 @@ def profile_routing(
     info = run.info(command, model, settings | {"samples": num_samples}, num_tokens=counts.total)
     run_id = add_run(store_path, info, rows, model=model)
     half_done.remove()
-    return Profiled(run_id, counts.profile, counts.total, info.seconds, counts.resumed)
+    return Profiled(run_id, counts.profile, counts.total, info.seconds, counts.resumed, data.shortfall)
 
 
 def _trace_parameters(keep_trace: RoutingForesight | None) -> dict[str, object]:

@@ -43,7 +43,8 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
         parameters=dict(info.parameters) | {"index": 0, "count": 1, "shards": len(shards)},
         versions=versions(),
     )
-    return Profiled(add_run(into, merged, rows, model=model), profile, merged.tokens, merged.seconds, resumed=0)
+    run_id, shortfall = add_run(into, merged, rows, model=model), str(merged.parameters.get("shortfall", ""))
+    return Profiled(run_id, profile, merged.tokens, merged.seconds, resumed=0, shortfall=shortfall)
 
 
 def _whole(shards: list["_Shard"]) -> list["_Shard"]:

@@ -13,11 +13,13 @@ from runtime.session.generate import check_tokens
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Text as it is profiled: the specification that the user gave, and its token sequences."""
+    """Text as it is profiled: the specification that the user gave, and its token sequences. `shortfall` says in words
+    by how much they are fewer than were asked for, empty where they are not."""
 
     spec: str
     sequences: Sequence[np.ndarray]
     seed: int = 0
+    shortfall: str = ""
 
     @property
     def num_tokens(self) -> int:

@@ -29,5 +29,5 @@ class TextRun:
             data_digest=self.digest,
             tokens=self._data.num_tokens if num_tokens is None else num_tokens,
             seed=self._data.seed,
-            parameters=parameters,
+            parameters={**parameters, **({"shortfall": self._data.shortfall} if self._data.shortfall else {})},
         )

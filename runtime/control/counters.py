@@ -205,6 +205,13 @@ def altered(counters: Mapping[str, int]) -> int:
     return sum(counters[name] for name in _ALTERING)
 
 
+def is_exact(num_altered: int | None) -> bool | None:
+    """Return whether the output is the full model's, up to rounding: of all requests none was `altered`. A measured
+    divergence never says so: few tokens may hide what was altered. None where nothing was counted, as of another
+    program."""
+    return None if num_altered is None else num_altered == 0
+
+
 def hit_rate(totals: dict[str, int]) -> float:
     """Return hits over requests, 0 when nothing was requested."""
     return totals["hits"] / totals["requests"] if totals["requests"] else 0.0

@@ -50,11 +50,16 @@ class Preset:
     def is_lossless(self) -> bool:
         """Whether it gives the full model's output: the model's own routing, every expert it wants, at full precision.
         `tests/runtime/policies` holds this to what the policies say of themselves."""
-        is_whole = self.miss.partition(":")[0] in _WHOLE and "avg_bits" not in self.residency
-        return self.routing == "standard" and is_whole
+        return is_lossless(self.routing, self.miss, self.residency)
 
     def texts(self) -> dict[str, str]:
         return {axis: getattr(self, axis) for axis in POLICIES}
+
+
+def is_lossless(routing: str, miss: str, residency: str) -> bool:
+    """Return whether these policies never alter the output, whatever budget and text."""
+    is_whole = miss.partition(":")[0] in _WHOLE and "avg_bits" not in residency
+    return routing == "standard" and is_whole
 
 
 @cache

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from artifacts.errors import Problem
+from runtime.control.counters import is_exact
 from runtime.search.halving import ETA, rungs
 from runtime.search.space import Combination
 
@@ -21,7 +22,8 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A combination as replayed. `loss`: predicted relative rise of perplexity, None without the tables for it."""
+    """A combination as replayed. `loss`: predicted relative rise of perplexity, None without the tables for it;
+    `altered`: requests that were not computed as by the full model."""
 
     combination: Combination
     ms: float
@@ -31,10 +33,12 @@ class Tried:
     fast_nbytes: int
     hit_rate: float
     damage: tuple[float, float]
+    altered: int
 
     @property
     def is_lossless(self) -> bool:
-        return self.loss == 0.0
+        """Whether the replay altered nothing; a predicted loss of 0 may be that of a table which knows of none."""
+        return is_exact(self.altered)
 
     def beats(self, other: "Tried") -> bool:
         """Whether it is at least as good in time, loss and memory, and better in one of them."""

@@ -14,7 +14,7 @@ from artifacts.routing.similarity import Similarity
 from artifacts.traces.clients import Clients, serve
 from artifacts.traces.trace import Trace
 from runtime.control.build import check_required
-from runtime.control.counters import altered
+from runtime.control.counters import altered, is_exact
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import presets
@@ -164,7 +164,7 @@ class Search:
         best = [in_full[combination] for combination in dict.fromkeys(finalists)]
         refused = [*by_time.refused.values(), *by_loss.refused.values()]
         return SearchResult(
-            lossless=sorted((tried for tried in best if tried.is_lossless), key=lambda tried: tried.ms),
+            lossless=sorted((tried for tried in best if _keeps_output(tried)), key=lambda tried: tried.ms),
             lossy=list({tried.combination: tried for tried in best if not tried.is_lossless}.values()),
             published={name: in_full[combination] for name, combination in published.items() if combination in in_full},
             num_tried=len({combination for trials in (by_time, by_loss) for combination, _ in trials.results}),
@@ -204,17 +204,17 @@ class Search:
         return (0, tried.ms) if is_near else (1, np.inf if tried.loss is None else tried.loss)
 
     def _tried(self, combination: Combination, outcome: Outcome, damage: tuple[float, float]) -> Tried:
-        counters = outcome.counters
-        is_exact = not altered(counters)
+        counters, num_altered = outcome.counters, altered(outcome.counters)
         return Tried(
             combination if outcome.num_slots else combination.without_slots,
             ms=_ms(outcome),
-            loss=0.0 if is_exact else self.loss_of(damage),
+            loss=0.0 if is_exact(num_altered) else self.loss_of(damage),
             exposed_ms=outcome.times["exposed_ms"],
             near_ms=outcome.times["near_ms"],
             fast_nbytes=outcome.fast_nbytes,
             hit_rate=counters["hits"] / max(1, counters["requests"]),
             damage=damage,
+            altered=num_altered,
         )
 
     def loss_of(self, damage: tuple[float, float]) -> float | None:
@@ -231,6 +231,12 @@ class Search:
             part = self._trace if passes >= self.num_passes else self._trace.take(np.flatnonzero(self._passes < passes))
             self._workloads[passes] = Workload(part, self._model, self.machine, **self._known)
         return self._workloads[passes]
+
+
+def _keeps_output(tried: Tried) -> bool:
+    """Whether the policies never alter the output, and did not: others that altered nothing in this replay are
+    neither lossless nor lossy, for they may in the next."""
+    return tried.combination.is_lossless and tried.is_lossless
 
 
 def _ms(outcome: Outcome) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 
 from artifacts.quantisation.widths import USUAL_WIDTHS
 from runtime.policies import POLICIES
-from runtime.policies.presets import Scope
+from runtime.policies.presets import Scope, is_lossless
 
 PREFETCH = (
     "none",
@@ -63,6 +63,11 @@ class Combination(NamedTuple):
     def family(self) -> tuple[str, str, str]:
         """What decides most about quality: routing, what becomes of a miss, and residency."""
         return self.routing, self.miss, self.residency
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether it never alters the output, whatever budget and text."""
+        return is_lossless(self.routing, self.miss, self.residency)
 
     @property
     def without_slots(self) -> "Combination":

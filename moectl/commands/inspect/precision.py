@@ -18,7 +18,7 @@ from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
-from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
+from moectl.show.render import NumBytes, Sheet, fewer, show_json, show_sheet
 from profilers.compare.price_precision import (
     PRESET,
     BitAssignment,
@@ -50,7 +50,8 @@ class PrecisionRequest:
 class PrecisionRow:
     """One assignment of bits to experts. Several draws have one row: means (geometric for ratios) and extremes.
 
-    `share` is of the bytes of all experts in the checkpoint; `kl` is in nats.
+    `share` is of the bytes of all experts in the checkpoint; `kl` is in nats, `loss_error` the standard error of a
+    draw's ratio.
     """
 
     avg_bits: float
@@ -62,6 +63,7 @@ class PrecisionRow:
     highest: float
     kl: float
     top1_agreement: float
+    loss_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ def precision(
     started_at, begin_s = utc_now(), perf_counter()
     opened = open_quietly(name or str(demo_model()), device=device)
     artefacts = _artefacts(opened, store, name=name or "the bundled model")
-    sequences = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed).sequences
+    data = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed)
+    sequences = data.sequences
     check_store(store)
     pricing = Precision(opened, artefacts, sequences)
     priced = _prices(pricing, assignments(artefacts.replicas, draws=request.draws, seed=request.seed))
@@ -106,7 +109,12 @@ def precision(
         data_digest=data_digest(sequences),
         tokens=sum(map(len, sequences)),
         seed=request.seed,
-        parameters={"draws": request.draws, "length": LENGTH, "perplexity": pricing.perplexity},
+        parameters={
+            "draws": request.draws,
+            "length": LENGTH,
+            "perplexity": pricing.perplexity,
+            "shortfall": data.shortfall,
+        },
     )
     run_id = add_run(store, info, {"bench": _bench(priced)})
     rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda pair: _kind(pair[0]))]
@@ -176,11 +184,12 @@ def _row(draws: Sequence[tuple[BitAssignment, PrecisionPrice]], full_nbytes: int
         highest=float(ratios.max()),
         kl=float(np.mean([price.kl for price in prices])),
         top1_agreement=float(np.mean([price.top1_agreement for price in prices])),
+        loss_error=float(np.mean([price.loss_error for price in prices])),
     )
 
 
 def _sheet(priced: PricedPrecision) -> Sheet:
-    columns = ("bits", "assignment", "bytes", "% of checkpoint", "perplexity ratio", "KL", "top-1 agreement")
+    columns = ("bits", "assignment", "bytes", "% of checkpoint", "perplexity ratio", "+-", "KL", "top-1 agreement")
     rows = [
         (
             f"{row.avg_bits:g}",
@@ -188,6 +197,7 @@ def _sheet(priced: PricedPrecision) -> Sheet:
             NumBytes(row.nbytes),
             f"{100 * row.share:.1f}",
             _ratio(row),
+            f"{row.loss_error:.4f}",
             f"{row.kl:.4f}",
             f"{row.top1_agreement:.3f}",
         )
@@ -202,11 +212,12 @@ def _ratio(row: PrecisionRow) -> str:
 
 
 def _conditions(request: PrecisionRequest, info: RunInfo, opened: MoeModel) -> str:
-    installed, perplexity = versions(), info.parameters["perplexity"]
+    installed, perplexity, short = versions(), info.parameters["perplexity"], str(info.parameters["shortfall"])
     return (
-        f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}, teacher-forced, on which the "
-        f"checkpoint's perplexity is {perplexity:.4g} (experts: {opened.expert_format}); every expert on its replica, "
-        "none at full precision; of an average all take the bytes of its prefix split, or less (without one, those of "
-        f"experts of the two widths beside it); random drawn {request.draws} times from seed {request.seed}; torch "
+        f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}{fewer(short)}, teacher-forced, "
+        f"on which the checkpoint's perplexity is {perplexity:.4g} (experts: {opened.expert_format}); every expert "
+        "on its replica, none at full precision; of an average all take the bytes of its prefix split, or less "
+        f"(without one, those of experts of the two widths beside it); +-: standard error of the ratio; random "
+        f"drawn {request.draws} times from seed {request.seed}; torch "
         f"{installed['torch']}, transformers {installed['transformers']}, {info.seconds:.0f} s"
     )

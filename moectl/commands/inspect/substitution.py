@@ -15,7 +15,7 @@ from moectl.commands.build_buddies import DEFAULT_ALPHA, METRICS, cut, find_prof
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
-from moectl.show.render import Sheet, show_json, show_sheet
+from moectl.show.render import Sheet, fewer, show_json, show_sheet
 from profilers.compare.price_substitution import (
     Substitution,
     SubstitutionLimits,
@@ -23,6 +23,7 @@ from profilers.compare.price_substitution import (
     buddy_policy,
     random_residents,
 )
+from profilers.text.batches import Data
 from runtime.model.open import MoeModel
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
@@ -101,8 +102,8 @@ def substitution(
     torch.set_num_threads(threads)
     opened = open_quietly(name or str(demo_model()), device=device)
     policies, entropy = _policies(opened, store, run, name=name or "the bundled model")
-    sequences = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed).sequences
-    pricing = Substitution(opened, sequences, entropy)
+    data = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed)
+    pricing = Substitution(opened, data.sequences, entropy)
     rows = []
     with progress_bar("pricing", unit="settings") as advance:
         total = len(request.shares) * len(LIMITS) * len(policies)
@@ -113,7 +114,7 @@ def substitution(
                     prices = [pricing.price(make(draw), limits, residents) for draw, residents in enumerate(draws)]
                     rows.append(_row(share, limits.name, policy, prices))
                     advance(len(rows), total)
-    return PricedSubstitution(rows, pricing.perplexity, _conditions(request, sequences))
+    return PricedSubstitution(rows, pricing.perplexity, _conditions(request, data))
 
 
 def show(priced: PricedSubstitution, *, as_json: bool) -> None:
@@ -174,11 +175,11 @@ def _sheet(priced: PricedSubstitution, title: str, cell: Callable[[SubstitutionR
     return Sheet(title, ("resident", "limits", *policies), rows, note)
 
 
-def _conditions(request: SubstitutionRequest, sequences: list[np.ndarray]) -> str:
+def _conditions(request: SubstitutionRequest, data: Data) -> str:
     gates = LIMITS[2]
     return (
-        f"{sum(map(len, sequences)):,} tokens of {request.data} in sequences of up to {LENGTH}; residents drawn "
-        f"{request.draws} times from seed {request.seed}, as many in every layer; lists of alpha {DEFAULT_ALPHA}, "
-        f"k_max {K_MAX}; gates: entropy above percentile {gates.percentile:g}, margin {gates.margin:g}, "
-        f"beta {gates.beta:g}; what is not replaced is exact; {', '.join(CONTROLS)}: controls"
+        f"{data.num_tokens:,} tokens of {request.data} in sequences of up to {LENGTH}{fewer(data.shortfall)}; "
+        f"residents drawn {request.draws} times from seed {request.seed}, as many in every layer; lists of alpha "
+        f"{DEFAULT_ALPHA}, k_max {K_MAX}; gates: entropy above percentile {gates.percentile:g}, margin "
+        f"{gates.margin:g}, beta {gates.beta:g}; what is not replaced is exact; {', '.join(CONTROLS)}: controls"
     )

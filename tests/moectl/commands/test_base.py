@@ -68,7 +68,7 @@ def test_a_bench_is_against_the_base_and_says_what_that_loses(model: str, said: 
     assert rows["uniform-bits"]["kl"] > 1e-6
     [note] = [note for note in found["notes"] if note.startswith("the base")]
     assert "experts in replicas, " in found["conditions"]
-    assert "every expert is a replica of 4 bits" in note and "% of perplexity to the checkpoint itself" in note
+    assert "every expert is a replica of 4 bits" in note and "loses of perplexity to the checkpoint itself: " in note
     again = said("bench", model, "--base", "4", *TEXT, *options, "--report", "page.html")
     assert [row["run"] for row in again["rows"]] == [row["run"] for row in found["rows"]] and note in again["notes"]
     assert "every expert is a replica of" in Path("page.html").read_text()

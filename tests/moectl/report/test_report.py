@@ -114,7 +114,7 @@ def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
     for command in (
         ["profile", model, *same, "--tokens", "120", "--length", "16", "--prefill", "8", "--samples", "20", "--trace"],
         ["build-buddies", "--store", str(path)],
-        ["quantize", model, *same, "--jobs", "1", "--samples", "4", "--bits", "2,4"],
+        ["quantize", model, *same, "--jobs", "1", "--samples", "4", "--recipe", "refined", "--bits", "2,4"],
         ["split", "--machine", "rtx3090-pcie4", "--store", str(path), "--budget", "50%", "--zeta", "0.1"],
         [*bench, "--presets", "importance,specmd,buddymoe,buddymoe-zero,buddymoe-best", "--budgets", "50%"]
         + ["--links", "5MB/s", "--tasks", str(folder / "one.yaml")],

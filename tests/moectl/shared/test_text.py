@@ -30,6 +30,21 @@ def test_sequences_end_at_the_first_limit(text: str) -> None:
     assert [len(one) for one in read_data(opened, text, length=5, num_tokens=100, seed=0, at_most=1).sequences] == [5]
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"num_tokens": 100}, "12 of the 100 tokens that were asked for: "),
+        ({"num_tokens": 5 * 9, "at_most": 9}, "3 of the 9 sequences that were asked for: "),
+        ({"num_tokens": 13}, ""),  # one token more would make no sequence
+        ({"num_tokens": 15, "at_most": 3}, ""),
+        ({"num_tokens": 7}, ""),
+    ],
+)
+def test_less_text_than_was_asked_for_is_said(text: str, asked: dict[str, int], said: str) -> None:
+    shortfall = read_data(SimpleNamespace(tokenizer=tokenizer), text, length=5, seed=0, **asked).shortfall
+    assert shortfall.startswith(said) and bool(shortfall) == bool(said)
+
+
 def test_texts_are_equally_long(text: str) -> None:
     read = read_text(SimpleNamespace(tokenizer=tokenizer), text, length=8, num_tokens=16, seed=0)
     assert [len(sequence) for sequence in read.sequences] == [8] and read.prefill == 4

@@ -7,7 +7,7 @@ import pytest
 
 from moectl.show.demonstration import Demonstration, DemoRow, drawing, sentence, sheet
 
-QUARTER, EXACT = "25%", {"kl": 0.0, "perplexity_ratio": 1.0, "top1_agreement": 1.0}
+QUARTER, EXACT = "25%", {"kl": 0.0, "perplexity_ratio": 1.0, "top1_agreement": 1.0, "altered": 0}
 
 
 def row(preset: str, times_full: float, *, budget: str = QUARTER, **quality: float) -> DemoRow:
@@ -16,12 +16,12 @@ def row(preset: str, times_full: float, *, budget: str = QUARTER, **quality: flo
     return DemoRow(preset, budget, **times, **rest, **(EXACT | quality))
 
 
-LOSSY = {"kl": 0.03, "perplexity_ratio": 1.035, "top1_agreement": 0.9}
+LOSSY = {"kl": 0.03, "perplexity_ratio": 1.035, "top1_agreement": 0.9, "altered": 7, "loss_error": 0.012}
 ROWS = [
     row("full", 1.0, budget="100%"),
     row("on-demand", 3.9),
     row("near", 1.9),
-    row("shadow", 1.02, kl=0.01, perplexity_ratio=1.0002, top1_agreement=0.91),
+    row("shadow", 1.02, perplexity_ratio=0.998, altered=9, loss_error=0.004),
     row("buddymoe", 2.7, **LOSSY),
     row("buddymoe", 1.5, budget="50%", **LOSSY),
 ]
@@ -31,7 +31,11 @@ SHOWN = Demonstration(ROWS, QUARTER, 64, "CPU, in the proportions of rtx3090-pci
 def test_the_table_has_ratios_with_their_spread_and_exact_rows_first() -> None:
     table = sheet(SHOWN)
     assert table.rows[1] == ("on-demand", "25%", "3.9 (3.8 to 4.0)", "0.500", "16.0 KiB", "exact", "100.0 %")
-    assert [line[5] == "exact" for line in table.rows] == [True] * 3 + [False] * 3
+    assert [line[5] for line in table.rows] == [
+        *["exact"] * 3,
+        "not distinguishable (-0.2 % +- 0.4)",
+        *["3.5 % (+- 1.2)"] * 2,
+    ]
     assert table.note.startswith("CPU, in the proportions of") and "ms" not in " ".join(table.columns).split()
 
 
@@ -41,13 +45,13 @@ def test_the_table_has_ratios_with_their_spread_and_exact_rows_first() -> None:
         (
             ROWS,
             "(on-demand) was 3.9 times slower than with all of them there; the fastest way with the same output, near, "
-            "was 1.9 times slower than full; the fastest of all, shadow, was as fast as full and altered the output "
-            "without a measurable loss (91 % of first choices the same).",
+            "was 1.9 times slower than full; the fastest of all, shadow, was as fast as full and altered the output, "
+            "its loss not distinguishable (-0.2 % +- 0.4) and 100 % of first choices the same.",
         ),
         (ROWS[:2], "(on-demand) was 3.9 times slower than with all of them there."),
         (
             [*ROWS[:2], replace(ROWS[4], times_full=0.8)],
-            "; the fastest of all, buddymoe, was 1.2 times faster than full and cost 3.5 % of perplexity.",
+            "; the fastest of all, buddymoe, was 1.2 times faster than full and cost 3.5 % (+- 1.2) of perplexity.",
         ),
         ([row("on-demand", 1.0), row("near", 1.2)], "(on-demand) was as fast as with all of them there."),
     ],
@@ -59,6 +63,7 @@ def test_the_sentence_is_of_the_rows(rows: list[DemoRow], said: str) -> None:
 def test_json_has_all_of_it() -> None:
     said = SHOWN.records()
     assert said["seen"] == sentence(SHOWN) and said["rows"][3]["is_exact"] is False
+    assert [row["is_distinguishable"] for row in said["rows"][3:5]] == [False, True]
     assert {"preset", "ms_per_token", "exposed_ms", "moved_bytes", "hit_rate"} <= said["rows"][0].keys()
 
 

@@ -62,6 +62,28 @@ def test_text_is_the_beginning_of_what_is_long_enough() -> None:
         text_of(iter(texts), character_tokenizer(), length=12, num_tokens=11)
 
 
+def test_documents_that_are_too_few_are_cut_into_pieces_one_after_another() -> None:
+    """Their beginnings first, so that texts of many documents are what they were; and fewer than asked is said."""
+    long, other = Document("long", "0123456789" * 3), Document("other", "abcdefghijkl")
+    first, second = text_of(iter([long]), character_tokenizer(), length=10, num_tokens=20).sequences
+    assert first.tolist() == second.tolist()
+
+    def read(num_tokens: int) -> BenchText:
+        return text_of(iter([long, other, other]), character_tokenizer(), length=4, num_tokens=num_tokens)
+
+    firsts, more = read(12), read(28)
+    assert [one[0] for one in firsts.sequences] == [one[0] for one in more.sequences[:3]]
+    assert len(more.sequences) == 7 and (firsts.shortfall, more.shortfall) == ("", "")
+    assert more.sequences[3].tolist() == long_tokens(long)[4:8], "what follows the first beginning"
+    whole = read(4000)
+    assert len(whole.sequences) == 7 + 3 + 3
+    assert whole.shortfall == "52 tokens of the 4,000 that were asked for: 13 texts of 4"
+
+
+def long_tokens(document: Document) -> list[int]:
+    return character_tokenizer()(document.text, add_special_tokens=False)["input_ids"]
+
+
 def test_what_is_lossless_is_measured_so(bench: Bench) -> None:
     heard: list[int] = []
     for preset in ("full", "near", "on-demand"):

@@ -13,9 +13,12 @@ from artifacts.quantisation.widths import SCALAR_WIDTHS
 from artifacts.shape import FULL_BITS
 from profilers.compare import quality
 from profilers.compare.price_precision import AVERAGES, BitAssignment, Precision, assignments, check_widths
+from profilers.compare.quality import read
+from runtime.control.counters import altered, is_exact
 from runtime.model.open import MoeModel
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import presets
 from runtime.session.session import Session, Settings
 from tests.helpers.families import VOCABULARY
 from tests.helpers.replicas import made, put
@@ -55,6 +58,16 @@ def said(plain: PreTrainedModel) -> torch.Tensor:
         )
 
 
+@pytest.mark.parametrize("preset", ["shadow", "uniform-bits", "on-demand", "near", "horizon"])
+def test_replicas_are_never_exact_and_a_lossless_preset_always_is(
+    preset: str, opened: MoeModel, artefacts: Artefacts
+) -> None:
+    """Of a random model too, whose output hardly moves: what was altered is counted, no divergence is asked."""
+    with Session(opened, Settings(preset=preset, budget="25%"), artefacts=artefacts) as session:
+        read(session, SEQUENCES, prefill=4)
+        assert is_exact(altered(session.controller.counters.totals())) == presets()[preset].is_lossless
+
+
 def test_uniform_first_and_then_every_average_at_the_same_bytes(
     opened: MoeModel, artefacts: Artefacts, wanted: list[BitAssignment]
 ) -> None:
@@ -83,6 +96,7 @@ def test_against_the_plain_model(
     by_hand = float((full - low).gather(1, targets).mean().exp())
     assert price.perplexity_ratio == pytest.approx(by_hand, rel=1e-4) and abs(by_hand - 1) > 1e-3
     assert price.kl == pytest.approx(float((full.exp() * (full - low)).sum(-1).mean()), rel=1e-2)
+    assert price.loss_error > 0
     assert price.top1_agreement == pytest.approx(float((full.argmax(-1) == low.argmax(-1)).float().mean()))
     spent = sum(artefacts.replicas.nbytes[bits] for bits in widths(opened, artefacts, assignment).tolist())
     assert price.nbytes == spent <= assignment.budget_nbytes

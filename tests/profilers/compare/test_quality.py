@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from profilers.compare.quality import TextReading, compare, losses_by_text, read
+from profilers.compare.quality import TextReading, compare, expected_error, losses_by_text, read
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 from tests.helpers.families import VOCABULARY
@@ -59,6 +59,20 @@ def test_against_the_plain_model(folder: Path, opened: MoeModel, full: TextReadi
     same = [int(a.argmax() == b.argmax()) for a, b in zip(full.logits, dropping.logits, strict=True)]
     assert quality.top1_agreement == pytest.approx(np.mean(same))
     assert 0 < quality.top1_agreement < 1
+
+
+def test_errors_are_paired_by_token() -> None:
+    """Against many texts drawn from the same distribution: the error is the spread of their ratios."""
+    rng, ratios, errors = torch.Generator().manual_seed(0), [], []
+    for _ in range(200):
+        full = torch.randn(64, 9, generator=rng)
+        mine, targets = full + 0.1 * torch.randn(64, 9, generator=rng), torch.randint(9, (64,), generator=rng)
+        found = compare(*(TextReading(logits, targets, (), (), ()) for logits in (mine, full)))
+        ratios.append(found.perplexity_ratio)
+        errors.append(found.loss_error)
+    assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.15)
+    assert expected_error(found.perplexity_ratio, found.kl, 64) == pytest.approx(found.loss_error, rel=0.5)
+    assert compare(*(TextReading(full[:1], targets[:1], (), (), ()) for _ in range(2))).loss_error == 0
 
 
 def test_progress_counts_decoded_tokens(opened: MoeModel) -> None:

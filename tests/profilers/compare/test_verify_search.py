@@ -16,7 +16,7 @@ WORSE, BETTER = Combination(miss="zero:fill=no"), Combination(miss="drop:rank=1"
 
 
 def tried(combination: Combination, ms: float, loss: float | None) -> Tried:
-    return Tried(combination, ms, loss, 0.0, 0.0, 0, 0.0, damage=(0.0, 1.0))
+    return Tried(combination, ms, loss, 0.0, 0.0, 0, 0.0, damage=(0.0, 1.0), altered=1)
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,26 @@ def test_few_bits_cost_by_their_width() -> None:
     assert wide.exposed_ms == 0 and wide.damage[1] == 0
 
 
+def test_what_alters_the_output_is_never_lossless_whatever_its_tables_say() -> None:
+    """As where a live run of a few tokens found no divergence, so that errors seem to cost nothing."""
+    use = np.ones((SHAPE.num_layers, SHAPE.num_experts))
+    known = Artefacts(replicas=typical(use, expert_nbytes=SHAPE.expert_nbytes))
+    found = search(artefacts=known)
+    found.scale = LossScale(few_bits=0.0, replaced=0.0)
+    shadow = Combination(miss="shadow", residency="shadow:bits=3,slots=no")
+    tried = found.replay(shadow, 60)
+    assert tried.loss == 0.0 and tried.altered > 0 and not tried.is_lossless
+    assert all(one.is_lossless for one in found.run(PLAN, spaces=(FAST, [shadow])).lossless)
+    assert all(found.replay(one, 60).is_lossless for one in FAST)
+
+
+def test_what_altered_nothing_by_chance_is_no_lossless_answer() -> None:
+    """No token's weakest rank is left out within a tolerance of nothing, but the next text may have one."""
+    chance = Combination(miss="drop:rank=1,tolerance=0")
+    found = search(budget="100%").run(PLAN, spaces=(FAST[:2], [chance]))
+    assert chance not in {one.combination for one in found.lossless}
+
+
 def test_nothing_is_brought_or_evicted_where_replicas_leave_no_slot() -> None:
     """Prefetching for no slot costs nothing on virtual time, and keeps a live run from computing all layers at once."""
     use = np.ones((SHAPE.num_layers, SHAPE.num_experts))

@@ -21,6 +21,10 @@ def test_every_value_is_a_policy_and_no_combination_is_there_twice(name: str) ->
 
 
 def test_the_lossless_space_has_no_replicas_stand_ins_or_other_routing() -> None:
+    assert {name: {one.is_lossless for one in space} for name, space in SPACES.items()} == {
+        "lossless": {True},
+        "lossy": {False},
+    }
     assert {one.routing for one in SPACES["lossless"]} == {"standard"}
     assert {one.miss.partition(":")[0] for one in SPACES["lossless"]} == {"fetch", "near", "qstar", "cold"}
     assert not any("bits" in one.residency or "shadow" in one.residency for one in SPACES["lossless"])
