@@ -22,6 +22,7 @@ from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable
 from moectl.show.render import console, human_bytes, show_json
 from profilers.export.gptq import export_gptq
+from profilers.quantise.method import TRELLIS
 from runtime.model.checkpoint import open_checkpoint
 from runtime.model.locate import locate
 
@@ -109,7 +110,8 @@ def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: i
         rows = [row for row in kept.read("replicas", chosen.run_id).to_pylist() if row["bits"] == bits]
     if not rows:
         raise BadInput(
-            f"run {chosen.run_id} of {store} has no replicas of {bits} bits: run moectl quantize --bits {bits}"
+            f"run {chosen.run_id} of {store} has no replicas of {bits} bits: run moectl quantize --recipe refined "
+            f"--bits {bits}"
         )
     files = {(row["layer"], row["expert"]): (inside(replica_root(store), row["file"]), row["hash"]) for row in rows}
 
@@ -135,10 +137,21 @@ def show(exported: Exported, *, as_json: bool) -> None:
 
 
 def _run(store: Store, run_id: int | None, model_id: str) -> StoredRun:
-    """Return the run asked for, else the newest run of this model that wrote replicas."""
-    run = store.run(run_id) if run_id is not None else store.latest_run("quantize", model_id)
+    """Return the run asked for, else the newest run of this model that wrote replicas of GPTQ's recipes."""
+    made = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("quantize", model_id)]
+    usable = [run for run in made if not _is_coded(run)]
+    run = store.run(run_id) if run_id is not None else next(reversed(usable), None)
+    if (run is None and made) or (run is not None and _is_coded(run)):
+        raise Incompatible(
+            f"{store.path} holds this model's replicas in trellis codes, which no reader of GPTQ reads: run moectl "
+            "quantize --recipe refined, and export again"
+        )
     if run is None or "replicas" not in run.contents:
-        raise Incompatible(f"{store.path} holds no replicas of this model: run moectl quantize first")
+        raise Incompatible(f"{store.path} holds no replicas of this model: run moectl quantize --recipe refined first")
     if run.info.model_id != model_id:
         raise Incompatible(f"run {run.run_id} of {store.path} is of another model ({run.info.model_id})")
     return run
+
+
+def _is_coded(run: StoredRun) -> bool:
+    return run.info.parameters.get("recipe") == TRELLIS

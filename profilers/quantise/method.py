@@ -19,6 +19,7 @@ from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
 
 TRELLIS = "trellis"
+PLAIN, REFINED = gptq.RECIPES
 RECIPES = (*gptq.RECIPES, TRELLIS)
 DOWN = "down_proj"
 LOWERED = (128, 64, 32)  # group sizes that are replaced by a smaller one where they do not divide the inputs

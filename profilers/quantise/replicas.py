@@ -63,7 +63,9 @@ class BuiltReplicas:
     seconds: float
     resumed: int
     remade: int
+    recipe: str
     skipped: tuple[int, ...] = ()
+    shortfall: str = ""  # as in `Data`
 
 
 def build_replicas(
@@ -101,7 +103,8 @@ def build_replicas(
         opened.store.check_unchanged()
         run_id = add_run(store_path, info, tables(records), model=model)
     skipped = tuple(bits for bits in asked if bits not in method.bits)
-    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed, job.num_of_others, skipped)
+    counts = (info.tokens, info.seconds, resumed, job.num_of_others)
+    return BuiltReplicas(run_id, folder, records, *counts, method.recipe, skipped, data.shortfall)
 
 
 class _Job:

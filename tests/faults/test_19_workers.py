@@ -100,7 +100,7 @@ def test_experts_that_cannot_be_done_leave_the_others_be(
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("An old dog and a sheep by the gate.\n" * 20)
     quantize = ["quantize", str(checkpoint("olmoe")), "--data", "text.txt", "--samples", "4", "--length", "32"]
-    quantize += ["--bits", "2"]
+    quantize += ["--recipe", "refined", "--bits", "2"]
 
     with monkeypatch.context() as broken:
         broken.setattr(replicas, "work", dead)

@@ -25,7 +25,7 @@ COMMANDS = [
     ["profile", "the model", *TEXT, "--tokens", "192", "--length", "32", "--trace"],
     ["build-buddies"],
     ["build-maps", "the model", *TEXT, "--tokens", "96", "--capacity", "12", "--distance", "1"],
-    ["quantize", "the model", *TEXT, "--samples", "4", "--length", "32", "--bits", "2", "--jobs", "1"],
+    ["quantize", "the model", *TEXT, "--samples", "4", "--length", "32", "--recipe", "refined", "--bits", "2"],
     ["split", "--machine", "5gbps", "--budget", "50%"],
 ]
 EACH = "import sys; from moectl.cli import main; sys.exit(max(main(line.split('|')) for line in sys.argv[1:]))"

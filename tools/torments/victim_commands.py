@@ -6,7 +6,8 @@ from pathlib import Path
 
 _STORE = ("--store", "{folder}/moe.duckdb")
 _TEXT = ("--data", "text.jsonl", "--threads", "1", *_STORE)
-_QUANTIZE = ("quantize", "model", "--data", "text.jsonl", "--samples", "4", "--length", "48", "--jobs", "1", *_STORE)
+_QUANTIZE = ("quantize", "model", "--data", "text.jsonl", "--samples", "4", "--length", "48", "--jobs", "1")
+_QUANTIZE += ("--recipe", "refined", *_STORE)
 _LIVE = ("--budget", "50%", "--threads", "1", "--prompt", "a cat", "--max-new-tokens", "5", "--greedy", *_STORE)
 _SHORT = ("--tokens", "32", "--length", "16")
 

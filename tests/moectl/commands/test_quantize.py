@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.errors import BadUsage
+from artifacts.quantisation.widths import TRELLIS_WIDTHS, USUAL_WIDTHS
 from artifacts.store.check import check_store
 from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.commands.quantize import spoken
+from moectl.commands.quantize import parse_bits, spoken
 from runtime.model.checkpoint import StoredTensor, open_checkpoint
 from runtime.model.fingerprint import _places
 from runtime.model.open import open_model
@@ -25,7 +27,7 @@ from tests.conftest import Checkpoint
 from tests.helpers.rewritten import invert
 from tests.helpers.said import problems
 
-OPTIONS = ("--data", "text.txt", "--samples", "24", "--length", "32", "--jobs", "1")
+OPTIONS = ("--data", "text.txt", "--samples", "24", "--length", "32", "--recipe", "refined", "--jobs", "1")
 
 
 @pytest.fixture
@@ -190,6 +192,26 @@ def test_what_cannot_be_done_is_said(
     said = capfd.readouterr()
     assert says in said.err and said.out == ""
     assert {path.name for path in Path.cwd().iterdir()} == {"text.txt"}
+
+
+@pytest.mark.parametrize(
+    ("bits", "recipe", "chosen"),
+    [
+        (None, None, (TRELLIS_WIDTHS, "trellis")),
+        (None, "refined", (USUAL_WIDTHS, "refined")),
+        ("4,1.5", None, ((1.5, 4), "trellis")),
+        ("1,8", None, ((1, 8), "refined")),
+        ("2,4", "plain", ((2, 4), "plain")),
+        ("0.6,8", None, ((0.6, 8), "trellis")),  # which is refused, for no recipe makes both
+    ],
+)
+def test_the_recipe_that_loses_least_is_taken_where_it_makes_the_widths(
+    bits: str | None, recipe: str | None, chosen: tuple
+) -> None:
+    assert parse_bits(bits, recipe) == chosen
+    assert parse_bits(None, None, group_size=64)[1] == "refined"
+    with pytest.raises(BadUsage, match="trellis codes have no groups"):
+        parse_bits(None, "trellis", group_size=64)
 
 
 def test_a_store_without_replicas_says_so(model: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -295,7 +295,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(model: Path, tmp_path: Path) ->
 def quantised(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model and a store with its replicas."""
     store = tmp_path_factory.mktemp("quantised") / "moe.duckdb"
-    options = ("--samples", "2", "--length", "64", "--jobs", "1", "--store", str(store))
+    options = ("--samples", "2", "--length", "64", "--recipe", "refined", "--jobs", "1", "--store", str(store))
     assert main(["quantize", str(checkpoint("olmoe")), *options]) == 0
     return checkpoint("olmoe"), store
 

@@ -85,7 +85,7 @@ def poisoned(unit: ExpertTask) -> ExpertDone:
 def test_replicas_are_the_bytes_of_one_process(
     model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    quantize = ["quantize", model, *TEXT, "--samples", "4", "--length", "32", "--bits", "2"]
+    quantize = ["quantize", model, *TEXT, "--samples", "4", "--length", "32", "--recipe", "refined", "--bits", "2"]
     with monkeypatch.context() as broken:
         broken.setattr(replicas, "work", poisoned)
         assert main([*quantize, "--executor", "ray:auto"]) == 6

@@ -10,7 +10,7 @@ from moectl.cli import main
 from profilers.compare import price_precision
 from tests.conftest import Checkpoint
 
-QUANTIZE = ["--data", "text.txt", "--samples", "24", "--length", "32", "--jobs", "1"]
+QUANTIZE = ["--data", "text.txt", "--samples", "24", "--length", "32", "--recipe", "refined", "--jobs", "1"]
 AVERAGES = (3.0, 1.5)
 PRICE = ["--data", "text.txt", "--tokens", "60", "--draws", "2", "--threads", "1"]
 
