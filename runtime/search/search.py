@@ -165,7 +165,7 @@ class Search:
         refused = [*by_time.refused.values(), *by_loss.refused.values()]
         return SearchResult(
             lossless=sorted((tried for tried in best if _keeps_output(tried)), key=lambda tried: tried.ms),
-            lossy=list({tried.combination: tried for tried in best if not _keeps_output(tried)}.values()),
+            lossy=list({tried.combination: tried for tried in best if not tried.is_lossless}.values()),
             published={name: in_full[combination] for name, combination in published.items() if combination in in_full},
             num_tried=len({combination for trials in (by_time, by_loss) for combination, _ in trials.results}),
             num_space=len(exact) + len(lossy),
@@ -234,7 +234,8 @@ class Search:
 
 
 def _keeps_output(tried: Tried) -> bool:
-    """Whether its policies never alter the output, and did not: others that did not in this replay may in the next."""
+    """Whether the policies never alter the output, and did not: others that altered nothing in this replay are
+    neither lossless nor lossy, for they may in the next."""
     return tried.combination.is_lossless and tried.is_lossless
 
 
