@@ -11,7 +11,7 @@ SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class StoredColumn:
     """A column: its definition after the name, and what its values are."""
 
     definition: str
@@ -33,7 +33,7 @@ class TableOf:
     """A table: what it has one row for, and its columns by name."""
 
     row: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, StoredColumn]
 
 
 _RUN = "run_id INTEGER NOT NULL -- the run that wrote the row"
@@ -45,7 +45,7 @@ def _table(row: str, text: str) -> TableOf:
     for line in text.strip().splitlines():
         column, _, meaning = line.partition(" -- ")
         name, definition = column.split(maxsplit=1)
-        columns[name] = Column(" ".join(definition.split()), meaning.strip())
+        columns[name] = StoredColumn(" ".join(definition.split()), meaning.strip())
     return TableOf(row, columns)
 
 
@@ -397,5 +397,5 @@ def comments(said: Mapping[str, str | None]) -> list[str]:
     return statements
 
 
-def _defined(name: str, column: Column) -> str:
+def _defined(name: str, column: StoredColumn) -> str:
     return f"{quoted(name)} {column.definition}"

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `mkdocs` has the folder of its own program there, not this one
 
-from artifacts.store.schema import SCHEMA_VERSION, TABLES, Column
+from artifacts.store.schema import SCHEMA_VERSION, TABLES, StoredColumn
 from moectl.cli import app
 from tools import ROOT
 
@@ -132,7 +132,7 @@ def _schema() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _column(name: str, column: Column) -> tuple[str, str, str, str]:
+def _column(name: str, column: StoredColumn) -> tuple[str, str, str, str]:
     rule = column.definition.removeprefix(column.type).strip()
     return f"`{name}`", f"`{column.type}`", _rule(rule), column.meaning
 
