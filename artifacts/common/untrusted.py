@@ -67,6 +67,10 @@ def _status(path: Path) -> os.stat_result | None:
         return None
     except PermissionError as error:
         raise unreadable(path, error) from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # nothing can have such a name
+            return None
+        raise
 
 
 def _kind(status: os.stat_result) -> str:

@@ -50,7 +50,7 @@ class File(Protocol):
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None: ...
 
 
-class Repeated:
+class RepeatedBytes:
     """A file without end that repeats the same bytes."""
 
     path = Path()
@@ -181,7 +181,7 @@ class StoredTensor:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    shard: Shard | Repeated
+    shard: Shard | RepeatedBytes
     offset: int
     nbytes: int
 

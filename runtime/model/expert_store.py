@@ -9,7 +9,7 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.shape import Shape
-from runtime.model.checkpoint import Checkpoint, File, Repeated, Shard, read_tensor
+from runtime.model.checkpoint import Checkpoint, File, RepeatedBytes, Shard, read_tensor
 from runtime.model.direct_io import DirectFile
 from runtime.model.layout import ExpertLayout, Spans
 from runtime.model.mixed_layout import MixedLayout
@@ -27,7 +27,7 @@ class Extent:
     row of the place, from the first on, `num_rows` is how many it has.
     """
 
-    shard: Shard | Repeated
+    shard: Shard | RepeatedBytes
     dtype: torch.dtype
     offset: int
     nbytes: int
@@ -141,7 +141,7 @@ class DiskStore:
         """Close the files; reading afterwards is a bug."""
         self._checkpoint.close()
 
-    def _file(self, shard: Shard | Repeated) -> File:
+    def _file(self, shard: Shard | RepeatedBytes) -> File:
         return self._direct.get(shard.path, shard)
 
 
@@ -161,7 +161,7 @@ def num_reads(extents: Sequence[Extent]) -> int:
 class _Run:
     """Extents that follow each other in one file, read by one call into the spans of the slot."""
 
-    shard: Shard | Repeated
+    shard: Shard | RepeatedBytes
     offset: int
     nbytes: int
     spans: Spans

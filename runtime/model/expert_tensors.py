@@ -21,7 +21,7 @@ from artifacts.formats.base import Format
 from artifacts.formats.order import ORDER, role_in_slot
 from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
-from runtime.model.checkpoint import Repeated, StoredTensor
+from runtime.model.checkpoint import RepeatedBytes, StoredTensor
 from runtime.model.conversions import check_plain, is_joined, is_swap, is_turned, stored_shape, takes_turns
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
@@ -223,7 +223,7 @@ class _Search:
         if len(layouts) == 1:
             (layout,) = layouts.values()
             return layout, tuple(self._packed(key, layout) for key in range(len(pieces)))
-        numbers = {each: Repeated(bytes([number])) for number, each in enumerate(layouts)}
+        numbers = {each: RepeatedBytes(bytes([number])) for number, each in enumerate(layouts)}
         mixed = MixedLayout(tuple(layouts.values()))
         return mixed, tuple(
             (

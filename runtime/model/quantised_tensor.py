@@ -12,7 +12,7 @@ from artifacts.formats.base import Format, Stored, Unfit
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.numbers import numbers
 from artifacts.formats.table import ZEROS, Quantisation, Spelling
-from runtime.model.checkpoint import Repeated, StoredTensor
+from runtime.model.checkpoint import RepeatedBytes, StoredTensor
 
 _FEW_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8, torch.int32)
 _OF_ACTIVATIONS = (
@@ -139,7 +139,7 @@ def _completed(spelling: Spelling, form: Format | Gptq, components: dict[str, St
     scales = components["scales"]
     row = form.row_of_zeros(scales.shape[-1] if scales.shape else 0)
     shape = (*scales.shape[:-1], len(row) // 4)
-    zeros = StoredTensor(scales.name, torch.int32, shape, Repeated(row), 0, 4 * prod(shape))
+    zeros = StoredTensor(scales.name, torch.int32, shape, RepeatedBytes(row), 0, 4 * prod(shape))
     return components | {ZEROS: zeros}
 
 

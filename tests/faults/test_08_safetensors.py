@@ -1,4 +1,4 @@
-"""A checkpoint's safetensors file that is cut off, cannot be read, or whose header or index says what is not so.
+"""A checkpoint's safetensors file that is cut off, or whose header says what is not so.
 
 Thousands of altered headers: the torment `hostile_models`.
 """

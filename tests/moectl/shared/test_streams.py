@@ -1,5 +1,6 @@
 """Streams that are closed, full or gone, and arguments in a locale that cannot read them."""
 
+import errno
 import io
 import os
 import signal
@@ -105,3 +106,11 @@ def test_json_is_whole_where_stdout_is_ascii(monkeypatch: pytest.MonkeyPatch) ->
         show_json({"text": "Zürich"})
         sys.stdout.flush()
         assert written.getvalue() == expected
+
+
+def test_a_file_that_this_user_may_not_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/some/file")
+
+    assert exit_code_of(refuse, typed=[]) == 3
+    assert capsys.readouterr().err == "moectl: /some/file: permission denied; give this user the right to use it\n"
