@@ -44,6 +44,7 @@ def test_the_last_row_moves_into_a_gap() -> None:
     memory = RowMemory()
     lines = [memory.join(read(memory, mark), NUM_TOKENS) for mark in range(4)]
     memory.drop(lines[1])
+    assert [*memory.blocks.values()] == [[lines[0], lines[3], lines[2]]]
     assert [line.place for line in (lines[0], lines[3], lines[2])] == [0, 1, 2]
     assert all(holds(lines[mark], mark) for mark in (0, 2, 3))
     for mark in (3, 0, 2):

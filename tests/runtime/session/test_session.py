@@ -15,6 +15,7 @@ from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
+from tests.helpers.uncollected import live_nbytes, uncollected
 
 LOSSLESS = {
     "one expert a layer, from disk": Settings(budget="{least}x"),
@@ -199,3 +200,16 @@ def test_the_receipt_says_what_is_in_force(checkpoint: Checkpoint) -> None:
     assert receipt["policies"]["eviction"] == "least_stale"
     assert list(receipt["huge_pages"]) == ["mode", "slots", "dense", "ram"]
     assert receipt["link"]["bandwidth_gbps"] / receipt["near"]["near_gbps"] == pytest.approx(25 / 80)
+
+
+def test_a_session_that_is_closed_frees_its_memory_at_once(checkpoint: Checkpoint) -> None:
+    """Without Python's collector."""
+    opened, held = open_model(str(checkpoint("olmoe"))), []
+    with uncollected():
+        for _ in range(2):
+            with Session(opened, Settings(preset="specmd", budget="50%", threads=1)) as session:
+                [*session.generate(torch.tensor([[5, 6, 7]]), Sampling(max_new_tokens=2))]
+                nbytes = session.parts.slots.nbytes
+            del session
+            held.append(live_nbytes())
+    assert held[0] == held[1] and nbytes > 0
