@@ -1,11 +1,9 @@
 """Numbers that are not finite end a request with the layer and expert that gave the first, however it is answered."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from runtime.session.batch import RequestBatch
 from runtime.session.finite import NotFinite
@@ -13,30 +11,22 @@ from runtime.session.generate import Sampling
 from runtime.session.interleave import Interleave
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
+from tests.helpers.overflowing import overflowing
 
 PROMPT = torch.tensor([[5, 6, 7, 8]])
 NAMED = r"^layer 1, expert \d+ is the first to give NaN or infinity: .* too large for float32 "
 
 
 @pytest.fixture(scope="module")
-def overflowing(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with finite weights, of which the products in layer 1's experts overflow."""
-    folder = tmp_path_factory.mktemp("overflowing") / "model"
-    shutil.copytree(checkpoint("olmoe"), folder)
-    [file] = folder.glob("*.safetensors")
-    tensors = load_file(file)
-    for name in tensors:
-        if ".layers.1.mlp.experts." in name and "down_proj" not in name:
-            tensors[name] *= 1e30
-    save_file(tensors, file, metadata={"format": "pt"})
-    return folder
+def too_large(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return overflowing(checkpoint("olmoe"), tmp_path_factory.mktemp("overflowing") / "model")
 
 
 @pytest.mark.parametrize("experts", ["exact", "fused"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_each_way_to_answer_names_the_first_expert(overflowing: Path, experts: str, temperature: float) -> None:
+def test_each_way_to_answer_names_the_first_expert(too_large: Path, experts: str, temperature: float) -> None:
     sampling = Sampling(max_new_tokens=3, temperature=temperature)
-    with Session.open(overflowing, Settings(budget="50%", experts=experts)) as session:
+    with Session.open(too_large, Settings(budget="50%", experts=experts)) as session:
         with pytest.raises(NotFinite, match=NAMED):
             list(session.generate(PROMPT, sampling))
         turns = Interleave(session)
