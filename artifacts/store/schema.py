@@ -11,7 +11,7 @@ SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class StoredColumn:
     """A column: its definition after the name, and what its values are."""
 
     definition: str
@@ -29,27 +29,27 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class TableOf:
+class StoredTable:
     """A table: what it has one row for, and its columns by name."""
 
     row: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, StoredColumn]
 
 
 _RUN = "run_id INTEGER NOT NULL -- the run that wrote the row"
 
 
-def _table(row: str, text: str) -> TableOf:
+def _table(row: str, text: str) -> StoredTable:
     """A table of lines `name definition -- meaning`."""
     columns = {}
     for line in text.strip().splitlines():
         column, _, meaning = line.partition(" -- ")
         name, definition = column.split(maxsplit=1)
-        columns[name] = Column(" ".join(definition.split()), meaning.strip())
-    return TableOf(row, columns)
+        columns[name] = StoredColumn(" ".join(definition.split()), meaning.strip())
+    return StoredTable(row, columns)
 
 
-def _artefact(row: str, text: str) -> TableOf:
+def _artefact(row: str, text: str) -> StoredTable:
     return _table(row, f"{_RUN}\n{text.strip()}")
 
 
@@ -397,5 +397,5 @@ def comments(said: Mapping[str, str | None]) -> list[str]:
     return statements
 
 
-def _defined(name: str, column: Column) -> str:
+def _defined(name: str, column: StoredColumn) -> str:
     return f"{quoted(name)} {column.definition}"

@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
-from artifacts.store.schema import SCHEMA_VERSION, TABLES, Column
+from artifacts.store.schema import SCHEMA_VERSION, TABLES, StoredColumn
 from moectl.cli import app
 from tools import ROOT
 
@@ -128,7 +128,7 @@ def _schema() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _column(name: str, column: Column) -> tuple[str, str, str, str]:
+def _column(name: str, column: StoredColumn) -> tuple[str, str, str, str]:
     rule = column.definition.removeprefix(column.type).strip()
     return f"`{name}`", f"`{column.type}`", _rule(rule), column.meaning
 
