@@ -29,7 +29,7 @@ class StoredColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class TableOf:
+class StoredTable:
     """A table: what it has one row for, and its columns by name."""
 
     row: str
@@ -39,17 +39,17 @@ class TableOf:
 _RUN = "run_id INTEGER NOT NULL -- the run that wrote the row"
 
 
-def _table(row: str, text: str) -> TableOf:
+def _table(row: str, text: str) -> StoredTable:
     """A table of lines `name definition -- meaning`."""
     columns = {}
     for line in text.strip().splitlines():
         column, _, meaning = line.partition(" -- ")
         name, definition = column.split(maxsplit=1)
         columns[name] = StoredColumn(" ".join(definition.split()), meaning.strip())
-    return TableOf(row, columns)
+    return StoredTable(row, columns)
 
 
-def _artefact(row: str, text: str) -> TableOf:
+def _artefact(row: str, text: str) -> StoredTable:
     return _table(row, f"{_RUN}\n{text.strip()}")
 
 
