@@ -81,19 +81,17 @@ def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 
 def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
-    """The same by way of the levels, unpacked as numbers of x's dtype, some rows at a time: for many tokens."""
+    """The same by way of the levels, unpacked some rows at a time: for many tokens."""
     is_high, matrix, num_inputs = trellis.is_high(), (addresses_of(trellis), sizes_of(trellis)), trellis.num_inputs
     order, half_bits = np.argsort(is_high, kind="stable"), trellis.half_bits + np.sort(is_high)
     token = rotated(x, num_inputs)[:, order] * (_STEPS[half_bits] * trellis.scale.numpy())
-    numbers, table = torch.from_numpy(token).to(x.dtype), torch.tensor(_TABLES)
-    table = (table if x.dtype is torch.float32 else table.to(x.dtype).view(torch.int16)).numpy()
+    numbers = torch.from_numpy(token).to(x.dtype)
     y = torch.empty(trellis.num_outputs, len(x))
     levels = torch.empty(_PANEL, num_inputs, dtype=torch.int16)
     for first in range(0, trellis.num_outputs, _PANEL):
         rows = y[first : first + _PANEL]
-        _unpack(functions(), *matrix, table, first // ROWS, levels[: padded_size(len(rows))].numpy())
-        own = levels[: len(rows)]
-        rows.copy_((own.float() if x.dtype is torch.float32 else own.view(x.dtype)) @ numbers.mT)
+        _unpack(functions(), *matrix, first // ROWS, levels[: padded_size(len(rows))].numpy())
+        rows.copy_(levels[: len(rows)].to(x.dtype) @ numbers.mT)  # levels are exact in 16 bits too
     y = y.mT.contiguous()
     if trellis.row_scales is not None:
         y *= torch.from_numpy(_ROW_FACTORS)[trellis.row_scales.long()]
@@ -241,10 +239,9 @@ def _multiply(functions, addresses, sizes, x, digits, y):
     product(functions, addresses, sizes, x, digits, y)
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], int16[:, ::1], int64, int16[:, ::1])", nogil=True)
-def _unpack(functions, addresses, sizes, table, first_block, out):
-    """Write what `table` [2, 64] holds for the levels of rows from this block on to out [., I], columns with half a bit
-    more behind the others."""
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, int16[:, ::1])", nogil=True)
+def _unpack(functions, addresses, sizes, first_block, out):
+    """Write the levels of rows from this block on to out [., I], columns with half a bit more behind the others."""
     num_inputs, num_high = sizes[NUM_INPUTS], sizes[NUM_HIGH]
     codes, num_blocks, count = addresses[CODES], padded(sizes[NUM_OUTPUTS], 2 * ROWS) // ROWS, num_inputs - num_high
     first_column = 0
@@ -257,10 +254,10 @@ def _unpack(functions, addresses, sizes, table, first_block, out):
             place = out.ctypes.data + 2 * (index * ROWS * num_inputs + first_column)
             where = (half_bits, phase, words, 2 * count, left, num_words, count)
             if HAS_VECTORS:
-                more = (table.ctypes.data, sizes[FACTOR], place, 2 * num_inputs, 0)
+                more = (_TABLES.ctypes.data, sizes[FACTOR], place, 2 * num_inputs, 0)
                 call(functions[LEVELS], where + more)
             else:
                 own = out[index * ROWS : (index + 1) * ROWS, first_column:]
-                write_plainly(where, table, sizes[FACTOR], own)
+                write_plainly(where, _TABLES, sizes[FACTOR], own)
         codes += 2 * num_words * count
         first_column, count = count, num_high

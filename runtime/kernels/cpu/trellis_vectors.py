@@ -247,7 +247,7 @@ def _sums_of(num_tokens: int) -> Callable:
 
 
 def _write_levels(builder: ir.IRBuilder, block: _Block, own: Sequence[ir.Value]) -> None:
-    """Write the levels, or what the tables hold in their place; rows lie as many bytes apart as `own` says."""
+    """Write the levels; rows lie as many bytes apart as `own` says."""
 
     def take(index, remaining):
         for row, levels in block.levels(range(ROWS), index, remaining):
