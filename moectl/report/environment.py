@@ -55,8 +55,8 @@ def _measured(source: ReportSource, job: StoredBench, row: Record) -> dict[str, 
     gpu = f", {escape(row['gpu'])}" if row["gpu"] else ", no GPU"
     cores = f"{_counted(row['cores'], 'core')}, " if row["cores"] else ""
     return {
-        "Machine": f"{escape(row['processor'])}{gpu}: {cores}{_counted(row['threads'], 'thread')} in use",
-        "Measured live": f"{data(row['tokens'], whole)} tokens{_asked(row)} of {escape(row['data'])} in texts of "
+        "Machine": f"{escape(str(row['processor']))}{gpu}: {cores}{_counted(row['threads'], 'thread')} in use",
+        "Measured live": f"{data(row['tokens'], whole)} tokens{_asked(row)} of {escape(str(row['data']))} in texts of "
         f"{data(row['length'], whole)}; {_counted(row['rounds'], 'round')} in random order, medians. "
         f"{_grounds(source, job)}",
         "Quality": f"against the full model on the same tokens{_scored(row)}",
@@ -65,7 +65,7 @@ def _measured(source: ReportSource, job: StoredBench, row: Record) -> dict[str, 
 
 def _simulated(source: ReportSource, job: StoredBench, row: Record) -> dict[str, str]:
     return {
-        "Simulated": f"{data(row['tokens'], whole)} tokens of {escape(row['data'])}, each setting from an empty "
+        "Simulated": f"{data(row['tokens'], whole)} tokens of {escape(str(row['data']))}, each setting from an empty "
         f"cache. {_grounds(source, job)}"
     }
 
@@ -90,7 +90,8 @@ def _base(row: Record) -> str:
 
 
 def _asked(row: Record) -> str:
-    return f" ({data(row['asked'], whole)} were asked for)" if row["tokens"] < row["asked"] else ""
+    is_less = None not in (row["tokens"], row["asked"]) and row["tokens"] < row["asked"]
+    return f" ({data(row['asked'], whole)} were asked for)" if is_less else ""
 
 
 def _scored(row: Record) -> str:

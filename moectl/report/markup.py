@@ -59,7 +59,9 @@ def whole(value: object) -> str:
 
 
 def data(value: object, shown: Format = short) -> str:
-    """A number in short form that carries its exact value."""
+    """A number in short form that carries its exact value; of a run that does not say it, that it is unknown."""
+    if value is None:
+        return "unknown"
     return f'<data value="{exact(value)}">{escape(shown(value))}</data>'
 
 
