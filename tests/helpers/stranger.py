@@ -1,15 +1,19 @@
 """A process with moectl as it is installed and nothing of the repository on its path, which runs commands of a user.
 
-`python -I stranger.py` reads an order a line, as JSON: the arguments of `moectl`, the folder to stand in, the file for
-what it prints and the one for what it says. It answers with two lines: the process id of the command, and its exit
-code. A command is a fork of this process, which has imported torch already.
+`python -I stranger.py SCRATCH` reads an order a line, as JSON: the arguments of `moectl`, the folder to stand in, the
+file for what it prints and the one for what it says. It answers with two lines: the process id of the command, and its
+exit code. A command is a fork of this process, which has imported all commands already, and compiled what most of them
+run.
 """
 
+import importlib
 import json
 import os
+import pkgutil
 import sys
 import traceback
 from pathlib import Path
+from typing import IO
 
 
 def quickly(scratch: Path) -> None:
@@ -42,20 +46,29 @@ def quickly(scratch: Path) -> None:
     trace_source.bundled_trace = first_request
 
 
+WARMING = (
+    "run --prompt a --greedy --max-new-tokens 2",
+    "bench --simulate --presets specmd --budgets 25% --tokens 16 --length 16 --store warm.duckdb",
+)
+
+
+def warm_up(scratch: Path) -> None:
+    """Import and compile once what each fork would."""
+    import moectl.commands
+
+    for found in pkgutil.walk_packages(moectl.commands.__path__, "moectl.commands."):
+        importlib.import_module(found.name)
+    for line in WARMING:
+        run({"arguments": line.split(), "folder": str(scratch), "out": os.devnull, "err": os.devnull})
+
+
 def begin(order: dict) -> int:
     """Start the command of an order. Return the id of its process."""
     if pid := os.fork():
         return pid
-    os.chdir(order["folder"])
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115  # the orders were read from the former one
-    for name, number in (("out", 1), ("err", 2)):
-        os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    from moectl.cli import main
-
     code = 70  # of a command that ends in an error which is not moectl's
     try:
-        code = main(order["arguments"])
+        code = run(order)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -64,15 +77,31 @@ def begin(order: dict) -> int:
         os._exit(code)
 
 
-def serve_orders() -> None:
+def run(order: dict) -> int:
+    """Run a command in this process, with its streams in files. Return its exit code."""
+    from moectl.cli import main
+
+    os.chdir(order["folder"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115  # the orders are read from the former one
+    for name, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    return main(order["arguments"])
+
+
+def serve_orders(orders: IO[str], answers: IO[str]) -> None:
     """Run the orders one by one."""
-    for line in sys.stdin:
+    for line in orders:
         pid = begin(json.loads(line))
-        print(pid, flush=True)
+        print(pid, file=answers, flush=True)
         _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    quickly(Path(sys.argv[1]))
-    serve_orders()
+    scratch = Path(sys.argv[1])
+    orders = os.fdopen(os.dup(0))
+    answers = os.fdopen(os.dup(1), "w")
+    quickly(scratch)
+    warm_up(scratch)
+    serve_orders(orders, answers)

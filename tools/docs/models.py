@@ -34,6 +34,13 @@ in the slow tier, and with prefetches. No family has been tested with its publis
 Of a multimodal model only the language model is opened, and the receipt says so. It computes text as the whole model
 does; images and sounds are not accepted.
 
+A config whose attention has a window below two tokens is refused: with 1, transformers' cache keeps all tokens, and
+what it computes depends on how prompts are cut and padded.
+
+A folder's weights are those of `model.safetensors`, or of the files that `model.safetensors.index.json` names; of two
+files that hold a tensor of one name the index decides, and where it names neither the folder is refused. Names that
+training wrapped (`module.`, `_orig_mod.`, `base_model.model.`, `model.model.` and those of FSDP) are read without that.
+
 A [published format](formats.md) can be used with any family, because packed matrices are found by the names of their
 tensors. `yes` in a column means that this pair of family and format is tested: bit for bit against the dequantised
 model; with `--experts fused` within 1e-5 of the largest logit in float32, and in bfloat16 as close to float32 as the
