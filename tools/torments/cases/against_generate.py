@@ -84,9 +84,11 @@ class Plain:
         return ids[0, prompt.shape[1] :].tolist()
 
     def refuses(self, asked: Asked) -> bool:
-        """Whether plain transformers refuses the fields, or finds no token to draw."""
+        """Whether plain transformers refuses the fields, or finds no token to draw; fields that the request leaves out,
+        as it does with stops where the end is ignored, are read all the same when the model is opened."""
         try:
             self.said(asked)
+            self.said(replace(asked, sampling=replace(asked.sampling, ignore_eos=False)))
         except (RuntimeError, ValueError):
             return True
         return False
