@@ -60,6 +60,7 @@ def _serve(name: str, request: ServeRequest, listening: socket.socket) -> None:
         opened = open_quietly(name, device=settings.device, dense=settings.dense)
         serving = open_serving(opened, name, request, model=model)
         server.begin(serving)
+        server.heed_signals()
         _say(f"{_what(serving)}: {at}/v1 for clients, {at}/ to chat and to watch")
         tell_fallbacks(serving.scheduler.receipt["fallbacks"])
         server.wait()
@@ -130,6 +131,7 @@ class Server(uvicorn.Server):
         self._closing_s = limits.closing_s
         self._close = lambda: None
         self._in_time: threading.Timer | None = None
+        self._told: list[int] = []  # signals
         self._thread: threading.Thread
 
     @contextmanager
@@ -150,20 +152,22 @@ class Server(uvicorn.Server):
         self._close = serving.scheduler.close
         self.front.begin(application(serving), lambda: serving.scheduler.is_alive)
 
-    def wait(self) -> None:
-        """Serve until SIGTERM, Ctrl-C or the end of the terminal, then until running requests end or their time is up.
-        Raises KeyboardInterrupt after Ctrl-C."""
-        told: list[int] = []
+    def heed_signals(self) -> None:
+        """Have SIGTERM, Ctrl-C or the end of the terminal end the server, from here on."""
 
         def end(sig: int, frame: FrameType | None) -> None:
-            told.append(sig)
+            self._told.append(sig)
             self.handle_exit(sig, frame)
 
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(sig) is not signal.SIG_IGN:  # as under nohup
                 signal.signal(sig, end)
+
+    def wait(self) -> None:
+        """Serve until a signal, then until running requests end or their time is up. Raises KeyboardInterrupt after
+        Ctrl-C."""
         self._thread.join()
-        if signal.SIGINT in told:
+        if signal.SIGINT in self._told:
             raise KeyboardInterrupt
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

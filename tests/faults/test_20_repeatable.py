@@ -28,7 +28,14 @@ COMMANDS = [
     ["quantize", "the model", *TEXT, "--samples", "4", "--length", "32", "--recipe", "refined", "--bits", "2"],
     ["split", "--machine", "5gbps", "--budget", "50%"],
 ]
-EACH = "import sys; from moectl.cli import main; sys.exit(max(main(line.split('|')) for line in sys.argv[1:]))"
+EACH = """
+import sys
+from moectl.cli import main
+from moectl.shared import progress
+
+progress.WAIT_S = 600.0  # a slow machine tells of phases that last
+sys.exit(max(main(line.split('|')) for line in sys.argv[1:]))
+"""
 
 
 def furnished(folder: Path, model: Path) -> Path:

@@ -27,6 +27,7 @@ class Listed:
         self, *steps: list[int], fails: BaseException | None = None, begins: Callable[[], object] = lambda: None
     ) -> None:
         self.config = SimpleNamespace(max_position_embeddings=8)
+        self.dtype = torch.float32
         self.steps, self.fails, self.begins, self.num_given = steps, fails, begins, 0
         self.given: dict[str, object] = {}
 
