@@ -16,7 +16,7 @@ from tools.docs.floor_plan import drawn
 from tools.docs.rooms import PACKAGES, ROOMS, imports, modules, purpose, room_of
 
 PICTURE = ROOT / "docs" / "pictures" / "house.svg"
-LONGEST_FILE, LONGEST_FUNCTION, LONG_FUNCTION = 450, 60, 18
+LONGEST_FILE, LONGEST_FUNCTION, LONG_FUNCTION = 450, 60, 20
 """Limits in lines: of any file, of any function, of nine functions in ten of each package."""
 
 _BEGIN, _END = "<!-- rooms: -->\n", "<!-- :rooms -->"
