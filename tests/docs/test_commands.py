@@ -130,8 +130,8 @@ LESS = {
 
 def shorter(line: str) -> str:
     """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench with one text of
-    16. Replicas in this process: another takes longer to begin than it has to do. A
-    server at any free port."""
+    16. Replicas by the quick recipe and in this process: another takes longer to begin than it has to do. A server at
+    any free port."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 16 --length 16", line)
     if line.startswith(("moectl profile", "moectl inspect")):
@@ -140,6 +140,8 @@ def shorter(line: str) -> str:
         return re.sub(r"--tokens (\d+)", lambda found: f"--tokens {max(least, int(found[1]) // share)}", line)
     if line.startswith("moectl serve"):
         return f"{line} --port 0"
+    if line.startswith("moectl quantize") and "--recipe" not in line:
+        line = f"{line} --recipe refined"
     for command, less in LESS.items():
         line = line.replace(command, f"{command} {less}")
     return line
