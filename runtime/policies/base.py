@@ -54,7 +54,7 @@ class Artefacts:
 
 
 _STORED = "which the store does not hold: "
-REMEDY = {  # of an artefact that a policy requires and nobody made
+REMEDY = {  # by the artefact that a policy requires and the store lacks
     "buddies": _STORED + "run `moectl profile` on this model, then `moectl build-buddies`",
     "coactivated": _STORED + "run `moectl profile` on this model, then `moectl build-buddies --metric coactivation`",
     "entropy": _STORED + "run `moectl profile` on this model",

@@ -126,7 +126,7 @@ def stream(
         stop.set()
         if worker.ident is not None:
             worker.join()
-        while not tokens.empty():  # an error that nobody waits for would refer to its frames, and these to the queue
+        while not tokens.empty():  # an unread error would refer to its frames, and these to the queue
             tokens.get()
 
 

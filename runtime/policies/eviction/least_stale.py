@@ -22,9 +22,9 @@ class LeastStale(SimpleEviction):
     pass comes after all of this one.
 
     `within` is the order. `ahead`, by sections 4.2 and 5.2: stale keys before current ones; of either, left keys first,
-    lower layers first, and then what comes up last. `left`, by appendix A.3: left keys before all others; of either,
-    stale ones first. `ascending`: stale keys before current ones; of either, lower layers first, wherever the pass is.
-    Older uses first.
+    lower layers first, then the key that is wanted last. `left`, by appendix A.3: left keys before all others; of
+    either, stale ones first. `ascending`: stale keys before current ones; of either, lower layers first,
+    wherever the pass is. Older uses first.
     """
 
     follows_proposals: ClassVar[bool] = True

@@ -43,7 +43,7 @@ async def reader(scope: dict, receive: object, send: object) -> None:
 
 
 def heard(client: socket.socket) -> str:
-    """What comes until the server closes."""
+    """Return all bytes until the server closes the connection."""
     return b"".join(iter(lambda: client.recv(1 << 16), b"")).decode()
 
 
