@@ -34,6 +34,8 @@ from runtime.policies.presets import Scope, preset
 from runtime.replay.replay import replay
 
 SHAPE = Shape(num_layers=16, num_experts=64, top_k=8, expert_nbytes=1)
+# The policies that need nothing but a trace.
+EVICTIONS = [name for name, policy in POLICIES["eviction"].items() if policy.requires <= {"next_use"}]
 
 
 def main() -> None:
@@ -178,7 +180,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--trace", type=Path, help="a Parquet trace instead of the synthetic one")
     parser.add_argument("--num-experts", type=int, default=32, help="of each layer of that trace")
     parser.add_argument("--passes", type=int, default=1000, help="of the synthetic trace")
-    parser.add_argument("--eviction", nargs="+", default=list(POLICIES["eviction"]), choices=POLICIES["eviction"])
+    parser.add_argument("--eviction", nargs="+", default=EVICTIONS, choices=EVICTIONS)
     parser.add_argument("--budget", type=float, default=0.25, help="share of all keys that fit")
     parser.add_argument("--scope", default="global", choices=list(Scope))
     parser.add_argument("--rounds", type=int, default=3)
