@@ -51,7 +51,8 @@ def read(
 ) -> TextReading:
     """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one.
 
-    Only decode steps are scored: they correspond to the text that a user would read.
+    Only decode steps are scored: they correspond to the text that a user would read. Raises NotFinite for logits that
+    are no numbers.
     """
 
     def forward(ids: torch.Tensor, past: object) -> object:
@@ -64,6 +65,7 @@ def read(
         progress(count)
 
     reading = read_by(forward, sequences, prefill=prefill, device=device, begin=session.new_requests, decoded=decoded)
+    session.check_logits(torch.from_numpy(sequences[0])[None], reading.logits)
     return replace(reading, stall_s=tuple(stall_s))
 
 
