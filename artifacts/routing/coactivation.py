@@ -4,9 +4,15 @@ from functools import reduce
 
 import numpy as np
 
+from artifacts.errors import BadInput
+
 # Weights are rounded to multiples of 2^-24 before they are added. A float64 holds every such multiple up to 2^29
 # without rounding, so the sums over up to 2^29 tokens are exact, and exact sums do not depend on the order of adding.
 _GRAIN = 2.0**24
+
+
+class NotFiniteWeights(BadInput):
+    """A router gave NaN, infinity or less than 0, as it does where the numbers before it are not finite."""
 
 
 class Coactivation:
@@ -53,7 +59,8 @@ class Coactivation:
         shape, num_cells = self.pairs.shape, self.pairs.size
         count = np.bincount(cell, minlength=num_cells).reshape(shape)
         weight = np.bincount(cell, weights=lesser, minlength=num_cells).reshape(shape)
-        assert not count.diagonal().any(), "a token selected the same expert twice"
+        np.fill_diagonal(count, 0)  # of a router that names an expert twice
+        np.fill_diagonal(weight, 0)
         self.pairs += count + count.T
         self.weighted += weight + weight.T
 
@@ -64,9 +71,13 @@ def additive_shares(weights: np.ndarray) -> np.ndarray:
 
 
 def renormalised(weights: np.ndarray) -> np.ndarray:
-    """p~ [T, k] float64: each row of `weights` [T, k] divided by its sum; a row of zeros becomes equal shares."""
+    """p~ [T, k] float64: each row of `weights` [T, k] divided by its sum; a row of zeros becomes equal shares.
+
+    Raises NotFiniteWeights.
+    """
     weights = np.asarray(weights, dtype=np.float64)
-    assert np.isfinite(weights).all() and (weights >= 0).all(), "routing weights must be finite and not negative"
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise NotFiniteWeights("a router gives NaN or infinity: the weights are damaged, or too large for their dtype")
     # Summed rank by rank: the order of numpy's own sum, and so its last bit, depends on the memory layout.
     total = reduce(np.add, weights.T)[:, None]
     return np.divide(weights, total, out=np.full_like(weights, 1 / weights.shape[1]), where=total > 0)

@@ -4,6 +4,7 @@ Their tokens lie one after the other without padding, so that routers, caches an
 else, and an expert that is loaded serves all texts of the pass.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from runtime.model.row_attention import RowPass, RowPiece, attended
 from runtime.model.row_memory import RowMemory
+from runtime.session.finite import NotFinite
 from runtime.session.session import Session
 
 _TOKENS, _LOGITS = 2048, 1 << 26  # of a pass: its tokens, and its logits, which take four bytes each
@@ -43,7 +45,7 @@ def likelihoods(
 
     A pass reads `rows` texts, as long as they are not too many tokens together, and the longest texts are read first.
     A text that several items have in common is read once. Log probabilities are taken in `dtype`, by default that of
-    the logits. Raises what a pass raises.
+    the logits. Raises what a pass raises, and NotFinite for logits that are no numbers.
     """
     answers: list[Likelihood] = [(0.0, False)] * len(items)
     texts = sorted(_texts(items), key=lambda text: -len(text.ids))
@@ -53,6 +55,9 @@ def likelihoods(
                 log_p = functional.log_softmax(logits, dim=-1, dtype=dtype)
                 for place, tokens in text.asked:
                     answers[place] = _likelihood(log_p, tokens)
+    for text in texts:
+        if any(math.isnan(answers[place][0]) for place, _ in text.asked):
+            raise session.traced(NotFinite(torch.tensor(text.ids)[None], session.opened.dtype))
     return answers
 
 

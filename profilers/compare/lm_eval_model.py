@@ -86,6 +86,7 @@ class SessionLM(HFLM):
         output = self.session.forward(inps)
         if self.session.parts.policies.residency.places:
             output = self.session.reread(inps)
+        self.session.check_logits(inps, output.logits[:, -1])
         return output.logits
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

@@ -135,14 +135,17 @@ class Precision:
         return PrecisionPrice(nbytes, ratio, kl / count, num_same / count, error)
 
     def _read(self, session: Session) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield for each sequence of T tokens the logits [T - 1, V] and the targets [T - 1] of its next tokens."""
+        """Yield for each sequence of T tokens the logits [T - 1, V] and the targets [T - 1] of its next tokens. Raises
+        NotFinite."""
         for start in range(0, len(self._sequences), self._batch):
             rows = self._sequences[start : start + self._batch]
             ids, mask = padded(rows)
             session.new_requests(len(rows))
             logits = session.forward(ids, mask=mask).logits.cpu()
             for row, sequence in zip(logits, rows, strict=True):
-                yield row[: len(sequence) - 1], _targets(sequence)
+                own = row[: len(sequence) - 1]
+                session.check_logits(torch.from_numpy(sequence)[None], own)
+                yield own, _targets(sequence)
 
 
 def _targets(sequence: np.ndarray) -> torch.Tensor:

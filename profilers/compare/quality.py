@@ -51,7 +51,8 @@ def read(
 ) -> TextReading:
     """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one.
 
-    Only decode steps are scored: they correspond to the text that a user would read.
+    Only decode steps are scored: they correspond to the text that a user would read. Raises NotFinite for logits that
+    are no numbers.
     """
 
     def forward(ids: torch.Tensor, past: object) -> object:
@@ -64,6 +65,7 @@ def read(
         progress(count)
 
     reading = read_by(forward, sequences, prefill=prefill, device=device, begin=session.new_requests, decoded=decoded)
+    session.check_logits(torch.from_numpy(sequences[0])[None], reading.logits)
     return replace(reading, stall_s=tuple(stall_s))
 
 
@@ -108,8 +110,12 @@ def compare(reading: TextReading, full: TextReading) -> Quality:
 def paired_error(lost: torch.Tensor, ratio: float, kl: float) -> float:
     """Return the standard error of a perplexity ratio from what each scored token lost, nats [N]: readings are paired
     by token, so that what both find hard does not count."""
-    num_scored = len(lost)
-    return ratio * lost.double().std().item() / num_scored**0.5 if num_scored > 1 else expected_error(ratio, kl, 1)
+    return ratio * standard_error(lost) if len(lost) > 1 else expected_error(ratio, kl, 1)
+
+
+def standard_error(lost: torch.Tensor) -> float:
+    """Return the standard error of the mean of what each token [N] lost, nats; NaN of a single one."""
+    return lost.double().std().item() / len(lost) ** 0.5
 
 
 def expected_error(ratio: float, kl: float, num_scored: int) -> float:

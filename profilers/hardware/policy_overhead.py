@@ -97,7 +97,8 @@ def _timing(work: Callable[..., object], seconds: list[float], *, begins: bool) 
         answer = work(*arguments, **options)
         if begins:
             seconds.append(0.0)
-        seconds[-1] += perf_counter() - begin_s
+        if seconds:  # what a pass brings before its first layer is no layer's
+            seconds[-1] += perf_counter() - begin_s
         return answer
 
     return timed

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from artifacts.routing.coactivation import NotFiniteWeights
 from profilers.text.batches import Batch, check_sequences, padded, real_rows
 from runtime.policies.base import Step
+from runtime.session.finite import NotFinite
 from runtime.session.session import Session
 
 Hook = Callable[[nn.Module, tuple, object], None]
@@ -36,7 +38,8 @@ def run_batches(
     session: Session, batches: Iterable[Batch], observer: Observer, hooks: Sequence[tuple[nn.Module, Hook]] = ()
 ) -> Iterator[Batch]:
     """Run batches through the session and yield each when its pass is done. The observer and the forward `hooks` are
-    attached until the last one. Raises BadInput for sequences that the model cannot read."""
+    attached until the last one. Raises BadInput for sequences that the model cannot read, NotFinite for numbers that no
+    router can choose by."""
     session.watcher.on_pass, session.watcher.on_step = observer.begin_pass, observer.add
     handles = [module.register_forward_hook(hook) for module, hook in hooks]
     try:
@@ -45,7 +48,10 @@ def run_batches(
             ids, mask = padded(batch.sequences)
             observer.begin_batch(real_rows(ids, mask))
             session.new_requests(len(batch.sequences))
-            session.forward(ids, mask=mask)
+            try:
+                session.forward(ids, mask=mask)
+            except NotFiniteWeights:
+                raise session.traced(NotFinite(ids, session.opened.dtype)) from None
             yield batch
     finally:
         for handle in handles:

@@ -1,5 +1,6 @@
 """Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise the hub."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -125,10 +126,20 @@ def read_index(index: Path) -> Mapping[str, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
     for name in names:
-        if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
+        if not _is_file_name(name):
             shown = repr(name)[:80]
-            raise BadInput(f"{index} points to {shown}, outside its own folder: such a checkpoint is not opened")
+            raise BadInput(f"{index} points to {shown}, no file of its folder: such a checkpoint is not opened")
     return files
+
+
+def _is_file_name(name: object) -> bool:
+    if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
+        return False
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half a character
+        return False
+    return True
 
 
 def other_files(folder: Path) -> Iterator[Path]:

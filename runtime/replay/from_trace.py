@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadInput, Incompatible
 from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import Replicas, typical
-from artifacts.quantisation.widths import USUAL_WIDTHS, WIDTHS
+from artifacts.quantisation.widths import MADE_WIDTHS, USUAL_WIDTHS
 from artifacts.routing.buddies import buddy_lists, buddy_table
 from artifacts.routing.coactivation import Coactivation, conditional
 from artifacts.routing.entropy import NUM_PERCENTILES, EntropyHistogram, token_entropy
@@ -88,7 +88,7 @@ def replicas(trace: Trace, model: ModelShape, *, named: Collection[int] = ()) ->
     shares = trace.weights / trace.weights.sum(axis=1, keepdims=True)
     np.add.at(use, (trace.layer[:, None], trace.experts), shares**2)
     use /= np.maximum(use.sum(axis=1, keepdims=True), 1e-12)
-    widths = {*USUAL_WIDTHS, *named} & {*WIDTHS}
+    widths = {*USUAL_WIDTHS, *named} & {*MADE_WIDTHS}
     return typical(use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes, widths=widths)
 
 

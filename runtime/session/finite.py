@@ -1,16 +1,20 @@
 """Logits that are NaN or infinite: noticed before a token is drawn, and traced to the module that gave the first."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 import torch
 from torch import nn
 from transformers import LogitsProcessor
 
 from artifacts.errors import BadInput
+from artifacts.routing.coactivation import NotFiniteWeights
 from runtime.engine.one_expert import ExpertBuffer
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
+
+_LARGER = {"float16": ("bfloat16", "float32"), "bfloat16": ("float32",)}  # types that hold larger products
 
 
 class NotFinite(BadInput):
@@ -19,12 +23,15 @@ class NotFinite(BadInput):
     def __init__(self, ids: torch.Tensor, dtype: torch.dtype, where: str = "") -> None:
         kind = str(dtype).removeprefix("torch.")
         first = f"{where} is the first to give NaN or infinity" if where else "the logits are NaN or infinite"
-        super().__init__(
-            f"{first}: the weights are damaged, or too large for {kind} "
-            "(set dtype in the model's config.json to bfloat16 or float32)"
-        )
+        larger = " or ".join(_LARGER.get(kind, ()))
+        remedy = f" (set dtype in the model's config.json to {larger})" * bool(larger)
+        super().__init__(f"{first}: the weights are damaged, or too large for {kind}{remedy}")
         self.ids = ids
         self.dtype = dtype
+
+    def __reduce__(self) -> tuple:
+        """Reach another process as the line alone."""
+        return BadInput, self.args
 
 
 class FiniteLogits(LogitsProcessor):
@@ -64,7 +71,8 @@ def first_place(opened: MoeModel, run: Callable[[], object]) -> str:
         module.register_forward_hook(look(name), with_kwargs=True) for name, module in opened.model.named_modules()
     ]
     try:
-        run()
+        with suppress(NotFiniteWeights):  # of a router behind that place
+            run()
     finally:
         for handle in handles:
             handle.remove()

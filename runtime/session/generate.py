@@ -19,7 +19,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.session.finite import FiniteLogits
+from artifacts.routing.coactivation import NotFiniteWeights
+from runtime.session.finite import FiniteLogits, NotFinite
 
 TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
 """Waits for the turn of a generation, or until the event is set; yields whether the generation may begin."""
@@ -116,6 +117,8 @@ def stream(
     try:
         worker.start()
         while (item := tokens.get()) is not _END:
+            if isinstance(item, NotFiniteWeights):
+                raise NotFinite(prompt, model.dtype)
             if isinstance(item, BaseException):
                 try:
                     raise item

@@ -199,6 +199,11 @@ class Session:
         except NotFinite as error:
             raise self.traced(error) from None
 
+    def check_logits(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
+        """Raise NotFinite, traced, where logits [..., V] that a pass over ids [1, S] gave are NaN or infinite."""
+        if not bool(logits.max() < float("inf")):
+            raise self.traced(NotFinite(ids, self.opened.dtype))
+
     def traced(self, error: NotFinite) -> NotFinite:
         """Return the error with the name of what gave the first number that is not finite, found by one more pass over
         its tokens, which no batch is charged for."""

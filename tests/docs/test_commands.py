@@ -125,7 +125,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
 LESS = {
     "moectl quantize": "--jobs 1",
     "moectl demo": "--tokens 1024",
-    "moectl tune": "--candidates 1 --tokens 64 --length 32 --rounds 1",
+    "moectl tune": "--minutes 0.1 --tokens 64 --length 32 --rounds 1",
 }
 
 

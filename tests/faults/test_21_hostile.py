@@ -47,11 +47,12 @@ def test_pickled_weights(copy: Copy) -> None:
     assert "pickled weights" in refusal(folder)
 
 
-def test_index_that_leaves_its_folder(copy: Copy) -> None:
+@pytest.mark.parametrize("name", ["../model.safetensors", "\\ud800.safetensors"])
+def test_index_that_leaves_its_folder(copy: Copy, name: str) -> None:
     folder = copy("olmoe")
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
-    assert "outside its own folder" in refusal(folder)
+    (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{name}"}}}}')
+    assert "no file of its folder" in refusal(folder)
 
 
 def test_pickle_is_read_from_nowhere_but_our_own_processes() -> None:

@@ -65,7 +65,7 @@ class LeastStale(SimpleEviction):
             return (rank_then_last_use(2 * num_layers * is_current + coming, last_use),)
         is_left = coming <= now.layer
         if now.unserved:
-            is_left &= ~np.isin(keys, list(now.unserved))
+            is_left &= np.fromiter((key not in now.unserved for key in keys.tolist()), bool, len(keys))
         place = np.where(is_left, coming, 3 * num_layers - 1 - coming)
         half = 2 * ~is_left + is_current if self.within == "left" else is_current
         return (rank_then_last_use(3 * num_layers * half + place, last_use),)

@@ -11,6 +11,8 @@ from runtime.policies.base import Artefacts, Now, Simple, Step
 from runtime.policies.prefetch.ahead import width
 from runtime.policies.shared.activations import EPSILON, Activations, Collection
 
+_MOST = 4096  # requests that are kept: they are compared with each other
+
 
 @dataclass
 class ActivationPrefetch(Simple):
@@ -28,8 +30,8 @@ class ActivationPrefetch(Simple):
     capacity: int = 100
 
     def __post_init__(self) -> None:
-        if self.distance < 1 or self.overfetch <= 0 or self.capacity < 1:
-            raise BadUsage("activation needs distance >= 1, overfetch > 0 and capacity >= 1")
+        if self.distance < 1 or self.overfetch <= 0 or not 1 <= self.capacity <= _MOST:
+            raise BadUsage(f"activation needs distance >= 1, overfetch > 0 and a capacity of 1 to {_MOST:,}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.routing.coactivation import Coactivation, conditional
+from artifacts.routing.coactivation import Coactivation, NotFiniteWeights, conditional
 
 
 def routed(seed, num_tokens, num_experts=6, top_k=3):
@@ -88,8 +88,18 @@ def test_a_token_whose_weights_are_all_zero_counts_in_equal_shares():
 def test_our_own_mistakes_are_caught():
     with pytest.raises(AssertionError, match="outside"):
         counted(np.array([[0, -1]]), np.ones((1, 2)), 4)
-    with pytest.raises(AssertionError, match="twice"):
-        counted(np.array([[2, 2]]), np.ones((1, 2)), 4)
+
+
+def test_an_expert_that_is_named_twice_is_no_pair():
+    statistics = counted(np.array([[2, 2, 1]]), np.ones((1, 3)), 4)
+    assert not statistics.pairs.diagonal().any() and not statistics.weighted.diagonal().any()
+    assert statistics.pairs[1, 2] == 2 and statistics.activations[2] == 2
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -0.5])
+def test_weights_that_are_none_are_an_error_of_the_model(weight: float):
+    with pytest.raises(NotFiniteWeights, match="a router gives NaN"):
+        counted(np.array([[0, 1]]), np.array([[0.5, weight]]), 2)
 
 
 @given(st.integers(2, 5), st.data(), st.sampled_from([0.0, 0.25, 1.0]))

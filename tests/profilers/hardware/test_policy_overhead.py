@@ -3,11 +3,14 @@
 import time
 
 import pytest
+import torch
 
 from artifacts.hardware.profile import EACH_LOAD
-from profilers.hardware.policy_overhead import deciding, places_a_layer
+from moectl.bundled import demo_model
+from profilers.hardware.policy_overhead import _timed, deciding, places_a_layer
 from runtime.model.open import open_model
 from runtime.policies.prefetch.frequency import Frequency
+from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 
 
@@ -27,3 +30,12 @@ def test_a_policy_that_takes_its_time_is_found_out(checkpoint: Checkpoint, monke
     assert "prefetch next_gate" in found and "eviction lru" not in found
     assert "prefetch learned" not in found, "which no store has fitted"
     assert opened.model.config._experts_implementation == "eager"
+
+
+def test_what_is_brought_before_the_first_layer_is_no_layer_s() -> None:
+    settings = Settings(policies={"prefetch": "map:semantic=yes"}, budget="25%", learn=True)
+    with Session.open(str(demo_model()), settings) as session, torch.inference_mode():
+        assert session.controller.opens_passes
+        for token in (5, 5, 9):
+            session.new_requests(1)
+            assert len(_timed(session, torch.tensor([[token]]))) == session.opened.shape.num_layers

@@ -128,9 +128,9 @@ def test_before_any_request_begins_later_layers_leave_first() -> None:
     assert keys[np.lexsort(policy.order(keys, Now(step=1))[::-1])].tolist() == [12, 6, 0, 1]
 
 
-@pytest.mark.parametrize("text", ["activation:distance=0", "activation:overfetch=0", "activation:capacity=0"])
-def test_parameters_out_of_range_are_refused(text: str) -> None:
+@pytest.mark.parametrize("option", ["distance=0", "overfetch=0", "capacity=0", "capacity=9999"])
+def test_parameters_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(BadUsage, match="activation needs"):
-        parse("prefetch", text)
+        parse("prefetch", f"activation:{option}")
     with pytest.raises(BadUsage, match="at least 1, not 0"):
         Collection(0, SHAPE)

@@ -1,10 +1,16 @@
 """Numbers that are not finite end a request with the layer and expert that gave the first, however it is answered."""
 
+import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from profilers.compare import quality
+from profilers.compare.likelihoods import likelihoods
+from profilers.routing.observe import RoutingProfile, observe
+from profilers.text.batches import Batch
 from runtime.session.batch import RequestBatch
 from runtime.session.finite import NotFinite
 from runtime.session.generate import Sampling
@@ -14,7 +20,7 @@ from tests.conftest import Checkpoint
 from tests.helpers.overflowing import overflowing
 
 PROMPT = torch.tensor([[5, 6, 7, 8]])
-NAMED = r"^layer 1, expert \d+ is the first to give NaN or infinity: .* too large for float32 "
+NAMED = r"^layer 1, expert \d+ is the first to give NaN or infinity: .* too large for float32\b"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,25 @@ def test_each_way_to_answer_names_the_first_expert(too_large: Path, experts: str
             with pytest.raises(NotFinite, match=NAMED):
                 raise result.error
             assert batch.is_idle
+
+
+def test_each_way_to_measure_names_the_first_expert(too_large: Path) -> None:
+    text = [np.array([5, 6, 7, 8])]
+    with Session.open(too_large, Settings(budget="50%")) as session:
+        with pytest.raises(NotFinite, match=NAMED):
+            quality.read(session, text, prefill=2)
+        with pytest.raises(NotFinite, match=NAMED):
+            likelihoods(session, [([5, 6, 7], [8])], rows=2)
+
+
+def test_routers_that_cannot_choose_name_the_expert_before_them(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = overflowing(checkpoint("olmoe"), tmp_path / "model", layer=0)
+    with Session.open(folder, Settings(budget="50%")) as session:
+        profile = RoutingProfile(session.opened.shape.num_layers, session.opened.shape.num_experts)
+        batch = Batch(0, (np.array([5, 6, 7, 8]),))
+        with pytest.raises(NotFinite, match=r"^layer 0, expert \d+ is the first") as caught:
+            list(observe(session, [batch], prefill=2, profile=profile))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "as workers send it"
 
 
 def test_numbers_that_are_finite_are_left_alone(checkpoint: Checkpoint) -> None:
