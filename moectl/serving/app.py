@@ -61,13 +61,13 @@ def application(serving: Serving) -> FastAPI:
         _check_model(serving, name)
         return _model(serving)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=_documented(ChatBody))
     async def chat(asked: Annotated[ChatBody, Depends(_given(ChatBody))], request: Request) -> object:
         _check_model(serving, asked.model)
         turns = [message.turn for message in asked.messages]
         return await _answer(serving, asked, request, turns, asked.num_new)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", openapi_extra=_documented(CompletionBody))
     async def complete(asked: Annotated[CompletionBody, Depends(_given(CompletionBody))], request: Request) -> object:
         _check_model(serving, asked.model)
         prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler.session)
@@ -88,7 +88,7 @@ def _add_watching(app: FastAPI, serving: Serving) -> None:
     async def prometheus() -> PlainTextResponse:
         return PlainTextResponse(metrics.prometheus(scheduler, serving.model), media_type="text/plain; version=0.0.4")
 
-    @app.post("/preset")
+    @app.post("/preset", openapi_extra=_documented(PresetBody))
     async def switch(asked: Annotated[PresetBody, Depends(_given(PresetBody))]) -> dict[str, object]:
         """Switch the preset after the requests that arrived earlier."""
         if asked.preset not in serving.presets:
@@ -121,6 +121,12 @@ def _add_errors(app: FastAPI) -> None:
 
 
 # One request
+
+
+def _documented(kind: type[BaseModel]) -> dict[str, object]:
+    """What /openapi.json says of a body that `_given` reads."""
+    schema = {"$id": f"urn:moectl:{kind.__name__}", **kind.model_json_schema()}  # its references are within itself
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _given(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:

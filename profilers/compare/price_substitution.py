@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE
+from profilers.compare.quality import standard_error
 from profilers.text.batches import check_sequences, padded, real_rows
 from runtime.engine.one_expert import OneExpertRunner, Routed
 from runtime.model.open import MoeModel
@@ -40,11 +41,13 @@ class SubstitutionLimits:
 @dataclass(frozen=True, slots=True)
 class SubstitutionPrice:
     """The price of one policy with one draw of residents: the shares of all ranks that were `absent` and `replaced`,
-    and the `ratio` of perplexity to that of the full model. A dropped rank counts as replaced."""
+    and the `ratio` of perplexity to that of the full model, with its standard error. A dropped rank counts as
+    replaced."""
 
     absent: float
     replaced: float
     ratio: float
+    loss_error: float
 
 
 class Substitution:
@@ -56,26 +59,28 @@ class Substitution:
         self._opened, self._sequences, self._batch = opened, sequences, batch
         self._entropy = entropy
         check_sequences(opened.model, sequences)
-        self._full_nll = self._nll(lambda routed, real: routed.selected)
+        self._full = self._nll(lambda routed, real: routed.selected)
 
     @property
     def perplexity(self) -> float:
         """Perplexity of the full model."""
-        return math.exp(self._full_nll)
+        return math.exp(self._full.mean())
 
     def price(self, policy: Miss, limits: SubstitutionLimits, residents: np.ndarray) -> SubstitutionPrice:
         """Return the price of a prepared policy within limits; `residents` is [L, E] bool."""
         replacing = _Replacing(policy, _gate(limits, self._entropy, self._opened.shape), limits.beta, residents)
-        nll = self._nll(replacing.choose)
+        lost = self._nll(replacing.choose) - self._full
+        ratio = math.exp(lost.mean())
         return SubstitutionPrice(
             replacing.num_absent / replacing.num_ranks,
             replacing.num_replaced / replacing.num_ranks,
-            math.exp(nll - self._full_nll),
+            ratio,
+            ratio * standard_error(lost),
         )
 
-    def _nll(self, choose: Callable[[Routed, np.ndarray], np.ndarray]) -> float:
-        """Return the mean negative log-likelihood over every position but the first of each sequence."""
-        total, count = 0.0, 0
+    def _nll(self, choose: Callable[[Routed, np.ndarray], np.ndarray]) -> torch.Tensor:
+        """Return the negative log-likelihood [N] float64 of every token but the first of each sequence."""
+        found = []
         real = np.ones(0, bool)
         with OneExpertRunner(self._opened, lambda routed: choose(routed, real)) as runner:
             for start in range(0, len(self._sequences), self._batch):
@@ -84,9 +89,8 @@ class Substitution:
                 logits = runner.forward(ids, mask)
                 for row, sequence in zip(logits, self._sequences[start : start + self._batch], strict=True):
                     targets = torch.from_numpy(sequence[1:]).to(row.device)
-                    total += F.cross_entropy(row[: len(targets)].float(), targets, reduction="sum").item()
-                    count += len(targets)
-        return total / count
+                    found.append(F.cross_entropy(row[: len(targets)].float(), targets, reduction="none").double().cpu())
+        return torch.cat(found)
 
 
 def random_residents(shape: Shape, share: float, seed: int) -> np.ndarray:

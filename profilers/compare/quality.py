@@ -110,8 +110,12 @@ def compare(reading: TextReading, full: TextReading) -> Quality:
 def paired_error(lost: torch.Tensor, ratio: float, kl: float) -> float:
     """Return the standard error of a perplexity ratio from what each scored token lost, nats [N]: readings are paired
     by token, so that what both find hard does not count."""
-    num_scored = len(lost)
-    return ratio * lost.double().std().item() / num_scored**0.5 if num_scored > 1 else expected_error(ratio, kl, 1)
+    return ratio * standard_error(lost) if len(lost) > 1 else expected_error(ratio, kl, 1)
+
+
+def standard_error(lost: torch.Tensor) -> float:
+    """Return the standard error of the mean of what each token [N] lost, nats; NaN of a single one."""
+    return lost.double().std().item() / len(lost) ** 0.5
 
 
 def expected_error(ratio: float, kl: float, num_scored: int) -> float:

@@ -53,7 +53,8 @@ class SubstitutionRequest:
 class SubstitutionRow:
     """One policy under one set of limits at one share of residents: means over the draws, and the extreme ratios.
 
-    `absent` and `replaced` are shares of all ranks; the mean of the ratios is geometric.
+    `absent` and `replaced` are shares of all ranks; the mean of the ratios is geometric; `loss_error` is the standard
+    error of the ratio of one draw, whose text is that of all.
     """
 
     resident: float
@@ -64,6 +65,7 @@ class SubstitutionRow:
     perplexity_ratio: float
     lowest: float
     highest: float
+    loss_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def show(priced: PricedSubstitution, *, as_json: bool) -> None:
     if as_json:
         show_json(asdict(priced))
         return
-    show_sheet(_sheet(priced, "Perplexity over the full model's", lambda row: f"{row.perplexity_ratio:.3f}"))
+    show_sheet(_sheet(priced, "Perplexity over the full model's (+- standard error)", _ratio))
     show_sheet(_sheet(priced, "Share of ranks replaced", lambda row: f"{row.replaced:.3f}", note=priced.conditions))
 
 
@@ -165,7 +167,12 @@ def _row(share: float, limits: str, policy: str, prices: list[SubstitutionPrice]
         perplexity_ratio=float(np.exp(np.log(ratios).mean())),
         lowest=float(ratios.min()),
         highest=float(ratios.max()),
+        loss_error=float(np.mean([price.loss_error for price in prices])),
     )
+
+
+def _ratio(row: SubstitutionRow) -> str:
+    return f"{row.perplexity_ratio:.3f} ({row.loss_error:.3f})"
 
 
 def _sheet(priced: PricedSubstitution, title: str, cell: Callable[[SubstitutionRow], str], note: str = "") -> Sheet:

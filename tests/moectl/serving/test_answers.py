@@ -189,3 +189,10 @@ def test_who_places_experts_by_the_prompt_takes_one_at_a_time(
         for stream in streams:
             rest(stream)
         assert len(passes) == 80 and (passes != sorted(passes)) == are_mixed
+
+
+def test_the_fields_of_bodies_are_told(web: httpx2.Client) -> None:
+    paths = web.get("/openapi.json").json()["paths"]
+    for path, name in (("/v1/chat/completions", "messages"), ("/v1/completions", "prompt"), ("/preset", "preset")):
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert name in body["required"] and name in body["properties"]

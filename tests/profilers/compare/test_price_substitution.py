@@ -82,7 +82,7 @@ def test_nothing_absent_or_nothing_replaced_costs_nothing(
     everything = residents(opened, 1.0)
     for policy in policies(opened, buddies).values():
         price = pricing.price(policy, OPEN, everything)
-        assert (price.absent, price.replaced, price.ratio) == (0, 0, 1)
+        assert (price.absent, price.replaced, price.ratio, price.loss_error) == (0, 0, 1, 0)
     fetched = pricing.price(policies(opened, buddies)["fetch"], OPEN, residents(opened))
     assert fetched.absent > 0.2 and (fetched.replaced, fetched.ratio) == (0, 1)
 
@@ -108,6 +108,7 @@ def test_buddies_take_the_place_and_the_weight(
     price = pricing.price(policies(opened, buddies)["buddy"], OPEN, resident)
     assert price.ratio == pytest.approx(perplexity(folder, opened, altered) / pricing.perplexity, rel=1e-5)
     assert abs(price.ratio - 1) > 1e-3 and 0 < price.replaced <= price.absent
+    assert 0 < price.loss_error < 1
 
 
 @pytest.mark.parametrize("name", ["zero", "random_resident", "best_resident", "buddy"])
