@@ -118,7 +118,7 @@ def stream(
         worker.start()
         while (item := tokens.get()) is not _END:
             if isinstance(item, NotFiniteWeights):
-                raise NotFinite(prompt, model.dtype)
+                item = NotFinite(prompt, model.dtype)
             if isinstance(item, BaseException):
                 try:
                     raise item
