@@ -42,7 +42,9 @@ class Partly(Problem):
 def first_line(error: BaseException) -> str:
     """The first line of another program's error message, with the next one where it ends in a colon, shortened; the
     name of the error where it has no message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
     line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
 
@@ -59,6 +61,10 @@ def detached(error: Exception) -> Exception:
 def shortage(error: BaseException) -> OutOfResources | None:
     """The error that a user sees for the system's or another program's one that means that this process lacks
     something; None for one that means anything else."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU
+    if (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    ):  # torch's, of a GPU
         return OutOfResources(_MEMORY)
-    return next((OutOfResources(ours) for theirs, ours in _SHORTAGES.items() if theirs in str(error)), None)
+    return next(
+        (OutOfResources(ours) for theirs, ours in _SHORTAGES.items() if theirs in str(error)), None
+    )

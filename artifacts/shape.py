@@ -6,7 +6,9 @@ from artifacts.errors import BadInput
 
 MOST_LAYERS, MOST_KEYS = 4096, 1 << 20  # of a model
 MOST_EXPERTS = 1 << 16  # of a layer: ids have 16 bits
-FULL_BITS = 16  # stands for full precision: the checkpoint's own format, whatever it is, or a base replica
+FULL_BITS = (
+    16  # stands for full precision: the checkpoint's own format, whatever it is, or a base replica
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         if min(self.num_layers, self.num_experts, self.top_k) < 1:
-            raise BadInput(f"a model needs at least one MoE layer, one expert and one expert per token, not {self}")
+            raise BadInput(
+                f"a model needs at least one MoE layer, one expert and one expert per token, not {self}"
+            )
         if self.num_experts > MOST_EXPERTS or self.num_keys > MOST_KEYS:
             raise BadInput(
                 f"{self.num_layers:,} layers of {self.num_experts:,} experts are more than moectl tells apart: "

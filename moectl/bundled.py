@@ -38,7 +38,11 @@ def also_held(store: Path) -> str:
             others = [model.name for model in held.models() if not is_bundled(model.name)]
     except Problem:
         return ""
-    return f"no model is named, so it is the bundled one; {store} also holds {others[-1]}" if others else ""
+    return (
+        f"no model is named, so it is the bundled one; {store} also holds {others[-1]}"
+        if others
+        else ""
+    )
 
 
 def is_bundled(name: str) -> bool:

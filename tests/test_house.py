@@ -24,12 +24,21 @@ from tools.docs.rooms import (
 
 @pytest.fixture(scope="module")
 def every_import() -> list[Import]:
-    return [one for package in PACKAGES for name, path in modules(package) for one in imports(name, path)]
+    return [
+        one
+        for package in PACKAGES
+        for name, path in modules(package)
+        for one in imports(name, path)
+    ]
 
 
 def test_a_package_is_rooms_and_the_few_flat_modules_that_are_named() -> None:
     for package in PACKAGES:
-        folders = {path.name for path in (ROOT / package).iterdir() if path.is_dir() and path.name != "__pycache__"}
+        folders = {
+            path.name
+            for path in (ROOT / package).iterdir()
+            if path.is_dir() and path.name != "__pycache__"
+        }
         flat = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
         assert folders - DATA.get(package, set()) | flat == set(ROOMS[package])
 
@@ -41,7 +50,11 @@ def test_every_room_says_what_it_is_for(package: str) -> None:
 
 def test_imports_run_one_way(every_import: list[Import]) -> None:
     """Between packages and between rooms; imports in functions and for types count as well."""
-    forbidden = [f"{one.module}:{one.line} imports {one.target}" for one in every_import if not is_allowed(one)]
+    forbidden = [
+        f"{one.module}:{one.line} imports {one.target}"
+        for one in every_import
+        if not is_allowed(one)
+    ]
     assert not forbidden, "\n".join(forbidden)
 
 
@@ -79,7 +92,9 @@ def test_what_decides_imports_no_torch(room: str) -> None:
     """In a fresh process, all modules of the room: a replay decides as a live run does, and needs no tensors for it."""
     names = [name for name, _ in modules("runtime") if room_of(name) == ("runtime", room)]
     code = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert len(names) > 3 and done.stdout == "False\n"
 
 

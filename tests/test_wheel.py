@@ -25,7 +25,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, "built"], cwd=folder, capture_output=True, text=True, check=True
+        [sys.executable, "-c", BUILD, "built"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     with ZipFile(folder / "built" / done.stdout.split()[-1]) as wheel:
         yield wheel
@@ -37,8 +41,14 @@ def test_it_is_small(wheel: ZipFile) -> None:
 
 def test_it_has_every_file_of_the_packages_and_no_other(wheel: ZipFile) -> None:
     sources = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
-    expected = {path.relative_to(ROOT).as_posix() for path in sources if "__pycache__" not in path.parts}
-    assert {"moectl/demo/model.safetensors", "runtime/policies/presets.toml", "profilers/py.typed"} <= expected
+    expected = {
+        path.relative_to(ROOT).as_posix() for path in sources if "__pycache__" not in path.parts
+    }
+    assert {
+        "moectl/demo/model.safetensors",
+        "runtime/policies/presets.toml",
+        "profilers/py.typed",
+    } <= expected
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
 
@@ -47,7 +57,9 @@ def test_nothing_in_it_runs_when_it_is_installed(wheel: ZipFile) -> None:
     files = [each for each in wheel.infolist() if not each.is_dir()]
     own = {each.filename.partition("/")[2] for each in files if ".dist-info/" in each.filename}
     assert own == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
-    assert {each.filename.split("/")[0] for each in files if ".dist-info/" not in each.filename} == {*PACKAGES}
+    assert {
+        each.filename.split("/")[0] for each in files if ".dist-info/" not in each.filename
+    } == {*PACKAGES}
     suffixes = {Path(each.filename).suffix for each in files}
     assert not suffixes & {".pth", ".pyc", ".so", ".pyd", ".dll", ".exe", ".sh"}
     assert not [each.filename for each in files if each.external_attr >> 16 & 0o111]
@@ -57,8 +69,14 @@ def test_nothing_in_it_runs_when_it_is_installed(wheel: ZipFile) -> None:
 
 def test_building_it_runs_no_code_of_ours() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["build-system"] == {"requires": ["setuptools>=77"], "build-backend": "setuptools.build_meta"}
-    assert project["tool"]["setuptools"].keys() == {"packages", "package-data"} and "dynamic" not in project["project"]
+    assert project["build-system"] == {
+        "requires": ["setuptools>=77"],
+        "build-backend": "setuptools.build_meta",
+    }
+    assert (
+        project["tool"]["setuptools"].keys() == {"packages", "package-data"}
+        and "dynamic" not in project["project"]
+    )
     assert not [name for name in ("setup.py", "setup.cfg") if (ROOT / name).exists()]
 
 
@@ -66,6 +84,13 @@ def test_it_says_what_it_is(wheel: ZipFile) -> None:
     [path] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
     told = Parser().parsestr(wheel.read(path).decode())
     assert told["Name"] == "moectl" and told["Requires-Python"] == ">=3.11" and told["Summary"]
-    assert "Mixture-of-Experts" in told.get_payload() and "Typing :: Typed" in told.get_all("Classifier")
+    assert "Mixture-of-Experts" in told.get_payload() and "Typing :: Typed" in told.get_all(
+        "Classifier"
+    )
     [path] = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
-    assert wheel.read(path).decode().split() == ["[console_scripts]", "moectl", "=", "moectl.cli:main"]
+    assert wheel.read(path).decode().split() == [
+        "[console_scripts]",
+        "moectl",
+        "=",
+        "moectl.cli:main",
+    ]

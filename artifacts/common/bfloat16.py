@@ -8,7 +8,9 @@ from numba.extending import intrinsic
 def bfloat16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """The nearest bfloat16, ties to even, of a float32 or of a vector of these; NaN of arithmetic stays NaN."""
     count = value.type.count if isinstance(value.type, ir.VectorType) else 0
-    word, half = (ir.VectorType(kind, count) if count else kind for kind in (ir.IntType(32), ir.IntType(16)))
+    word, half = (
+        ir.VectorType(kind, count) if count else kind for kind in (ir.IntType(32), ir.IntType(16))
+    )
 
     def constant(number: int) -> ir.Constant:
         return ir.Constant(word, [number] * count if count else number)

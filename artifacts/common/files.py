@@ -63,6 +63,8 @@ def sync(path: Path) -> None:
 
 def as_problem(error: OSError, path: Path) -> BadInput | OutOfResources:
     # Arrow raises OSError without an errno, so the text of the message decides.
-    if error.errno in FULL or any(sign in str(error) for sign in ("No space left", "File too large")):
+    if error.errno in FULL or any(
+        sign in str(error) for sign in ("No space left", "File too large")
+    ):
         return OutOfResources(f"no space left to write {path}: free some and try again")
     return BadInput(f"cannot write {path}: {error.strerror or error}")

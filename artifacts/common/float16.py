@@ -7,7 +7,10 @@ from artifacts.common.llvm_vectors import FEATURES
 HAS_HALVES = "f16c" in FEATURES
 """Whether the processor converts float16; if not, integers do."""
 
-_HIDDEN_BITS, _REBIASED = 13, 112  # what float32's mantissa has more, and by how much its exponent's bias is larger
+_HIDDEN_BITS, _REBIASED = (
+    13,
+    112,
+)  # what float32's mantissa has more, and by how much its exponent's bias is larger
 _HALF_EXPONENTS = 2.0**_REBIASED
 
 
@@ -25,9 +28,15 @@ def float16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     # The last bit of 0.5 is that of float16's subnormal numbers: a sum with it has them at its end.
     small = builder.fadd(builder.bitcast(magnitude, value.type), _all(value.type, 0.5))
     small = builder.sub(builder.bitcast(small, word), _all(word, 0x3F000000))
-    found = builder.select(builder.icmp_unsigned("<", magnitude, _all(word, 0x38800000)), small, found)  # below 2**-14
-    found = builder.select(builder.icmp_unsigned(">=", magnitude, _all(word, 0x477FF000)), _all(word, 0x7C00), found)
-    found = builder.select(builder.icmp_unsigned(">", magnitude, _all(word, 0x7F800000)), _all(word, 0x7E00), found)
+    found = builder.select(
+        builder.icmp_unsigned("<", magnitude, _all(word, 0x38800000)), small, found
+    )  # below 2**-14
+    found = builder.select(
+        builder.icmp_unsigned(">=", magnitude, _all(word, 0x477FF000)), _all(word, 0x7C00), found
+    )
+    found = builder.select(
+        builder.icmp_unsigned(">", magnitude, _all(word, 0x7F800000)), _all(word, 0x7E00), found
+    )
     return builder.trunc(builder.or_(found, sign), half)
 
 
@@ -38,16 +47,24 @@ def float16_as_float(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
         return builder.fpext(builder.bitcast(halves, _like(halves, ir.HalfType())), single)
     bits = builder.shl(builder.sext(halves, word), _all(word, _HIDDEN_BITS))
     bits = builder.and_(bits, _all(word, 0x8FFFE000))
-    scaled = builder.bitcast(builder.fmul(builder.bitcast(bits, single), _all(single, _HALF_EXPONENTS)), word)
+    scaled = builder.bitcast(
+        builder.fmul(builder.bitcast(bits, single), _all(single, _HALF_EXPONENTS)), word
+    )
     is_finite = builder.icmp_unsigned(
         "<", builder.and_(bits, _all(word, 0x0F800000)), _all(word, 0x0F800000)
     )  # the exponent of float16 where that of float32 ends
-    return builder.bitcast(builder.select(is_finite, scaled, builder.or_(bits, _all(word, 0x7F800000))), single)
+    return builder.bitcast(
+        builder.select(is_finite, scaled, builder.or_(bits, _all(word, 0x7F800000))), single
+    )
 
 
 def _like(value: ir.Value, element: ir.Type) -> ir.Type:
     """This type, or a vector of as many as `value` has."""
-    return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
+    return (
+        ir.VectorType(element, value.type.count)
+        if isinstance(value.type, ir.VectorType)
+        else element
+    )
 
 
 def _all(kind: ir.Type, number: float) -> ir.Constant:

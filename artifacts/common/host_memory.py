@@ -9,9 +9,13 @@ _SYSTEM = Path("/proc/meminfo")
 
 def host_memory() -> tuple[int, int]:
     """Return the bytes of RAM and those available, both within the container's limit."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    whole = (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    )
     fields = (line.split() for line in lines_of(_SYSTEM))
-    available = next((int(field[1]) * 1024 for field in fields if field[0] == "MemAvailable:"), whole)
+    available = next(
+        (int(field[1]) * 1024 for field in fields if field[0] == "MemAvailable:"), whole
+    )
     limits = [int(text) for path in _CGROUP for text in lines_of(path) if text.strip().isdecimal()]
     limit = min([whole, *limits])
     return limit, min(available, limit)

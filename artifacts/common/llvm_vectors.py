@@ -37,7 +37,13 @@ FEATURES = features_of(cpu_target.target_context.codegen().magic_tuple()[2])
 `NUMBA_CPU_FEATURES`. They are part of the key of what numba keeps, so that code with instructions that a processor has
 not is never loaded there."""
 
-I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8, I16, I32, I64, F32 = (
+    ir.IntType(8),
+    ir.IntType(16),
+    ir.IntType(32),
+    ir.IntType(64),
+    ir.FloatType(),
+)
 
 
 def vector(element: ir.Type, count: int = 32) -> ir.VectorType:
@@ -46,16 +52,22 @@ def vector(element: ir.Type, count: int = 32) -> ir.VectorType:
 
 def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: int = 0) -> ir.Value:
     """Load the value that lies `offset` bytes behind the address."""
-    return builder.load(builder.inttoptr(builder.add(address, I64(offset)), kind.as_pointer()), align=1)
+    return builder.load(
+        builder.inttoptr(builder.add(address, I64(offset)), kind.as_pointer()), align=1
+    )
 
 
 def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
 
 
-def advanced(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, nbytes: int | ir.Value) -> ir.Value:
+def advanced(
+    builder: ir.IRBuilder, address: ir.Value, index: ir.Value, nbytes: int | ir.Value
+) -> ir.Value:
     """The address `index` times so many bytes further on."""
-    return builder.add(address, builder.mul(index, I64(nbytes) if isinstance(nbytes, int) else nbytes))
+    return builder.add(
+        address, builder.mul(index, I64(nbytes) if isinstance(nbytes, int) else nbytes)
+    )
 
 
 def filled(kind: ir.VectorType, value: float) -> ir.Constant:
@@ -69,11 +81,15 @@ def spread(builder: ir.IRBuilder, values: ir.Value, lanes: Sequence[int]) -> ir.
 
 def splat(builder: ir.IRBuilder, value: ir.Value, count: int = 16) -> ir.Value:
     """A vector of copies of the value."""
-    one = builder.insert_element(ir.Constant(vector(value.type, count), ir.Undefined), value, I32(0))
+    one = builder.insert_element(
+        ir.Constant(vector(value.type, count), ir.Undefined), value, I32(0)
+    )
     return spread(builder, one, [0] * count)
 
 
-def called(builder: ir.IRBuilder, name: str, result: ir.Type, operands: Sequence[ir.Value]) -> ir.Value:
+def called(
+    builder: ir.IRBuilder, name: str, result: ir.Type, operands: Sequence[ir.Value]
+) -> ir.Value:
     """The result of a function that LLVM knows by this name."""
     kind = ir.FunctionType(result, [operand.type for operand in operands])
     return builder.call(
@@ -87,6 +103,11 @@ def chosen_of_16(builder: ir.IRBuilder, codes: ir.Value, numbers: Sequence[int])
     """The number of each code below 16, of the type of the codes: a tree of choices, for a processor without tables."""
     choices = [filled(codes.type, number) for number in numbers]
     for bit in range(4):
-        is_set = builder.icmp_unsigned("!=", builder.and_(codes, filled(codes.type, 1 << bit)), filled(codes.type, 0))
-        choices = [builder.select(is_set, odd, even) for even, odd in zip(choices[::2], choices[1::2], strict=True)]
+        is_set = builder.icmp_unsigned(
+            "!=", builder.and_(codes, filled(codes.type, 1 << bit)), filled(codes.type, 0)
+        )
+        choices = [
+            builder.select(is_set, odd, even)
+            for even, odd in zip(choices[::2], choices[1::2], strict=True)
+        ]
     return choices[0]

@@ -36,5 +36,7 @@ def _is_granted(file: IO, path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise OutOfResources(f"the file system of {path.parent} has no locks ({error.strerror}): {_REMEDY}") from error
+        raise OutOfResources(
+            f"the file system of {path.parent} has no locks ({error.strerror}): {_REMEDY}"
+        ) from error
     return True

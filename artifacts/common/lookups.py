@@ -40,11 +40,16 @@ def look_up_bytes(context, codes, table, out, count):
     def chosen(builder: ir.IRBuilder, index: ir.Value, parts: list[ir.Value], bit: int) -> ir.Value:
         """The numbers in some 32nds of the table; of their halves this bit of the codes chooses."""
         if len(parts) == 2:
-            return called(builder, "llvm.x86.avx512.vpermi2var.hi.512", numbers, [parts[0], index, parts[1]])
+            return called(
+                builder, "llvm.x86.avx512.vpermi2var.hi.512", numbers, [parts[0], index, parts[1]]
+            )
         low, high = (
-            chosen(builder, index, half, bit // 2) for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :])
+            chosen(builder, index, half, bit // 2)
+            for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :])
         )
-        is_high = builder.icmp_unsigned("!=", builder.and_(index, filled(numbers, bit)), filled(numbers, 0))
+        is_high = builder.icmp_unsigned(
+            "!=", builder.and_(index, filled(numbers, bit)), filled(numbers, 0)
+        )
         return builder.select(is_high, high, low)
 
     def generate(target, builder, _, arguments):
@@ -53,7 +58,9 @@ def look_up_bytes(context, codes, table, out, count):
         codes, table, out, count = arguments
         parts = [load(builder, table, numbers, 64 * part) for part in range(8)]
         with cgutils.for_range(builder, builder.udiv(count, I64(BYTES_STEP))) as loop:
-            read = load(builder, advanced(builder, codes, loop.index, BYTES_STEP), vector(I8, BYTES_STEP))
+            read = load(
+                builder, advanced(builder, codes, loop.index, BYTES_STEP), vector(I8, BYTES_STEP)
+            )
             found = chosen(builder, builder.zext(read, numbers), parts, 128)
             store(builder, found, advanced(builder, out, loop.index, 2 * BYTES_STEP))
         return target.get_dummy_value()
@@ -83,7 +90,9 @@ def _half_bytes(step: int):
                 read = builder.zext(read, words)
                 # The lowest bits of lane 2 i are the low half of byte i, those of lane 2 i + 1 its high half; what is
                 # above them counts for nothing.
-                index = builder.bitcast(builder.or_(read, builder.shl(read, filled(words, 12))), numbers)
+                index = builder.bitcast(
+                    builder.or_(read, builder.shl(read, filled(words, 12))), numbers
+                )
                 found = called(builder, name, numbers, [numbers_of_codes, index])
                 store(builder, found, advanced(builder, out, loop.index, 4 * step))
             return target.get_dummy_value()

@@ -22,7 +22,9 @@ def callable_by_name(result: CompileResult, module: str, name: str, signature: s
     binding.add_symbol(symbol, result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
     described = copy(result.fndesc)
     described.mangled_name = symbol
-    context.insert_user_function(symbol, described, [_loading_first(symbol, partial(_load, module, name, signature))])
+    context.insert_user_function(
+        symbol, described, [_loading_first(symbol, partial(_load, module, name, signature))]
+    )
     return symbol
 
 
@@ -31,7 +33,9 @@ def _loading_first(symbol: str, load: Callable[[], None]) -> CPUCodeLibrary:
     library = cpu_target.target_context.codegen().create_library(symbol)
     module = library.create_ir_module(symbol)
     nothing = ir.Function(module, ir.FunctionType(ir.VoidType(), ()), f"{symbol} is loaded")
-    ir.IRBuilder(nothing.append_basic_block()).ret_void()  # numba links no library without a function
+    ir.IRBuilder(
+        nothing.append_basic_block()
+    ).ret_void()  # numba links no library without a function
     library.add_ir_module(module)
     library._reload_init.add(load)
     library.finalize()

@@ -21,7 +21,10 @@ _FASTMATH = frozenset({"reassoc", "contract"})
 _NOT_KEPT = (RuntimeError, OSError, EOFError, AttributeError, pickle.PickleError)
 """Why code cannot be kept or found again: no folder, a damaged file, as of a power cut, or another numba."""
 
-_INSIDE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # what would make it callable from outside kernels
+_INSIDE = {
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}  # what would make it callable from outside kernels
 
 part = njit(fastmath=set(_FASTMATH), **_INSIDE)
 """Decorates a function that kernels call, and they alone; it is compiled as part of them."""
@@ -60,7 +63,9 @@ class Kernel:
     def _telling(self) -> list[int]:
         """The places of the arguments whose types are not the same in all signatures."""
         wanted = [normalize_signature(signature)[0] for signature in self._signatures]
-        return [place for place, types in enumerate(zip(*wanted, strict=True)) if len(set(types)) > 1]
+        return [
+            place for place, types in enumerate(zip(*wanted, strict=True)) if len(set(types)) > 1
+        ]
 
     def compiled(self, signature: str | None = None) -> Dispatcher:
         """The code for this signature, by default the only one."""
@@ -102,7 +107,9 @@ class Kernel:
             pairs = zip(given, wanted, strict=False)
             if len(given) == len(wanted) and all(convert(*pair) is not None for pair in pairs):
                 return signature
-        raise TypeError(f"{self._function.__name__} takes {' or '.join(self._signatures)}, not {given}")
+        raise TypeError(
+            f"{self._function.__name__} takes {' or '.join(self._signatures)}, not {given}"
+        )
 
     def _compile(self, signature: str) -> Dispatcher:
         dispatcher = njit(**self._options)(self._function)
@@ -133,7 +140,9 @@ class _KernelType(types.Dispatcher):
 register_model(_KernelType)(models.OpaqueModel)
 
 
-def kernel(signature: str | list[str], *, nogil: bool = False, exact: bool = False) -> Callable[[Callable], Callable]:
+def kernel(
+    signature: str | list[str], *, nogil: bool = False, exact: bool = False
+) -> Callable[[Callable], Callable]:
     """Compile for this signature, or these, each when it is first called, and keep the result beside the source or in
     the user's cache folder, until the source or that of a module which it imports is changed.
 
@@ -141,7 +150,10 @@ def kernel(signature: str | list[str], *, nogil: bool = False, exact: bool = Fal
     operations and the rounding of plain Python, for results that others must be able to recompute. Where no cache can
     be written or read, the function is compiled anew in every process, with one warning for all functions.
     """
-    signatures, fastmath = [signature] if isinstance(signature, str) else signature, False if exact else set(_FASTMATH)
+    signatures, fastmath = (
+        [signature] if isinstance(signature, str) else signature,
+        False if exact else set(_FASTMATH),
+    )
 
     def compiled(function: Callable) -> Callable:
         if config.DISABLE_JIT:

@@ -21,8 +21,12 @@ def digest(name: str) -> bytes:
         path = getattr(sys.modules.get(module), "__file__", None)
         if path is not None and module not in paths:
             paths[module] = Path(path)
-            waiting += [each for each in _imported(paths[module]) if each.partition(".")[0] in packages]
-    sources = [f"{module} {sha256(paths[module].read_bytes()).hexdigest()}" for module in sorted(paths)]
+            waiting += [
+                each for each in _imported(paths[module]) if each.partition(".")[0] in packages
+            ]
+    sources = [
+        f"{module} {sha256(paths[module].read_bytes()).hexdigest()}" for module in sorted(paths)
+    ]
     return sha256("\n".join(sources).encode()).digest()
 
 

@@ -17,7 +17,10 @@ _LANES = vector(I32, _SIDE)
 def _halves(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> list[ir.Value]:
     """Two vectors in turns, as two vectors."""
     lanes = [lane // 2 + _SIDE * (lane % 2) for lane in range(2 * _SIDE)]
-    return [builder.shuffle_vector(one, other, ir.Constant(_LANES, lanes[i : i + _SIDE])) for i in (0, _SIDE)]
+    return [
+        builder.shuffle_vector(one, other, ir.Constant(_LANES, lanes[i : i + _SIDE]))
+        for i in (0, _SIDE)
+    ]
 
 
 def _of_rows(element: ir.Type) -> Callable[..., None]:
@@ -30,12 +33,16 @@ def _of_rows(element: ir.Type) -> Callable[..., None]:
         def generate(target, builder, _, arguments):
             source, source_stride, out, out_stride, count = arguments
             with cgutils.for_range(builder, count) as loop:
-                below = advanced(builder, source, loop.index, builder.mul(source_stride, I64(_SIDE)))
+                below = advanced(
+                    builder, source, loop.index, builder.mul(source_stride, I64(_SIDE))
+                )
                 beside = advanced(builder, out, loop.index, _SIDE * element.width // 8)
                 places = [advanced(builder, below, I64(row), source_stride) for row in range(_SIDE)]
                 rows = [load(builder, place, numbers) for place in places]
                 for _ in range(3):  # each moves one bit of the row's number into the column's
-                    pairs = [_halves(builder, rows[i], rows[i + _SIDE // 2]) for i in range(_SIDE // 2)]
+                    pairs = [
+                        _halves(builder, rows[i], rows[i + _SIDE // 2]) for i in range(_SIDE // 2)
+                    ]
                     rows = [half for pair in pairs for half in pair]
                 for row, own in enumerate(rows):
                     store(builder, own, advanced(builder, beside, I64(row), out_stride))
@@ -59,7 +66,13 @@ def transpose(source, out):
     begin, source_stride = source.ctypes.data, source.strides[0]
     target, out_stride, nbytes = out.ctypes.data, out.strides[0], source.itemsize
     for c in range(0, fast_columns, _SIDE):
-        own = begin + nbytes * c, source_stride, target + c * out_stride, out_stride, fast_rows // _SIDE
+        own = (
+            begin + nbytes * c,
+            source_stride,
+            target + c * out_stride,
+            out_stride,
+            fast_rows // _SIDE,
+        )
         if nbytes == 2:
             _transpose_halves(*own)
         else:

@@ -17,7 +17,11 @@ def existing(text: str) -> Path | None:
     try:
         path = Path(text).expanduser()
         return path if text and _status(path) else None
-    except (OSError, RuntimeError, ValueError):  # name too long; unknown home directory; NUL in the text
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # name too long; unknown home directory; NUL in the text
         return None
 
 
@@ -29,7 +33,9 @@ def readable(path: Path) -> bool:
         if status is None:
             return False
         if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"{path} is {_kind(status)}, and a file is needed there: download the model again")
+            raise BadInput(
+                f"{path} is {_kind(status)}, and a file is needed there: download the model again"
+            )
         with path.open("rb"):
             return True
     except OSError as error:
@@ -43,15 +49,22 @@ def has_json(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         first = file.read(4)
-    if first.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in first[:2]:
-        raise BadInput(f"{path} is in another encoding than UTF-8, or begins with a mark of one: save it as UTF-8")
+    if (
+        first.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        or b"\0" in first[:2]
+    ):
+        raise BadInput(
+            f"{path} is in another encoding than UTF-8, or begins with a mark of one: save it as UTF-8"
+        )
     return True
 
 
 def unreadable(path: Path, error: OSError) -> BadInput:
     """The error that a user sees for the system's, of a file that is there and cannot be read."""
     if isinstance(error, PermissionError):
-        return BadInput(f"{path} cannot be read, permission denied: give this user the right to read it")
+        return BadInput(
+            f"{path} cannot be read, permission denied: give this user the right to read it"
+        )
     return BadInput(f"{path} cannot be read: {error.strerror or error}")
 
 
@@ -98,5 +111,7 @@ def inside(folder: Path, name: str) -> Path:
     folder."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or name.startswith("/") or "\0" in name:
-        raise BadInput(f"{name!r} is no file in {folder}: such a manifest is not followed, make it again")
+        raise BadInput(
+            f"{name!r} is no file in {folder}: such a manifest is not followed, make it again"
+        )
     return folder / name

@@ -37,17 +37,33 @@ class Awq:
 
     name: str = "awq"
     group_size: int | None = None  # as the config says, 0 for one group
-    is_symmetric: bool = False  # `zero_point` is false: every zero-point is in the middle of the codes
+    is_symmetric: bool = (
+        False  # `zero_point` is false: every zero-point is in the middle of the codes
+    )
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))
-        require(words.dtype is zeros.dtype is torch.int32, f"codes of {words.dtype} and {zeros.dtype}")
+        require(
+            words.dtype is zeros.dtype is torch.int32, f"codes of {words.dtype} and {zeros.dtype}"
+        )
         require(is_number(scales.dtype), f"scales of {scales.dtype}")
-        require(len(words.shape) == len(scales.shape) == 2 and 0 not in words.shape, "tensors that are no matrices")
+        require(
+            len(words.shape) == len(scales.shape) == 2 and 0 not in words.shape,
+            "tensors that are no matrices",
+        )
         (num_inputs, num_words), (num_groups, num_outputs) = words.shape, scales.shape
-        require(num_outputs == num_words * _PER_WORD, f"{num_outputs} scales of {num_words * _PER_WORD} outputs")
-        require(zeros.shape == (num_groups, num_words), f"zero-points {list(zeros.shape)} are of no such groups")
-        require(num_groups and num_inputs % num_groups == 0, f"{num_groups} groups of {num_inputs} inputs")
+        require(
+            num_outputs == num_words * _PER_WORD,
+            f"{num_outputs} scales of {num_words * _PER_WORD} outputs",
+        )
+        require(
+            zeros.shape == (num_groups, num_words),
+            f"zero-points {list(zeros.shape)} are of no such groups",
+        )
+        require(
+            num_groups and num_inputs % num_groups == 0,
+            f"{num_groups} groups of {num_inputs} inputs",
+        )
         require_groups(num_groups, num_inputs, self.group_size, is_indexed=False)
         return num_outputs, num_inputs
 
@@ -60,13 +76,22 @@ class Awq:
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         by_place = (_codes(tensors["qzeros"]), tensors["scales"].float())
-        arrays = (each.unflatten(1, (-1, _PER_WORD)).transpose(1, 2).contiguous().numpy() for each in by_place)
+        arrays = (
+            each.unflatten(1, (-1, _PER_WORD)).transpose(1, 2).contiguous().numpy()
+            for each in by_place
+        )
         places = np.argsort(ORDER).astype(np.int64)
-        return partial(loops("column_loops").from_words_of_outputs, tensors["qweight"].numpy(), places, *arrays)
+        return partial(
+            loops("column_loops").from_words_of_outputs, tensors["qweight"].numpy(), places, *arrays
+        )
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         fault = fault_of_scales(tensors["scales"], 2**_BITS - 1)
-        if fault is None and self.is_symmetric and bool((_codes(tensors["qzeros"]) != _MIDDLE).any()):
+        if (
+            fault is None
+            and self.is_symmetric
+            and bool((_codes(tensors["qzeros"]) != _MIDDLE).any())
+        ):
             return f"zero-points other than {_MIDDLE}, and config.json says zero_point false: {CONTRADICTED}"
         return fault
 

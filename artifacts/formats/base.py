@@ -69,14 +69,22 @@ def require(is_fit: bool, why: str) -> None:
         raise Unfit(why)
 
 
-def require_groups(num_groups: int, num_inputs: int, group_size: int | None, *, is_indexed: bool) -> None:
+def require_groups(
+    num_groups: int, num_inputs: int, group_size: int | None, *, is_indexed: bool
+) -> None:
     """Raise Unfit unless the inputs are in groups of this size, which is 0 for one group and None if it is unknown;
     only with an index of groups the last one may be smaller."""
     if group_size is not None:
         size = group_size or num_inputs
         expected = -(-num_inputs // size)
-        require(num_groups == expected, f"{num_groups} groups of {num_inputs} inputs, and by the config {expected}")
-        require(num_inputs % size == 0 or is_indexed, f"groups of {size} do not divide {num_inputs} inputs")
+        require(
+            num_groups == expected,
+            f"{num_groups} groups of {num_inputs} inputs, and by the config {expected}",
+        )
+        require(
+            num_inputs % size == 0 or is_indexed,
+            f"groups of {size} do not divide {num_inputs} inputs",
+        )
 
 
 def is_number(dtype: torch.dtype) -> bool:
@@ -108,10 +116,14 @@ def _is_sound(tensor: torch.Tensor) -> bool:
         return bool(tensor.view(torch.uint8).max() < 0xFF)
     if tensor.dtype is torch.float8_e5m2:
         return _are_below(tensor, 0x7C)
-    return not tensor.is_floating_point() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+    return not tensor.is_floating_point() or bool(
+        torch.stack(torch.aminmax(tensor)).isfinite().all()
+    )
 
 
 def _are_below(tensor: torch.Tensor, code: int) -> bool:
     """Whether every 8-bit float is below a code, signs left out. The extremes show it in a fiftieth of the time that a
     comparison of each takes: as signed integers positive floats are the largest, as unsigned ones negative floats."""
-    return bool(tensor.view(torch.int8).max() < code and tensor.view(torch.uint8).max() < 0x80 + code)
+    return bool(
+        tensor.view(torch.int8).max() < code and tensor.view(torch.uint8).max() < 0x80 + code
+    )

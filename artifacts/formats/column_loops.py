@@ -13,7 +13,10 @@ from artifacts.common.transposition import transpose
 u32 = np.uint32
 _I32, _F32 = "int32[:, ::1]", "float32[:, ::1]"
 _PANELS = ("float32[:, ::1]", "uint16[:, ::1]")
-_INPUTS, _OUTPUTS = 128, 256  # of a block, which stays in a core's cache; 32 codes are a whole number of words
+_INPUTS, _OUTPUTS = (
+    128,
+    256,
+)  # of a block, which stays in a core's cache; 32 codes are a whole number of words
 _APART = 32  # numbers between rows of a block: at a distance of a power of two they drive each other out of the cache
 
 
@@ -37,7 +40,10 @@ def _scaled(codes, zeros, scales, out):
 
 
 @kernel(
-    [f"void({_I32}, int64, {_I32}, {_F32}, int64[::1], int64[::1], int64, {panel})" for panel in _PANELS],
+    [
+        f"void({_I32}, int64, {_I32}, {_F32}, int64[::1], int64[::1], int64, {panel})"
+        for panel in _PANELS
+    ],
     nogil=True,
     exact=True,
 )
@@ -67,7 +73,10 @@ def _nibbles(words, place, codes):
 
 
 @kernel(
-    [f"void({_I32}, int64[::1], int32[:, :, ::1], float32[:, :, ::1], int64, {panel})" for panel in _PANELS],
+    [
+        f"void({_I32}, int64[::1], int32[:, :, ::1], float32[:, :, ::1], int64, {panel})"
+        for panel in _PANELS
+    ],
     nogil=True,
     exact=True,
 )
@@ -90,7 +99,11 @@ def from_words_of_outputs(words, places, zeros, scales, first, panel):
                 transpose(block[: last - c, : own.stop - w], rows[i::8, c:last])
 
 
-@kernel([f"void({kind}[:, ::1], {kind}[:, :])" for kind in ("float32", "uint16")], nogil=True, exact=True)
+@kernel(
+    [f"void({kind}[:, ::1], {kind}[:, :])" for kind in ("float32", "uint16")],
+    nogil=True,
+    exact=True,
+)
 def turn(matrix, out):
     """Write the transposed matrix [m, n] to `out` [n, m]."""
     transpose(matrix, out)

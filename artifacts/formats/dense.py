@@ -17,7 +17,9 @@ LEAST_OUTPUTS = 32
 def check_dense(bits: int | None) -> None:
     """Raise BadUsage unless `bits` is a width, or None for weights as they are."""
     if bits is not None and bits not in DENSE:
-        raise BadUsage(f"--dense {bits} is no width: give {' or '.join(map(str, DENSE))}, or leave it out")
+        raise BadUsage(
+            f"--dense {bits} is no width: give {' or '.join(map(str, DENSE))}, or leave it out"
+        )
 
 
 def is_packed(num_outputs: int, num_inputs: int, bits: int) -> bool:
@@ -25,7 +27,9 @@ def is_packed(num_outputs: int, num_inputs: int, bits: int) -> bool:
     return num_inputs % DENSE[bits].num_weights == 0 and num_outputs >= LEAST_OUTPUTS
 
 
-def dense_nbytes(num_outputs: int, num_inputs: int, *, bits: int | None, dtype_nbytes: float) -> float:
+def dense_nbytes(
+    num_outputs: int, num_inputs: int, *, bits: int | None, dtype_nbytes: float
+) -> float:
     """The bytes of a matrix besides routed experts in memory, at this width where it has one."""
     if bits is None or not is_packed(num_outputs, num_inputs, bits):
         return num_outputs * num_inputs * dtype_nbytes

@@ -39,12 +39,24 @@ class Scaled:
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         weight, scale = stored["weight"], stored["scale"]
-        require(weight.dtype in _EIGHT_BITS, f"weights of {weight.dtype} with one scale: of 8 bits are float8 and int8")
-        require(is_number(scale.dtype) or scale.dtype is torch.float8_e8m0fnu, f"scales of {scale.dtype}")
-        require(len(weight.shape) == 2 and 0 not in weight.shape, f"a matrix of shape {list(weight.shape)}")
+        require(
+            weight.dtype in _EIGHT_BITS,
+            f"weights of {weight.dtype} with one scale: of 8 bits are float8 and int8",
+        )
+        require(
+            is_number(scale.dtype) or scale.dtype is torch.float8_e8m0fnu,
+            f"scales of {scale.dtype}",
+        )
+        require(
+            len(weight.shape) == 2 and 0 not in weight.shape,
+            f"a matrix of shape {list(weight.shape)}",
+        )
         grid = _grid(scale.shape)
         fits = (_grid((1,)), (weight.shape[0], 1), _blocks(weight.shape, self.block))
-        require(grid in fits, f"scales {list(scale.shape)} are of no blocks of a matrix {list(weight.shape)}")
+        require(
+            grid in fits,
+            f"scales {list(scale.shape)} are of no blocks of a matrix {list(weight.shape)}",
+        )
         return weight.shape
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -69,13 +81,19 @@ class Scaled:
         weight, scale = tensors["weight"], tensors["scale"].float()
         if not are_sound([weight]):
             return NOT_FINITE
-        largest = torch.iinfo(weight.dtype).max if weight.dtype is torch.int8 else torch.finfo(weight.dtype).max
+        largest = (
+            torch.iinfo(weight.dtype).max
+            if weight.dtype is torch.int8
+            else torch.finfo(weight.dtype).max
+        )
         if fault := fault_of_scales(scale, largest):
             return fault
         if bool((scale < 0).any()):
             return f"a negative scale, {DAMAGED}"
         is_zero = scale == 0
-        if bool(is_zero.any()) and bool(weight[self._spread(is_zero, weight.shape).expand(weight.shape)].float().any()):
+        if bool(is_zero.any()) and bool(
+            weight[self._spread(is_zero, weight.shape).expand(weight.shape)].float().any()
+        ):
             return f"a scale of 0 for weights that are not 0, {DAMAGED}"
         return None
 

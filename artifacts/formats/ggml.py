@@ -78,7 +78,9 @@ def _one_scale(blocks: torch.Tensor) -> _Scales:
 
 def _exponent(blocks: torch.Tensor) -> _Scales:
     """MXFP4's scale is half a power of two, as the values of its codes are doubled; NaN where its byte says so."""
-    powers = torch.tensor([2.0 ** (byte - 128) for byte in range(_NAN)] + [torch.nan], device=blocks.device)
+    powers = torch.tensor(
+        [2.0 ** (byte - 128) for byte in range(_NAN)] + [torch.nan], device=blocks.device
+    )
     return powers[blocks[:, :1].int()], None
 
 
@@ -93,7 +95,9 @@ def _scales_k(blocks: torch.Tensor) -> _Scales:
 def _scales_2(blocks: torch.Tensor) -> _Scales:
     """Q2_K: a block's scale and minimum times those of its 16 groups, which have half a byte each."""
     of_groups = blocks[:, :16]
-    return _half(blocks, 80) * (of_groups & 0xF).float(), _half(blocks, 82) * (of_groups >> 4).float()
+    return _half(blocks, 80) * (of_groups & 0xF).float(), _half(blocks, 82) * (
+        of_groups >> 4
+    ).float()
 
 
 def _scales_3(blocks: torch.Tensor) -> _Scales:
@@ -129,7 +133,9 @@ def _codes_4(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _codes_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(_E2M1_DOUBLED, device=blocks.device).float()[_halves(blocks[:, 1:], 16).int()]
+    return torch.tensor(_E2M1_DOUBLED, device=blocks.device).float()[
+        _halves(blocks[:, 1:], 16).int()
+    ]
 
 
 def _codes_iq4(blocks: torch.Tensor, start: int) -> torch.Tensor:
@@ -156,7 +162,10 @@ def _codes_5k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _codes_6k(blocks: torch.Tensor) -> torch.Tensor:
-    upper = torch.cat([blocks[:, start : start + 32] >> bit & 3 for start in (128, 160) for bit in (0, 2, 4, 6)], 1)
+    upper = torch.cat(
+        [blocks[:, start : start + 32] >> bit & 3 for start in (128, 160) for bit in (0, 2, 4, 6)],
+        1,
+    )
     return (_halves(blocks[:, :128], 64) | upper << 4).float() - 32
 
 
@@ -172,5 +181,7 @@ _FUNCTIONS = {
     "IQ4_NL": (_one_scale, partial(_codes_iq4, start=2), "from_table_halves"),
     "IQ4_XS": (_scales_iq4, partial(_codes_iq4, start=8), "from_table_groups"),
 }
-GGML: Mapping[str, GgmlBlocks] = {form.name: GgmlBlocks(*form, *_FUNCTIONS[form.name]) for form in BLOCKS}
+GGML: Mapping[str, GgmlBlocks] = {
+    form.name: GgmlBlocks(*form, *_FUNCTIONS[form.name]) for form in BLOCKS
+}
 """The types of quantised tensors that are read, by ggml's name."""

@@ -19,7 +19,9 @@ def encode(matrix: torch.Tensor, form: GgmlBlocks) -> torch.Tensor:
     height = max(1, _PANEL // num_inputs)
     for first in range(0, num_outputs, height):
         rows = matrix[first : first + height].float()
-        out[first : first + height] = _ENCODED[form.name](rows.unflatten(1, (-1, form.num_weights))).flatten(1)
+        out[first : first + height] = _ENCODED[form.name](
+            rows.unflatten(1, (-1, form.num_weights))
+        ).flatten(1)
     return out
 
 

@@ -9,10 +9,18 @@ import numpy as np
 
 from artifacts.common.bfloat16 import stored_as
 from artifacts.common.numba_loops import kernel
-from artifacts.formats.ggml_vectors import COUNT, write_floats, write_from_table, write_integers, write_upon_two_bits
+from artifacts.formats.ggml_vectors import (
+    COUNT,
+    write_floats,
+    write_from_table,
+    write_integers,
+    write_upon_two_bits,
+)
 
 _PANELS = ("float32[:, ::1]", "uint16[:, ::1]")
-_SIGNATURES = [f"void(uint8[:, ::1], float32[:, ::1], float32[:, ::1], int64, {panel})" for panel in _PANELS]
+_SIGNATURES = [
+    f"void(uint8[:, ::1], float32[:, ::1], float32[:, ::1], int64, {panel})" for panel in _PANELS
+]
 _ZERO = np.float32(0)
 
 
@@ -24,7 +32,9 @@ def from_bytes(blocks, scales, minima, first, panel):
         for block in range(scales.shape[1]):
             scale = scales[first + r, block]
             for i in range(32):
-                out[32 * block + i] = stored_as(np.float32(np.int8(row[34 * block + 2 + i])) * scale, out)
+                out[32 * block + i] = stored_as(
+                    np.float32(np.int8(row[34 * block + 2 + i])) * scale, out
+                )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -33,8 +43,14 @@ def from_signed_halves(blocks, scales, minima, first, panel):
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for half in range(2 * scales.shape[1]):
-            at, scale, shift = codes + half // 2 * 18 + 2, scales[first + r, half // 2], 4 * (half % 2)
-            write_integers(at, shift, at, 0, 0, 8, scale, _ZERO, out + COUNT * half * like.itemsize, like)
+            at, scale, shift = (
+                codes + half // 2 * 18 + 2,
+                scales[first + r, half // 2],
+                4 * (half % 2),
+            )
+            write_integers(
+                at, shift, at, 0, 0, 8, scale, _ZERO, out + COUNT * half * like.itemsize, like
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -43,8 +59,14 @@ def from_float_halves(blocks, scales, minima, first, panel):
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for half in range(2 * scales.shape[1]):
-            at, scale, shift = codes + half // 2 * 17 + 1, scales[first + r, half // 2], 4 * (half % 2)
-            write_floats(at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like)
+            at, scale, shift = (
+                codes + half // 2 * 17 + 1,
+                scales[first + r, half // 2],
+                4 * (half % 2),
+            )
+            write_floats(
+                at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -53,8 +75,14 @@ def from_table_halves(blocks, scales, minima, first, panel):
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for half in range(2 * scales.shape[1]):
-            at, scale, shift = codes + half // 2 * 18 + 2, scales[first + r, half // 2], 4 * (half % 2)
-            write_from_table(at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like)
+            at, scale, shift = (
+                codes + half // 2 * 18 + 2,
+                scales[first + r, half // 2],
+                4 * (half % 2),
+            )
+            write_from_table(
+                at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -64,8 +92,14 @@ def from_table_groups(blocks, scales, minima, first, panel):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for half in range(2 * scales.shape[1]):
             group = half // 2
-            at, scale, shift = codes + group // 8 * 136 + 8 + group % 8 * 16, scales[first + r, group], 4 * (half % 2)
-            write_from_table(at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like)
+            at, scale, shift = (
+                codes + group // 8 * 136 + 8 + group % 8 * 16,
+                scales[first + r, group],
+                4 * (half % 2),
+            )
+            write_from_table(
+                at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -77,7 +111,9 @@ def from_two_bits(blocks, scales, minima, first, panel):
             g = group % 16
             at, shift = codes + group // 16 * 84 + 16 + g // 8 * 32 + g % 2 * COUNT, g % 8 // 2 * 2
             scale, minimum = scales[first + r, group], minima[first + r, group]
-            write_upon_two_bits(at, shift, at, 0, 0, 0, scale, minimum, out + COUNT * group * like.itemsize, like)
+            write_upon_two_bits(
+                at, shift, at, 0, 0, 0, scale, minimum, out + COUNT * group * like.itemsize, like
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -90,7 +126,16 @@ def from_three_bits(blocks, scales, minima, first, panel):
             thirds = codes + group // 16 * 110 + g % 2 * COUNT
             at, shift, scale = thirds + 32 + g // 8 * 32, g % 8 // 2 * 2, scales[first + r, group]
             write_upon_two_bits(
-                at, shift, thirds, g // 2, 1, 4, scale, _ZERO, out + COUNT * group * like.itemsize, like
+                at,
+                shift,
+                thirds,
+                g // 2,
+                1,
+                4,
+                scale,
+                _ZERO,
+                out + COUNT * group * like.itemsize,
+                like,
             )
 
 
@@ -103,7 +148,9 @@ def from_four_bits(blocks, scales, minima, first, panel):
             group, side = half // 2, half % 2 * COUNT
             at, shift = codes + group // 8 * 144 + 16 + group % 8 // 2 * 32 + side, 4 * (group % 2)
             scale, minimum = scales[first + r, group], minima[first + r, group]
-            write_integers(at, shift, at, 0, 0, 0, scale, minimum, out + COUNT * half * like.itemsize, like)
+            write_integers(
+                at, shift, at, 0, 0, 0, scale, minimum, out + COUNT * half * like.itemsize, like
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -116,7 +163,9 @@ def from_five_bits(blocks, scales, minima, first, panel):
             fifths = codes + group // 8 * 176 + 16 + side
             at, shift = fifths + 32 + g // 2 * 32, 4 * (g % 2)
             scale, minimum = scales[first + r, group], minima[first + r, group]
-            write_integers(at, shift, fifths, g, 1, 0, scale, minimum, out + COUNT * half * like.itemsize, like)
+            write_integers(
+                at, shift, fifths, g, 1, 0, scale, minimum, out + COUNT * half * like.itemsize, like
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
@@ -125,7 +174,12 @@ def from_six_bits(blocks, scales, minima, first, panel):
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for group in range(scales.shape[1]):
-            block, half, quarter, side = group // 16 * 210, group % 16 // 8, group % 8 // 2, group % 2 * COUNT
+            block, half, quarter, side = (
+                group // 16 * 210,
+                group % 16 // 8,
+                group % 8 // 2,
+                group % 2 * COUNT,
+            )
             lows = codes + block + half * 64 + quarter % 2 * 32 + side
             uppers = codes + block + 128 + half * 32 + side
             shifts, scale = (quarter // 2 * 4, 2 * quarter), scales[first + r, group]

@@ -7,7 +7,18 @@ from numba import types
 from numba.extending import intrinsic
 
 from artifacts.common.bfloat16 import bfloat16_bits
-from artifacts.common.llvm_vectors import F32, I8, I32, I64, chosen_of_16, filled, load, splat, store, vector
+from artifacts.common.llvm_vectors import (
+    F32,
+    I8,
+    I32,
+    I64,
+    chosen_of_16,
+    filled,
+    load,
+    splat,
+    store,
+    vector,
+)
 from artifacts.formats.codes import IQ4
 
 COUNT = 16  # numbers that are written at a time
@@ -23,7 +34,9 @@ def _spread(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.V
 def _bits(builder: ir.IRBuilder, address: ir.Value, shift: ir.Value, mask: ir.Value) -> ir.Value:
     """Some bits of each of 16 bytes, as words."""
     read = load(builder, address, _BYTES)
-    wanted = builder.and_(builder.lshr(read, _spread(builder, shift, _BYTES)), _spread(builder, mask, _BYTES))
+    wanted = builder.and_(
+        builder.lshr(read, _spread(builder, shift, _BYTES)), _spread(builder, mask, _BYTES)
+    )
     return builder.zext(wanted, _WORDS)
 
 
@@ -38,7 +51,9 @@ def _doubled_e2m1(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
     is_normal = builder.zext(builder.icmp_unsigned("!=", exponent, filled(_WORDS, 0)), _WORDS)
     digits = builder.or_(builder.and_(codes, one), builder.shl(is_normal, one))
     size = builder.shl(digits, builder.sub(exponent, is_normal))
-    is_negative = builder.icmp_unsigned("!=", builder.and_(codes, filled(_WORDS, 8)), filled(_WORDS, 0))
+    is_negative = builder.icmp_unsigned(
+        "!=", builder.and_(codes, filled(_WORDS, 8)), filled(_WORDS, 0)
+    )
     return builder.select(is_negative, builder.neg(size), size)
 
 
@@ -48,7 +63,9 @@ def _of_iq4(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
 
 def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: int = 4):
     @intrinsic
-    def write(context, lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, like):
+    def write(
+        context, lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, like
+    ):
         element = like.dtype
 
         def generate(target, builder, _, arguments):
@@ -57,19 +74,27 @@ def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: i
             lower = _bits(builder, lows, low_shift, I64((1 << num_lower) - 1))
             codes = builder.or_(lower, builder.shl(upper, filled(_WORDS, num_lower)))
             wanted = builder.sub(integers(builder, codes), _spread(builder, less, _WORDS))
-            products = builder.fmul(builder.sitofp(wanted, _FLOATS), _spread(builder, scale, _FLOATS))
+            products = builder.fmul(
+                builder.sitofp(wanted, _FLOATS), _spread(builder, scale, _FLOATS)
+            )
             numbers = builder.fsub(products, _spread(builder, minimum, _FLOATS))
             stored = numbers if element == types.float32 else bfloat16_bits(builder, numbers)
             store(builder, stored, out)
             return target.get_dummy_value()
 
         addresses_and_bits = [types.int64] * 6
-        return types.void(*addresses_and_bits, types.float32, types.float32, types.int64, like), generate
+        return types.void(
+            *addresses_and_bits, types.float32, types.float32, types.int64, like
+        ), generate
 
     return write
 
 
-write_integers, write_floats, write_from_table = _writer(_whole), _writer(_doubled_e2m1), _writer(_of_iq4)
+write_integers, write_floats, write_from_table = (
+    _writer(_whole),
+    _writer(_doubled_e2m1),
+    _writer(_of_iq4),
+)
 write_upon_two_bits = _writer(_whole, 2)
 """Write to the address `out` 16 numbers of the type of the array `like`, float32, or uint16 for bfloat16: `code * scale
 - minimum`, every step rounded to float32. The low bits of a code, four or two, are those of a byte at the address

@@ -43,11 +43,50 @@ BLOCKS = (
 TYPES = {each.name: each for each in (*PLAIN, *BLOCKS)}
 """The types that are read."""
 
-_NAMES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K"}
-_NAMES |= {13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S"}
-_NAMES |= {22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16", 39: "MXFP4", 40: "NVFP4"}  # enum ggml_type in ggml.h
+_NAMES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+}
+_NAMES |= {
+    13: "Q5_K",
+    14: "Q6_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+}
+_NAMES |= {
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    30: "BF16",
+    39: "MXFP4",
+    40: "NVFP4",
+}  # enum ggml_type in ggml.h
 _START = "<IQQ"  # version, number of tensors, number of entries
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
 _COUNTED = 4096  # elements: of a longer array of numbers, which is one of a vocabulary, the header has the length
@@ -62,7 +101,10 @@ _MOST_STRINGS = 1 << 21
 _LONGEST_STRING = 4 << 20
 _LONGEST_NAME = 1 << 16  # as the format has it for keys
 _MOST_DIMENSIONS = 4
-_LEAST_ENTRY, _LEAST_TENSOR = 8 + 1 + 4 + 1, 8 + 4 + 4 + 8  # bytes: a key and a value, a tensor without dimensions
+_LEAST_ENTRY, _LEAST_TENSOR = (
+    8 + 1 + 4 + 1,
+    8 + 4 + 4 + 8,
+)  # bytes: a key and a value, a tensor without dimensions
 
 
 class GgufTensor(NamedTuple):
@@ -106,12 +148,16 @@ def read_header(path: Path) -> GgufHeader:
         status = path.stat()
         return _read(path, (status.st_size, status.st_mtime_ns))
     except FileNotFoundError as error:
-        raise BadInput(f"{path} is missing: the model is in several files, so download this one too") from error
+        raise BadInput(
+            f"{path} is missing: the model is in several files, so download this one too"
+        ) from error
     except PermissionError as error:
         raise BadInput(f"{path} cannot be read: permission denied") from error
     except (ValueError, OSError, struct.error, OverflowError, MemoryError) as error:
         reason = shorten(str(error), 160)
-        raise BadInput(f"{path} is truncated or no GGUF file ({reason}): download it again") from error
+        raise BadInput(
+            f"{path} is truncated or no GGUF file ({reason}): download it again"
+        ) from error
 
 
 def read_array(path: Path, key: str) -> list[str] | array | None:
@@ -129,7 +175,9 @@ def read_array(path: Path, key: str) -> list[str] | array | None:
                 return [reader.string() for _ in range(place.count)]
             return reader.numbers(place.kind, place.count)
         except ValueError as error:
-            raise BadInput(f"{path}: {key} is damaged ({shorten(str(error), 100)}): download it again") from error
+            raise BadInput(
+                f"{path}: {key} is damaged ({shorten(str(error), 100)}): download it again"
+            ) from error
 
 
 @lru_cache(maxsize=64)  # an opening asks several times
@@ -147,7 +195,9 @@ def _read(path: Path, stamp: tuple[int, int]) -> GgufHeader:
         listed = [reader.tensor() for _ in range(num_tensors)]
         with memoryview(mapped)[: reader.position] as header:
             digest = hashlib.sha256(header).digest()
-    return GgufHeader(entries, _placed(path, listed, reader.position, stamp[0], alignment), digest, reader.arrays)
+    return GgufHeader(
+        entries, _placed(path, listed, reader.position, stamp[0], alignment), digest, reader.arrays
+    )
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -157,10 +207,14 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ)
 
 
-_Listed = tuple[str, tuple[int, ...], int, int]  # name, shape, number of the type, offset behind the header
+_Listed = tuple[
+    str, tuple[int, ...], int, int
+]  # name, shape, number of the type, offset behind the header
 
 
-def _placed(path: Path, listed: list[_Listed], header: int, end: int, alignment: int) -> dict[str, GgufTensor]:
+def _placed(
+    path: Path, listed: list[_Listed], header: int, end: int, alignment: int
+) -> dict[str, GgufTensor]:
     """The tensors of a file of `end` bytes. Raises BadInput unless each begins where the one before it ends, at the
     next multiple of the alignment."""
     start = _aligned(header, alignment)
@@ -186,10 +240,14 @@ def _aligned(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment
 
 
-def _tensor(path: Path, name: str, shape: tuple[int, ...], number: int, position: int) -> GgufTensor:
+def _tensor(
+    path: Path, name: str, shape: tuple[int, ...], number: int, position: int
+) -> GgufTensor:
     shown = _NAMES.get(number, f"the unknown type {number}")
     if shown not in TYPES:
-        raise BadInput(f"{path}: {name} is {shown}, and moectl reads {', '.join(TYPES)}: take a file of these types")
+        raise BadInput(
+            f"{path}: {name} is {shown}, and moectl reads {', '.join(TYPES)}: take a file of these types"
+        )
     tensor = GgufTensor(name, shape, TYPES[shown], position)
     if prod(shape[-1:]) % tensor.type.num_weights:
         raise BadInput(f"{path}: {name} has rows of {shape[-1:]} in {shown}: download it again")
@@ -223,7 +281,11 @@ class _Reader:
         for _ in range(count):
             key = self.string(_LONGEST_NAME)
             if not key or key in entries:
-                raise ValueError(f"it has the entry {key[:80]!r} twice" if key else "it has an entry without a name")
+                raise ValueError(
+                    f"it has the entry {key[:80]!r} twice"
+                    if key
+                    else "it has an entry without a name"
+                )
             entries[key] = self._value(key, *self._values("<I"))
         return entries
 
@@ -231,14 +293,18 @@ class _Reader:
         name = self.string(_LONGEST_NAME)
         (num_dimensions,) = self._values("<I")
         if num_dimensions > _MOST_DIMENSIONS:
-            raise ValueError(f"{name[:80]!r} has {num_dimensions:,} dimensions: {_MOST_DIMENSIONS} are read at most")
+            raise ValueError(
+                f"{name[:80]!r} has {num_dimensions:,} dimensions: {_MOST_DIMENSIONS} are read at most"
+            )
         *shape, kind, offset = self._values(f"<{num_dimensions}QIQ")
         return name, tuple(reversed(shape)), kind, offset
 
     def string(self, longest: int = _LONGEST_STRING) -> str:
         (length,) = self._values("<Q")
         if length > longest:
-            raise ValueError(f"it has a string of {length:,} bytes, and at most {longest:,} are read")
+            raise ValueError(
+                f"it has a string of {length:,} bytes, and at most {longest:,} are read"
+            )
         start = self.position
         self._advance(length)
         return self._mapped[start : self.position].decode()

@@ -41,17 +41,28 @@ class Gptq:
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))
-        require(words.dtype is zeros.dtype is torch.int32, f"codes of {words.dtype} and {zeros.dtype}")
+        require(
+            words.dtype is zeros.dtype is torch.int32, f"codes of {words.dtype} and {zeros.dtype}"
+        )
         require(is_number(scales.dtype), f"scales of {scales.dtype}")
-        require(len(words.shape) == len(scales.shape) == len(zeros.shape) == 2, "tensors that are no matrices")
+        require(
+            len(words.shape) == len(scales.shape) == len(zeros.shape) == 2,
+            "tensors that are no matrices",
+        )
         num_groups, num_outputs = scales.shape
-        require(0 not in (*words.shape, num_groups) and words.shape[1] == num_outputs, "scales of other outputs")
+        require(
+            0 not in (*words.shape, num_groups) and words.shape[1] == num_outputs,
+            "scales of other outputs",
+        )
         fit = (num_groups, -(-num_outputs * self.bits // 32))
         require(zeros.shape == fit, f"zero-points {list(zeros.shape)} are of no such groups")
         num_inputs = words.shape[0] * 32 // self.bits
         is_indexed = require_index(stored, num_inputs, num_groups)
         require(is_indexed or not self.is_permuted, "desc_act is set and g_idx is missing")
-        require(num_inputs % num_groups == 0 or is_indexed, f"{num_groups} groups of {num_inputs} inputs")
+        require(
+            num_inputs % num_groups == 0 or is_indexed,
+            f"{num_groups} groups of {num_inputs} inputs",
+        )
         require_groups(num_groups, num_inputs, self.group_size, is_indexed=is_indexed)
         return num_outputs, num_inputs
 
@@ -77,7 +88,9 @@ class Gptq:
         words, scales = tensors["qweight"], tensors["scales"].float()
         points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
         group, place, _, is_moved = placed(tensors, num_inputs, len(scales), self.lacking)
-        matrix = (unpack(words.T, self.bits, num_inputs) - points.T[:, group]).float() * scales.T[:, group]
+        matrix = (unpack(words.T, self.bits, num_inputs) - points.T[:, group]).float() * scales.T[
+            :, group
+        ]
         return matrix[:, place] if is_moved else matrix
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:

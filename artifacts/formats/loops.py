@@ -30,7 +30,9 @@ def _from_table(codes, table, out):
 
 
 @kernel(
-    [f"void({_U8}, float32[::1], {_F32}, int64, int64, int64, {panel})" for panel in _PANELS], nogil=True, exact=True
+    [f"void({_U8}, float32[::1], {_F32}, int64, int64, int64, {panel})" for panel in _PANELS],
+    nogil=True,
+    exact=True,
 )
 def from_bytes(codes, values, scales, height, width, first, panel):
     """Numbers of 8 bits: values[code] [256] times the scale of their block of `height` rows and `width` columns."""
@@ -55,7 +57,11 @@ def _half_bytes_in_vectors(codes, values, zero, scale, out, num_bytes):
         look_up_few_half_bytes(codes, values.ctypes.data, zero, scale, out, num_bytes)
 
 
-@kernel([f"void({_U8}, float32[::1], {_F32}, {_F32}, int64, {panel})" for panel in _PANELS], nogil=True, exact=True)
+@kernel(
+    [f"void({_U8}, float32[::1], {_F32}, {_F32}, int64, {panel})" for panel in _PANELS],
+    nogil=True,
+    exact=True,
+)
 def from_half_bytes(codes, values, zeros, scales, first, panel):
     """Numbers of 4 bits, the even ones in the low half of a byte: values[code] [16] less the zero-point of their group,
     times its scale, both [out, groups]; `zeros` is empty where there are none."""
@@ -64,7 +70,10 @@ def from_half_bytes(codes, values, zeros, scales, first, panel):
     for r in range(len(panel)):
         row, out = codes[first + r], panel[r]
         for group in range(scales.shape[1]):
-            zero, scale = zeros[first + r, group] if len(zeros) else np.float32(0), scales[first + r, group]
+            zero, scale = (
+                zeros[first + r, group] if len(zeros) else np.float32(0),
+                scales[first + r, group],
+            )
             begin = group * num_bytes
             if is_fast:
                 addresses = row.ctypes.data + begin, out.ctypes.data + 4 * begin
@@ -82,7 +91,9 @@ def _from_integers(codes, zero, scale, out):
         out[c] = stored_as((np.float32(codes[c]) - zero) * scale, out)
 
 
-@kernel([f"void({_U8}, {_F32}, {_F32}, int64, {panel})" for panel in _PANELS], nogil=True, exact=True)
+@kernel(
+    [f"void({_U8}, {_F32}, {_F32}, int64, {panel})" for panel in _PANELS], nogil=True, exact=True
+)
 def from_integers(codes, zeros, scales, first, panel):
     """Integers of 8 bits without sign: (code - zero) times the scale of their group, both [out, groups]."""
     width = codes.shape[1] // scales.shape[1]
@@ -94,7 +105,9 @@ def from_integers(codes, zeros, scales, first, panel):
 
 
 @kernel(
-    [f"void({_I32}, int64, {_F32}, {_F32}, int64[::1], int64, {panel})" for panel in _PANELS], nogil=True, exact=True
+    [f"void({_I32}, int64, {_F32}, {_F32}, int64[::1], int64, {panel})" for panel in _PANELS],
+    nogil=True,
+    exact=True,
 )
 def from_ordered_integers(words, bits, zeros, scales, groups, first, panel):
     """Integers of 4 or 8 bits in words along the inputs [out, w]: (code - zero) times the scale, both [out, groups],

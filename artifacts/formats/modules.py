@@ -23,7 +23,11 @@ def strength(pattern: str, module: str) -> int:
     a dot is taken for that of a class (compressed-tensors, `match_targets`)."""
     if pattern == module:
         return 3
-    return 2 if _matches(pattern, module) else int("." not in pattern and not pattern.startswith(REGEX))
+    return (
+        2
+        if _matches(pattern, module)
+        else int("." not in pattern and not pattern.startswith(REGEX))
+    )
 
 
 def _matches(pattern: str, module: str) -> bool:
@@ -46,4 +50,6 @@ def _compiled(pattern: str) -> regex.Pattern:
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise BadInput(f"{pattern[:40]!r} in the quantisation of config.json is no regular expression") from error
+        raise BadInput(
+            f"{pattern[:40]!r} in the quantisation of config.json is no regular expression"
+        ) from error

@@ -30,11 +30,20 @@ class MxFp4:
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         blocks, scales = stored["blocks"], stored["scales"]
-        require(blocks.dtype is torch.uint8 and scales.dtype in _BYTES, f"{blocks.dtype} with {scales.dtype}")
-        require(len(scales.shape) == 2 and 0 not in scales.shape, f"scales of shape {list(scales.shape)}")
+        require(
+            blocks.dtype is torch.uint8 and scales.dtype in _BYTES,
+            f"{blocks.dtype} with {scales.dtype}",
+        )
+        require(
+            len(scales.shape) == 2 and 0 not in scales.shape,
+            f"scales of shape {list(scales.shape)}",
+        )
         num_outputs, num_groups = scales.shape
         fits = ((num_outputs, num_groups, GROUP // 2), (num_outputs, num_groups * GROUP // 2))
-        require(blocks.shape in fits, f"blocks {list(blocks.shape)} do not fit scales {list(scales.shape)}")
+        require(
+            blocks.shape in fits,
+            f"blocks {list(blocks.shape)} do not fit scales {list(scales.shape)}",
+        )
         return num_outputs, num_groups * GROUP
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -45,7 +54,9 @@ class MxFp4:
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         scales = tensors["scales"].view(torch.float8_e8m0fnu).float()
         codes = tensors["blocks"].reshape(len(scales), -1).numpy()
-        return partial(loops().from_half_bytes, codes, np.array(E2M1, np.float32), NO_ZEROS, scales.numpy())
+        return partial(
+            loops().from_half_bytes, codes, np.array(E2M1, np.float32), NO_ZEROS, scales.numpy()
+        )
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         largest = tensors["scales"].view(torch.uint8).max()  # of exponents, as that of numbers

@@ -10,7 +10,11 @@ import torch
 
 from artifacts.formats.base import Format, Loop, Stored, loops
 
-_AS_NUMPY = {torch.float32: torch.float32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
+_AS_NUMPY = {
+    torch.float32: torch.float32,
+    torch.float16: torch.uint16,
+    torch.bfloat16: torch.uint16,
+}
 _PANEL = 1 << 15  # weights, float32, that stay in a core's cache until they are rounded
 ROWS_STEP = 64
 """A multiple of the rows that have codes in one word."""
@@ -20,9 +24,13 @@ Fill = Callable[[int, torch.Tensor], None]
 """Fills a tensor [n, in] with the rows of a matrix from a multiple of `ROWS_STEP` on."""
 
 
-def numbers(format: Format, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def numbers(
+    format: Format, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> torch.Tensor:
     """The matrix [out, in] in this dtype, rounded to nearest, ties to even."""
-    shape = format.shape({role: Stored(tensor.dtype, tensor.shape) for role, tensor in tensors.items()})
+    shape = format.shape(
+        {role: Stored(tensor.dtype, tensor.shape) for role, tensor in tensors.items()}
+    )
     out = torch.empty(shape, dtype=dtype, device=next(iter(tensors.values())).device)
     filler(format, tensors, dtype)(0, out)
     return out

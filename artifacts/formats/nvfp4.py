@@ -13,7 +13,16 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from artifacts.formats.base import DAMAGED, NOT_FINITE, Loop, Stored, are_sound, fault_of_scales, loops, require
+from artifacts.formats.base import (
+    DAMAGED,
+    NOT_FINITE,
+    Loop,
+    Stored,
+    are_sound,
+    fault_of_scales,
+    loops,
+    require,
+)
 from artifacts.formats.codes import E2M1, NO_ZEROS, floats
 
 GROUP = 16
@@ -33,10 +42,15 @@ class NvFp4:
         types = packed.dtype, scale.dtype, matrix.dtype
         require(types == (torch.uint8, torch.float8_e4m3fn, torch.float32), f"tensors of {types}")
         require(prod(matrix.shape) == 1, f"{prod(matrix.shape)} scales of the matrix")
-        require(len(scale.shape) == 2 and 0 not in scale.shape, f"scales of shape {list(scale.shape)}")
+        require(
+            len(scale.shape) == 2 and 0 not in scale.shape, f"scales of shape {list(scale.shape)}"
+        )
         num_outputs, num_groups = scale.shape
         fit = (num_outputs, num_groups * GROUP // 2)
-        require(packed.shape == fit, f"weights {list(packed.shape)} do not fit scales {list(scale.shape)}")
+        require(
+            packed.shape == fit,
+            f"weights {list(packed.shape)} do not fit scales {list(scale.shape)}",
+        )
         return num_outputs, num_groups * GROUP
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -46,8 +60,13 @@ class NvFp4:
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         stored = tensors["scale"].view(torch.uint8).numpy()
         codes = torch.arange(256, dtype=torch.uint8).view(tensors["scale"].dtype)
-        of_codes, scales = self._scales(tensors | {"scale": codes}), np.empty(stored.shape, np.float32)
-        loops().from_bytes(stored, of_codes.numpy(), np.ones((1, 1), np.float32), *stored.shape, 0, scales)
+        of_codes, scales = (
+            self._scales(tensors | {"scale": codes}),
+            np.empty(stored.shape, np.float32),
+        )
+        loops().from_bytes(
+            stored, of_codes.numpy(), np.ones((1, 1), np.float32), *stored.shape, 0, scales
+        )
         values = np.array(E2M1, np.float32)
         return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, scales)
 

@@ -43,11 +43,15 @@ def require_index(stored: Mapping[str, Stored], num_inputs: int, num_groups: int
         return False
     require(indexed.shape == (num_inputs,), f"g_idx is not of {num_inputs} inputs")
     fits = num_inputs <= _MOST_INPUTS and num_groups <= _MOST_GROUPS
-    require(fits, f"{num_groups} groups of {num_inputs} inputs in any order, more than moectl reads")
+    require(
+        fits, f"{num_groups} groups of {num_inputs} inputs in any order, more than moectl reads"
+    )
     return True
 
 
-def placed(tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int, lacking: int) -> Placed:
+def placed(
+    tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int, lacking: int
+) -> Placed:
     """Where inputs lie in a matrix with these tensors by role; an index of which every number is `lacking` says
     nothing."""
     own = torch.arange(num_inputs, device=next(iter(tensors.values())).device)
@@ -56,7 +60,10 @@ def placed(tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int
     if ORDER in tensors:
         order = tensors[ORDER].long()
         places = torch.empty_like(own).index_copy_(0, order & _MOST_INPUTS - 1, own)
-        are_even, are_moved = are_even and torch.equal(order >> INPUT_BITS, groups), not torch.equal(places, own)
+        are_even, are_moved = (
+            are_even and torch.equal(order >> INPUT_BITS, groups),
+            not torch.equal(places, own),
+        )
         groups = order >> INPUT_BITS
     elif has_index(tensors, lacking):
         groups, are_even = tensors[INDEX].long(), False
@@ -69,7 +76,11 @@ def has_index(tensors: Mapping[str, torch.Tensor], lacking: int) -> bool:
 
 
 def fault_of_index(
-    tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int, group_size: int | None, lacking: int
+    tensors: Mapping[str, torch.Tensor],
+    num_inputs: int,
+    num_groups: int,
+    group_size: int | None,
+    lacking: int,
 ) -> str | None:
     """The fault of an index, stored or in a slot, that leads beyond the groups, or whose groups have not this size, but
     for a smaller last one; 0 is one group, None any size."""
@@ -86,7 +97,9 @@ def fault_of_index(
 
 def index_of(order: torch.Tensor) -> torch.Tensor:
     """`g_idx` of int32 from `order`."""
-    return torch.empty_like(order).index_copy_(0, order.long() & _MOST_INPUTS - 1, order >> INPUT_BITS)
+    return torch.empty_like(order).index_copy_(
+        0, order.long() & _MOST_INPUTS - 1, order >> INPUT_BITS
+    )
 
 
 def arrange(tensors: Mapping[str, torch.Tensor], lacking: int) -> bool:
@@ -94,9 +107,17 @@ def arrange(tensors: Mapping[str, torch.Tensor], lacking: int) -> bool:
     stored, and says nothing where every number is `lacking`. Return False where it leads beyond the groups."""
     order, own = tensors[ORDER].numpy(), loops("order_loops")
     if "qweight" in tensors:
-        words, num_groups, move = tensors["qweight"].numpy(), len(tensors["scales"]), own.move_columns
+        words, num_groups, move = (
+            tensors["qweight"].numpy(),
+            len(tensors["scales"]),
+            own.move_columns,
+        )
     else:
-        words, num_groups, move = tensors["packed"].numpy(), tensors["scale"].shape[1], own.move_rows
+        words, num_groups, move = (
+            tensors["packed"].numpy(),
+            tensors["scale"].shape[1],
+            own.move_rows,
+        )
     found = own.sort(order, num_groups, lacking)
     if found == own.IN_ANOTHER_ORDER:
         move(words, order)

@@ -9,7 +9,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from artifacts.common.llvm_vectors import I32, I64, advanced, called, filled, load, splat, store, vector
+from artifacts.common.llvm_vectors import (
+    I32,
+    I64,
+    advanced,
+    called,
+    filled,
+    load,
+    splat,
+    store,
+    vector,
+)
 from artifacts.common.numba_loops import exact_part, kernel
 from artifacts.common.transposition import transpose
 from artifacts.formats.column_loops import read_codes
@@ -59,19 +69,29 @@ def _gathering(bits: int):
         def generate(target, builder, signature, arguments):
             words, rows, turns, num_words, out, stride = arguments
             with cgutils.for_range(builder, num_words, intp=I64) as loop:
-                own_rows, own_turns = (advanced(builder, each, loop.index, 4 * per_word) for each in (rows, turns))
+                own_rows, own_turns = (
+                    advanced(builder, each, loop.index, 4 * per_word) for each in (rows, turns)
+                )
                 gathered = [filled(_WORDS, 0)] * (_PANEL // _LANES)
                 for code in range(per_word):
-                    row = builder.add(words, builder.zext(load(builder, own_rows, I32, 4 * code), I64))
+                    row = builder.add(
+                        words, builder.zext(load(builder, own_rows, I32, 4 * code), I64)
+                    )
                     turn = splat(builder, load(builder, own_turns, I32, 4 * code))
                     mask = ((1 << bits) - 1) << bits * code
                     for block, others in enumerate(gathered):
                         read = load(builder, row, _WORDS, 64 * block)
                         own = called(builder, "llvm.fshr.v16i32", _WORDS, [read, read, turn])
                         own = builder.and_(own, filled(_WORDS, mask))
-                        gathered[block] = builder.or_(builder.and_(others, filled(_WORDS, ~mask)), own)
+                        gathered[block] = builder.or_(
+                            builder.and_(others, filled(_WORDS, ~mask)), own
+                        )
                 for block, own in enumerate(gathered):
-                    store(builder, own, builder.add(advanced(builder, out, loop.index, stride), I64(64 * block)))
+                    store(
+                        builder,
+                        own,
+                        builder.add(advanced(builder, out, loop.index, stride), I64(64 * block)),
+                    )
             return target.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate
@@ -100,7 +120,11 @@ def _gather_one_by_one(words, bits, order, out):
 @exact_part
 def _sources(bits, order):
     """Of the code at each place: the byte at which its row of a panel begins, and how far that is turned."""
-    rows, turns, per_word = np.empty(len(order), np.int32), np.empty(len(order), np.int32), 32 // bits
+    rows, turns, per_word = (
+        np.empty(len(order), np.int32),
+        np.empty(len(order), np.int32),
+        32 // bits,
+    )
     for place in range(len(order)):
         k = order[place] & _INPUT
         rows[place] = k // per_word * (4 * _PANEL)

@@ -52,19 +52,33 @@ class PackedIntegers:
         packed, scale = stored["packed"], stored["scale"]
         require(packed.dtype is torch.int32, f"codes of {packed.dtype}")
         require(is_number(scale.dtype), f"scales of {scale.dtype}")
-        require(len(packed.shape) == len(scale.shape) == 2 and 0 not in packed.shape, "tensors that are no matrices")
+        require(
+            len(packed.shape) == len(scale.shape) == 2 and 0 not in packed.shape,
+            "tensors that are no matrices",
+        )
         num_outputs, num_inputs = packed.shape[0], packed.shape[1] * 32 // self.bits
         require(scale.shape[0] == num_outputs, f"{scale.shape[0]} scales of {num_outputs} outputs")
         num_groups = scale.shape[1]
-        require(bool(num_groups) and num_inputs % num_groups == 0, f"{num_groups} groups of {num_inputs} inputs")
+        require(
+            bool(num_groups) and num_inputs % num_groups == 0,
+            f"{num_groups} groups of {num_inputs} inputs",
+        )
         points, words = stored.get("zero_point"), -(-num_outputs * self.bits // 32)
-        require(points is None or points.shape == (words, num_groups), "zero-points of other groups")
+        require(
+            points is None or points.shape == (words, num_groups), "zero-points of other groups"
+        )
         is_packed = points is None or points.dtype in (torch.int32, torch.int64)
         require(is_packed, f"zero-points of {points and points.dtype}")
-        require("size" not in stored or stored["size"].shape == (2,), "a weight_shape that is not of two numbers")
+        require(
+            "size" not in stored or stored["size"].shape == (2,),
+            "a weight_shape that is not of two numbers",
+        )
         is_indexed = require_index(stored, num_inputs, num_groups)
         require_groups(num_groups, num_inputs, self.group_size, is_indexed=is_indexed)
-        require(points is not None or not self.has_zeros, "not symmetric, and the zero-points are missing")
+        require(
+            points is not None or not self.has_zeros,
+            "not symmetric, and the zero-points are missing",
+        )
         require(is_indexed or not self.is_permuted, "actorder is group, and g_idx is missing")
         return num_outputs, num_inputs
 
@@ -79,10 +93,18 @@ class PackedIntegers:
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         packed, scales = tensors["packed"], tensors["scale"].float().numpy()
         if self.bits == 4 and not {"zero_point", ORDER, INDEX} & tensors.keys():
-            return partial(loops().from_half_bytes, packed.view(torch.uint8).numpy(), _SYMMETRIC, NO_ZEROS, scales)
+            return partial(
+                loops().from_half_bytes,
+                packed.view(torch.uint8).numpy(),
+                _SYMMETRIC,
+                NO_ZEROS,
+                scales,
+            )
         zeros = self._zeros(tensors).expand(scales.shape).float().contiguous().numpy()
         num_inputs = packed.shape[1] * 32 // self.bits
-        groups, places, are_even, are_moved = placed(tensors, num_inputs, scales.shape[1], self.lacking)
+        groups, places, are_even, are_moved = placed(
+            tensors, num_inputs, scales.shape[1], self.lacking
+        )
         if not are_even:
             own = (packed.numpy(), self.bits, zeros, scales, groups.numpy())
             fill = partial(loops().from_ordered_integers, *own)
@@ -100,7 +122,11 @@ class PackedIntegers:
             return f"a matrix {stored} whose weight_shape says {size.tolist()}, {DAMAGED}"
         fault = fault_of_index(tensors, stored[1], scale.shape[1], self.group_size, self.lacking)
         fault = fault or fault_of_scales(scale, 2**self.bits - 1)
-        if fault is None and self.is_symmetric and bool((self._zeros(tensors) != 1 << self.bits - 1).any()):
+        if (
+            fault is None
+            and self.is_symmetric
+            and bool((self._zeros(tensors) != 1 << self.bits - 1).any())
+        ):
             return f"zero-points, and config.json says that it is symmetric: {CONTRADICTED}"
         return fault
 
@@ -108,7 +134,9 @@ class PackedIntegers:
         """The zero-points, int32 [out, groups], or [1, 1] for symmetric weights."""
         points = tensors.get("zero_point")
         if points is None:
-            return torch.full((1, 1), 1 << self.bits - 1, dtype=torch.int32, device=tensors["packed"].device)
+            return torch.full(
+                (1, 1), 1 << self.bits - 1, dtype=torch.int32, device=tensors["packed"].device
+            )
         return unpack(points.T, self.bits, len(tensors["packed"])).T
 
 

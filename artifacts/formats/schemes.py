@@ -33,10 +33,14 @@ class Scheme:
 
     def nbytes(self, rows: int, columns: int) -> int:
         """Bytes of a matrix [rows, columns] with its scales, zero-points and index."""
-        height, width = (size or whole for size, whole in zip(self.block, (rows, columns), strict=True))
+        height, width = (
+            size or whole for size, whole in zip(self.block, (rows, columns), strict=True)
+        )
         num_blocks = -(-rows // height) * -(-columns // width)
         of_block = self.scale_nbytes + (self.bits / 8 if self.has_zeros else 0)
-        return round(rows * columns * self.bits / 8 + num_blocks * of_block + 4 * columns * self.has_index)
+        return round(
+            rows * columns * self.bits / 8 + num_blocks * of_block + 4 * columns * self.has_index
+        )
 
 
 class Group(NamedTuple):
@@ -65,9 +69,13 @@ def _scaled(layout: str, block: tuple[int, int]) -> Scheme:
 
 def _fp8(config: Mapping) -> Said:
     if config.get("expert_dtype", "fp8") != "fp8":
-        raise BadInput(f"experts of {str(config['expert_dtype'])[:40]} beside FP8: moectl reads experts in fp8")
+        raise BadInput(
+            f"experts of {str(config['expert_dtype'])[:40]} beside FP8: moectl reads experts in fp8"
+        )
     left = _patterns(config, "modules_to_not_convert") or _patterns(config, "ignored_layers")
-    return Said((Group(_scaled("fp8", _block(config.get("weight_block_size"))), _ALL),), left + _HEAD)
+    return Said(
+        (Group(_scaled("fp8", _block(config.get("weight_block_size"))), _ALL),), left + _HEAD
+    )
 
 
 def _block(size: object) -> tuple[int, int]:
@@ -80,15 +88,22 @@ def _block(size: object) -> tuple[int, int]:
 
 
 def _mxfp4(config: Mapping) -> Said:
-    return Said((Group(_MXFP4, (f"{REGEX}.*experts",)),), _patterns(config, "modules_to_not_convert") + _HEAD)
+    return Said(
+        (Group(_MXFP4, (f"{REGEX}.*experts",)),),
+        _patterns(config, "modules_to_not_convert") + _HEAD,
+    )
 
 
 def _gptq(config: Mapping) -> Said:
     """GPTQModel's `dynamic` has by pattern what differs there; `-:` before a pattern leaves its modules alone."""
-    said = {str(config[name]) for name in ("checkpoint_format", "format") if config.get(name)} or {"gptq"}
+    said = {str(config[name]) for name in ("checkpoint_format", "format") if config.get(name)} or {
+        "gptq"
+    }
     version = said.pop()
     if said:
-        raise BadInput("GPTQ whose checkpoint_format and format differ: which one the zero-points are in is not said")
+        raise BadInput(
+            "GPTQ whose checkpoint_format and format differ: which one the zero-points are in is not said"
+        )
     if version not in ("gptq", "gptq_v2"):
         raise BadInput(f"GPTQ in the layout {version!r}: moectl reads gptq and gptq_v2")
     dynamic = config.get("dynamic") or {}
@@ -99,9 +114,16 @@ def _gptq(config: Mapping) -> Said:
         if pattern.startswith("-:"):
             left.append(REGEX + pattern.removeprefix("-:"))
         elif not isinstance(entries, Mapping):
-            raise BadInput(f"GPTQ's `dynamic` says {json.dumps(entries)[:40]} for {pattern[:40]!r}, which is no object")
+            raise BadInput(
+                f"GPTQ's `dynamic` says {json.dumps(entries)[:40]} for {pattern[:40]!r}, which is no object"
+            )
         else:
-            groups.append(Group(_gptq_scheme(version, {**config, **entries}), (REGEX + pattern.removeprefix("+:"),)))
+            groups.append(
+                Group(
+                    _gptq_scheme(version, {**config, **entries}),
+                    (REGEX + pattern.removeprefix("+:"),),
+                )
+            )
     return Said((*groups, Group(_gptq_scheme(version, config), _ALL)), tuple(left))
 
 
@@ -109,7 +131,16 @@ def _gptq_scheme(layout: str, config: Mapping) -> Scheme:
     bits = _number("bits", config.get("bits"), (2, 3, 4, 8))
     is_ordered, is_symmetric = (_flag(config, name) is True for name in ("desc_act", "sym"))
     block = 1, _group_size(config, BLOCK)
-    return Scheme(layout, bits, block, 2, True, has_index=True, is_ordered=is_ordered, is_symmetric=is_symmetric)
+    return Scheme(
+        layout,
+        bits,
+        block,
+        2,
+        True,
+        has_index=True,
+        is_ordered=is_ordered,
+        is_symmetric=is_symmetric,
+    )
 
 
 def _awq(config: Mapping) -> Said:
@@ -120,7 +151,10 @@ def _awq(config: Mapping) -> Said:
     size = _group_size({"group_size": config.get("group_size", config.get("q_group_size"))}, BLOCK)
     left = _patterns(config, "modules_to_not_convert") + _HEAD
     is_symmetric = _flag(config, "zero_point") is False
-    return Said((Group(Scheme("awq", 4, (1, size), 2, has_zeros=True, is_symmetric=is_symmetric), _ALL),), left)
+    return Said(
+        (Group(Scheme("awq", 4, (1, size), 2, has_zeros=True, is_symmetric=is_symmetric), _ALL),),
+        left,
+    )
 
 
 _ALGORITHMS = {  # modelopt's; FP8 has one scale a matrix, a row or a block
@@ -137,8 +171,12 @@ def _modelopt(config: Mapping) -> Said:
     if str(config.get("quant_algo")).upper() != _MIXED:
         return Said((Group(_algorithm(config), _ALL),), left)
     layers = config.get("quantized_layers")
-    if not isinstance(layers, Mapping) or not all(isinstance(entry, Mapping) for entry in layers.values()):
-        raise BadInput(f"modelopt's {_MIXED} without quantized_layers: what its weights are is not said")
+    if not isinstance(layers, Mapping) or not all(
+        isinstance(entry, Mapping) for entry in layers.values()
+    ):
+        raise BadInput(
+            f"modelopt's {_MIXED} without quantized_layers: what its weights are is not said"
+        )
     return Said(tuple(Group(_algorithm(entry), (name,)) for name, entry in layers.items()), left)
 
 
@@ -194,13 +232,17 @@ def _compressed_scheme(layout: object, weights: Mapping) -> Scheme:
         case "float-quantized" | "int-quantized" | "naive-quantized":
             _number("num_bits", weights.get("num_bits"), (8,))
             if has_zeros:
-                raise BadInput(f"{layout} with zero-points: moectl reads symmetric weights of 8 bits, and packed ones")
+                raise BadInput(
+                    f"{layout} with zero-points: moectl reads symmetric weights of 8 bits, and packed ones"
+                )
             return _scaled("float-quantized", _scaled_block(weights))
         case "nvfp4-pack-quantized":
             return Scheme(layout, _NVFP4.bits, _NVFP4.block, _NVFP4.scale_nbytes)
         case "mxfp4-pack-quantized":
             return Scheme(layout, _MXFP4.bits, _MXFP4.block, _MXFP4.scale_nbytes)
-    raise BadInput(f"compressed-tensors in the format {str(layout)[:40]!r}: moectl reads {', '.join(_COMPRESSED)}")
+    raise BadInput(
+        f"compressed-tensors in the format {str(layout)[:40]!r}: moectl reads {', '.join(_COMPRESSED)}"
+    )
 
 
 def _scaled_block(weights: Mapping) -> tuple[int, int]:
@@ -231,7 +273,9 @@ METHODS: dict[str, Callable[[Mapping], Said]] = {
 def _number(name: str, value: object, known: tuple[int, ...]) -> int:
     number = _whole(value)
     if number not in known:
-        raise BadInput(f"{name} is {json.dumps(value)[:40]}: moectl reads {', '.join(map(str, known))}")
+        raise BadInput(
+            f"{name} is {json.dumps(value)[:40]}: moectl reads {', '.join(map(str, known))}"
+        )
     return number
 
 
@@ -242,7 +286,11 @@ def _whole(value: object) -> object:
     """A number that is written as a text or a fraction, such as "4" or 4.0, as an int; anything else as it is."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value, re.ASCII) else value
+    return (
+        int(value)
+        if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value, re.ASCII)
+        else value
+    )
 
 
 def _flag(config: Mapping, name: str) -> bool | None:
@@ -250,7 +298,9 @@ def _flag(config: Mapping, name: str) -> bool | None:
     value = config.get(name)
     said = value.lower() if isinstance(value, str) else value
     if not isinstance(said, str | int | None) or said not in _FLAGS:
-        raise BadInput(f"{name} in the quantisation of config.json is {json.dumps(value)[:40]}, not true or false")
+        raise BadInput(
+            f"{name} in the quantisation of config.json is {json.dumps(value)[:40]}, not true or false"
+        )
     return _FLAGS[said]
 
 
@@ -267,5 +317,7 @@ def _group_size(config: Mapping, usual: int) -> int:
 def _patterns(config: Mapping, name: str) -> tuple[str, ...]:
     listed = config.get(name) or ()
     if not isinstance(listed, list | tuple) or not all(isinstance(each, str) for each in listed):
-        raise BadInput(f"{name} in the quantisation of config.json is no list of names: download it again")
+        raise BadInput(
+            f"{name} in the quantisation of config.json is no list of names: download it again"
+        )
     return tuple(listed)

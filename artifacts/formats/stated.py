@@ -15,7 +15,11 @@ from artifacts.formats.schemes import METHODS, Group, Scheme
 
 MODELOPT_FILE = "hf_quant_config.json"
 _KEYS = ("quantization_config", "compression_config")
-_NOTHING = ("", "none", "no_quant")  # algorithms of modelopt that quantise no weights, perhaps the attention cache
+_NOTHING = (
+    "",
+    "none",
+    "no_quant",
+)  # algorithms of modelopt that quantise no weights, perhaps the attention cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,9 @@ def stated_quantisation(config: Mapping, folder: Path | None = None) -> Stated |
     if method == "modelopt" and str(entry.get("quant_algo")).lower() in _NOTHING:
         return None
     if method not in METHODS:
-        raise BadInput(f"the weights are quantised by {method[:40]!r}: moectl reads {', '.join(METHODS)}")
+        raise BadInput(
+            f"the weights are quantised by {method[:40]!r}: moectl reads {', '.join(METHODS)}"
+        )
     return Stated(method, *METHODS[method](entry))
 
 
@@ -97,4 +103,6 @@ def _method(entry: Mapping) -> str:
     """The method; modelopt and compressed-tensors have files without it."""
     if "config_groups" in entry and "quant_algo" not in entry:
         return str(entry.get("quant_method") or "compressed-tensors")
-    return str(entry.get("quant_method") or ("modelopt" if "quant_algo" in entry else "unknown method"))
+    return str(
+        entry.get("quant_method") or ("modelopt" if "quant_algo" in entry else "unknown method")
+    )

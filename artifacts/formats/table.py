@@ -81,7 +81,9 @@ def quantisation_of(config: Mapping, folder: Path | None = None) -> Quantisation
     for scheme in stated.schemes:
         if spellings_of(scheme) not in by_scheme:
             by_scheme.append(spellings_of(scheme))
-    anchors = [anchor for spellings in by_scheme for anchor in {spelling.anchor for spelling in spellings}]
+    anchors = [
+        anchor for spellings in by_scheme for anchor in {spelling.anchor for spelling in spellings}
+    ]
     ambiguous = frozenset(anchor for anchor in anchors if anchors.count(anchor) > 1)
     return Quantisation(stated, tuple(chain(*by_scheme)), ambiguous)
 
@@ -95,7 +97,9 @@ def _scaled(*suffixes: str) -> Callable[[Scheme], tuple[Spelling, ...]]:
     def of(scheme: Scheme) -> tuple[Spelling, ...]:
         # Scales of a row or a matrix are told by their shape, whatever the config says.
         block = scheme.block if min(scheme.block) > 1 else (BLOCK, BLOCK)
-        return tuple(Spelling(Scaled(block=block), {"weight": "", "scale": suffix}) for suffix in suffixes)
+        return tuple(
+            Spelling(Scaled(block=block), {"weight": "", "scale": suffix}) for suffix in suffixes
+        )
 
     return of
 
@@ -113,7 +117,11 @@ def _gptq(scheme: Scheme) -> tuple[Spelling, ...]:
 
 def _awq(scheme: Scheme) -> tuple[Spelling, ...]:
     roles = {role: _GPTQ[role] for role in ("qweight", ZEROS, "scales")}
-    return (Spelling(Awq(group_size=scheme.block[1], is_symmetric=scheme.is_symmetric), roles, is_module=True),)
+    return (
+        Spelling(
+            Awq(group_size=scheme.block[1], is_symmetric=scheme.is_symmetric), roles, is_module=True
+        ),
+    )
 
 
 def _packed(scheme: Scheme) -> tuple[Spelling, ...]:
@@ -131,7 +139,9 @@ def _mxfp4(blocks: str, scales: str) -> Callable[[Scheme], tuple[Spelling, ...]]
     return lambda scheme: (Spelling(MxFp4(), {"blocks": blocks, "scales": scales}),)
 
 
-def _nvfp4(packed: str, matrix: str, *, is_inverse: bool) -> Callable[[Scheme], tuple[Spelling, ...]]:
+def _nvfp4(
+    packed: str, matrix: str, *, is_inverse: bool
+) -> Callable[[Scheme], tuple[Spelling, ...]]:
     roles = {"packed": packed, "scale": "_scale", "global": matrix}
     return lambda scheme: (Spelling(NvFp4(is_inverse=is_inverse), roles),)
 

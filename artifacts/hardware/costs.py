@@ -26,11 +26,17 @@ class Work:
 
     def scaled(self, share: float) -> "Work":
         """The same work on this share of the bytes."""
-        return replace(self, memory_s=self.memory_s * share, token_s=self.token_s * (share if self.by_bits else 1.0))
+        return replace(
+            self,
+            memory_s=self.memory_s * share,
+            token_s=self.token_s * (share if self.by_bits else 1.0),
+        )
 
     def seconds(self, num_tokens: int, *, share: float = 1.0) -> float:
         """Seconds for so many tokens when only `share` of the bytes are read, as for a replica of fewer bits."""
-        return max(self.memory_s * share, num_tokens * self.token_s * (share if self.by_bits else 1.0))
+        return max(
+            self.memory_s * share, num_tokens * self.token_s * (share if self.by_bits else 1.0)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,9 @@ class Costs:
 
         def work(nbytes: float, weight_nbytes: float = 2.0) -> Work:
             operations = 2 * nbytes / weight_nbytes  # two per weight and token
-            return Work(nbytes / (machine.fast_gbps * 1e9), operations / (machine.fast_tflops * 1e12))
+            return Work(
+                nbytes / (machine.fast_gbps * 1e9), operations / (machine.fast_tflops * 1e12)
+            )
 
         def known(seconds: float | None, estimated: Work) -> Work:
             return estimated if seconds is None else replace(estimated, memory_s=seconds)
@@ -106,7 +114,9 @@ class Costs:
             copy_s=self.copy_s * share,
             near=self.near.scaled(share),
             near_host=self.near_host.scaled(fast),
-            shares={width: of_width / fast for width, of_width in self.shares.items() if width < bits},
+            shares={
+                width: of_width / fast for width, of_width in self.shares.items() if width < bits
+            },
         )
 
     def with_dense(self, bits: int | None) -> "Costs":

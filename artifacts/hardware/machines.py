@@ -60,19 +60,107 @@ _MAC = (
     "practice; moectl computes on its CPU"
 )
 
-_A100 = ("a100-pcie4", 1935.0, 312.0, 25.0, 10e-6, 150.0, f"A100 80GB PCIe data sheet, HBM2e; {_PCIE4}; {_HOST4}")
-_H100 = ("h100-pcie5", 2000.0, 756.0, 50.0, 10e-6, 200.0, f"H100 PCIe data sheet, HBM2e; {_PCIE5}; {_HOST5}")
-_H100_SXM = ("h100-sxm-pcie5", 3350.0, 989.4, 50.0, 10e-6, 200.0, f"H100 SXM data sheet, HBM3; {_PCIE5}; {_HOST5}")
-_H100_NDP = ("h100-cxl-ndp", 3350.0, 989.4, 25.0, 10e-6, 512.0, f"H100 SXM data sheet, HBM3; {_PCIE4}; {_NDP}")
-_H200 = ("h200-pcie5", 4800.0, 989.4, 50.0, 10e-6, 200.0, f"H200 SXM data sheet, HBM3e; {_PCIE5}; {_HOST5}")
-_RTX3090 = ("rtx3090-pcie4", 936.0, 71.0, 25.0, 10e-6, 80.0, f"RTX 3090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP}")
-_RTX4090 = ("rtx4090-pcie4", 1008.0, 165.2, 25.0, 10e-6, 70.0, f"RTX 4090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP5}")
-_RTX5090 = ("rtx5090-pcie5", 1792.0, 209.5, 50.0, 10e-6, 70.0, f"RTX 5090 data sheet, GDDR7; {_PCIE5}; {_DESKTOP5}")
+_A100 = (
+    "a100-pcie4",
+    1935.0,
+    312.0,
+    25.0,
+    10e-6,
+    150.0,
+    f"A100 80GB PCIe data sheet, HBM2e; {_PCIE4}; {_HOST4}",
+)
+_H100 = (
+    "h100-pcie5",
+    2000.0,
+    756.0,
+    50.0,
+    10e-6,
+    200.0,
+    f"H100 PCIe data sheet, HBM2e; {_PCIE5}; {_HOST5}",
+)
+_H100_SXM = (
+    "h100-sxm-pcie5",
+    3350.0,
+    989.4,
+    50.0,
+    10e-6,
+    200.0,
+    f"H100 SXM data sheet, HBM3; {_PCIE5}; {_HOST5}",
+)
+_H100_NDP = (
+    "h100-cxl-ndp",
+    3350.0,
+    989.4,
+    25.0,
+    10e-6,
+    512.0,
+    f"H100 SXM data sheet, HBM3; {_PCIE4}; {_NDP}",
+)
+_H200 = (
+    "h200-pcie5",
+    4800.0,
+    989.4,
+    50.0,
+    10e-6,
+    200.0,
+    f"H200 SXM data sheet, HBM3e; {_PCIE5}; {_HOST5}",
+)
+_RTX3090 = (
+    "rtx3090-pcie4",
+    936.0,
+    71.0,
+    25.0,
+    10e-6,
+    80.0,
+    f"RTX 3090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP}",
+)
+_RTX4090 = (
+    "rtx4090-pcie4",
+    1008.0,
+    165.2,
+    25.0,
+    10e-6,
+    70.0,
+    f"RTX 4090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP5}",
+)
+_RTX5090 = (
+    "rtx5090-pcie5",
+    1792.0,
+    209.5,
+    50.0,
+    10e-6,
+    70.0,
+    f"RTX 5090 data sheet, GDDR7; {_PCIE5}; {_DESKTOP5}",
+)
 _SHEET_4060 = f"data sheet, GDDR6, {_ADA}; {_PCIE4_X8}; {_DESKTOP5}"
 _RTX4060 = ("rtx4060-pcie4", 272.0, 30.2, 12.5, 10e-6, 70.0, f"RTX 4060 {_SHEET_4060}")
-_RTX4060_TI = ("rtx4060ti-16gb-pcie4", 288.0, 44.1, 12.5, 10e-6, 70.0, f"RTX 4060 Ti 16GB {_SHEET_4060}")
-_A6000 = ("a6000-pcie4", 768.0, 154.8, 25.0, 10e-6, 150.0, f"RTX A6000 data sheet, GDDR6; {_PCIE4}; {_HOST4}")
-_5GBPS = ("5gbps", 768.0, 154.8, 5.0, 10e-6, 80.0, f"a link of 5 GB/s to a GPU as the RTX A6000; {_DESKTOP}")
+_RTX4060_TI = (
+    "rtx4060ti-16gb-pcie4",
+    288.0,
+    44.1,
+    12.5,
+    10e-6,
+    70.0,
+    f"RTX 4060 Ti 16GB {_SHEET_4060}",
+)
+_A6000 = (
+    "a6000-pcie4",
+    768.0,
+    154.8,
+    25.0,
+    10e-6,
+    150.0,
+    f"RTX A6000 data sheet, GDDR6; {_PCIE4}; {_HOST4}",
+)
+_5GBPS = (
+    "5gbps",
+    768.0,
+    154.8,
+    5.0,
+    10e-6,
+    80.0,
+    f"a link of 5 GB/s to a GPU as the RTX A6000; {_DESKTOP}",
+)
 _M4_PRO = ("m4-pro", 273.0, math.inf, 5.0, 100e-6, 5.0, f"M4 Pro {_MAC}")
 _M4_MAX = ("m4-max", 546.0, math.inf, 5.0, 100e-6, 5.0, f"M4 Max {_MAC}")
 _M3_ULTRA = ("m3-ultra", 819.0, math.inf, 5.0, 100e-6, 5.0, f"M3 Ultra {_MAC}")

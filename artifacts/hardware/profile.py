@@ -114,7 +114,9 @@ class HardwareProfile:
             if load.link == wanted:
                 return load
         measured = ", ".join(load.link for load in self.loads)
-        raise BadInput(f"the hardware profile has no link {wanted}, only {measured}: {REMEDY} --link {wanted}")
+        raise BadInput(
+            f"the hardware profile has no link {wanted}, only {measured}: {REMEDY} --link {wanted}"
+        )
 
     @property
     def deciding(self) -> Mapping[str, float]:
@@ -124,7 +126,9 @@ class HardwareProfile:
 
     def near_at(self, bits: int = FULL_BITS) -> list[NearCompute]:
         """Near-tier times at one width, ascending in tokens; empty where they were not measured."""
-        return sorted((near for near in self.near if near.bits == bits), key=lambda near: near.tokens)
+        return sorted(
+            (near for near in self.near if near.bits == bits), key=lambda near: near.tokens
+        )
 
 
 def to_rows(profile: HardwareProfile) -> "pa.Table":
@@ -132,7 +136,12 @@ def to_rows(profile: HardwareProfile) -> "pa.Table":
     import pyarrow as pa
 
     schema = pa.schema(
-        [("device", pa.string()), ("tokens", pa.int32()), ("link", pa.string()), ("bits", pa.float64())]
+        [
+            ("device", pa.string()),
+            ("tokens", pa.int32()),
+            ("link", pa.string()),
+            ("bits", pa.float64()),
+        ]
         + [(f"{name}{end}", pa.float64()) for name in _SECONDS for end in ("_s", "_iqr_s")]
         + [("bandwidth_gbps", pa.float64()), ("samples", pa.int32())]
     )
@@ -141,14 +150,19 @@ def to_rows(profile: HardwareProfile) -> "pa.Table":
         | _columns(attention=parts.attention, moe=parts.moe, head=parts.head, expert=parts.expert)
         for parts in profile.compute
     ]
-    rows += [{"tokens": near.tokens, "bits": near.bits, **_columns(near=near.seconds)} for near in profile.near]
+    rows += [
+        {"tokens": near.tokens, "bits": near.bits, **_columns(near=near.seconds)}
+        for near in profile.near
+    ]
     rows += [
         {"link": load.link, "bandwidth_gbps": load.gbps}
         | _columns(expert_load=load.seconds, miss=load.miss, host=load.host, latency=load.latency)
         for load in profile.loads
     ]
     always = {"device": profile.device, "bits": FULL_BITS}
-    return pa.Table.from_pylist([dict.fromkeys(schema.names) | always | row for row in rows], schema=schema)
+    return pa.Table.from_pylist(
+        [dict.fromkeys(schema.names) | always | row for row in rows], schema=schema
+    )
 
 
 def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwareProfile:
@@ -156,12 +170,20 @@ def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwarePro
     compute, loads, near = [], [], []
     for row in rows.to_pylist():
         if row["link"] is not None:
-            optional = {name: _spread(row, name) for name in _OPTIONAL if row.get(f"{name}_s") is not None}
-            loads.append(Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], **optional))
+            optional = {
+                name: _spread(row, name) for name in _OPTIONAL if row.get(f"{name}_s") is not None
+            }
+            loads.append(
+                Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], **optional)
+            )
         elif row["near_s"] is not None:
             whole = int(row["bits"])
             near.append(
-                NearCompute(whole if whole == row["bits"] else row["bits"], row["tokens"], _spread(row, "near"))
+                NearCompute(
+                    whole if whole == row["bits"] else row["bits"],
+                    row["tokens"],
+                    _spread(row, "near"),
+                )
             )
         else:
             parts = (_spread(row, name) for name in ("attention", "moe", "head", "expert"))

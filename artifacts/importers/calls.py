@@ -22,7 +22,11 @@ class Numbered:
 
 
 def number_calls(
-    layer: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int | None, where: Callable[[int], str]
+    layer: np.ndarray,
+    call: np.ndarray,
+    place: np.ndarray,
+    batch: int | None,
+    where: Callable[[int], str],
 ) -> Numbered:
     """Number the rows [N] of a log by the call of their layer, counted from 0 for each layer, and their place in it.
 
@@ -40,7 +44,9 @@ def number_calls(
     before = np.cumsum(sizes) - sizes
     first = np.array([before[request == number].min() for number in range(int(request[-1]) + 1)])
     at = np.minimum(call, len(sizes) - 1)
-    notes.append("calls of several tokens are prompts, and a prompt after decoding begins a request")
+    notes.append(
+        "calls of several tokens are prompts, and a prompt after decoding begins a request"
+    )
     return Numbered(
         kept=call < len(sizes),
         pass_=call,
@@ -51,12 +57,18 @@ def number_calls(
     )
 
 
-def _batched(sizes: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int, notes: list[str]) -> Numbered:
+def _batched(
+    sizes: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int, notes: list[str]
+) -> Numbered:
     is_kept = sizes == batch
     if not is_kept.any():
         found, counts = np.unique(sizes, return_counts=True)
-        told = ", ".join(f"{size} ({count} times)" for size, count in zip(found, counts, strict=True))
-        raise BadInput(f"no call has exactly {batch} tokens, as --batch {batch} expects: calls have {told}")
+        told = ", ".join(
+            f"{size} ({count} times)" for size, count in zip(found, counts, strict=True)
+        )
+        raise BadInput(
+            f"no call has exactly {batch} tokens, as --batch {batch} expects: calls have {told}"
+        )
     at = np.minimum(call, len(sizes) - 1)
     notes.append(
         f"{is_kept.sum():,} calls of {batch} tokens decode {batch} requests together, known by their place; "
@@ -72,7 +84,9 @@ def _batched(sizes: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int,
     )
 
 
-def _sizes(layer: np.ndarray, call: np.ndarray, where: Callable[[int], str]) -> tuple[np.ndarray, list[str]]:
+def _sizes(
+    layer: np.ndarray, call: np.ndarray, where: Callable[[int], str]
+) -> tuple[np.ndarray, list[str]]:
     """Tokens of each call, as far as all layers have it; a note on calls at the end that some layers lack."""
     names = np.unique(layer)
     by_layer = [np.bincount(call[layer == name]) for name in names]
@@ -91,4 +105,6 @@ def _sizes(layer: np.ndarray, call: np.ndarray, where: Callable[[int], str]) -> 
             f"{table[other, number]}; expected: the same tokens in every layer"
         )
     left_out = longest - shortest
-    return table[0], [f"{left_out:,} calls at the end lack layers and are left out"] if left_out else []
+    return table[0], [
+        f"{left_out:,} calls at the end lack layers and are left out"
+    ] if left_out else []

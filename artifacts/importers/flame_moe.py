@@ -30,16 +30,25 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
                 columns.append(_columns(opened, file, limit, len(files)))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise BadInput(f"{file} cannot be read as Parquet: {first_line(error)}") from error
-    check_same_length([(str(file), len(experts)) for (_, file), (experts, _) in zip(files, columns, strict=True)])
+    check_same_length(
+        [(str(file), len(experts)) for (_, file), (experts, _) in zip(files, columns, strict=True)]
+    )
     if len({experts.shape[1] for experts, _ in columns}) > 1:
-        raise BadInput(f"the files in {path} have different numbers of experts a token; expected: layers of one model")
+        raise BadInput(
+            f"the files in {path} have different numbers of experts a token; expected: layers of one model"
+        )
     experts, scores = (np.stack(column) for column in zip(*columns, strict=True))
     return one_by_one(
-        [layer for layer, _ in files], experts, scores, lambda layer, token: f"{files[layer][1]}, row {token}"
+        [layer for layer, _ in files],
+        experts,
+        scores,
+        lambda layer, token: f"{files[layer][1]}, row {token}",
     )
 
 
-def _columns(opened: pq.ParquetFile, file: Path, limit: int | None, num_layers: int) -> tuple[np.ndarray, np.ndarray]:
+def _columns(
+    opened: pq.ParquetFile, file: Path, limit: int | None, num_layers: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Experts [T, K] and scores [T, K] of one file."""
     missing = [name for name in _COLUMNS if name not in opened.schema_arrow.names]
     if missing:
@@ -66,5 +75,7 @@ def _columns(opened: pq.ParquetFile, file: Path, limit: int | None, num_layers: 
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     if experts.shape != scores.shape:
-        raise BadInput(f"{file} has {experts.shape[1]} indices but {scores.shape[1]} scores in a row")
+        raise BadInput(
+            f"{file} has {experts.shape[1]} indices but {scores.shape[1]} scores in a row"
+        )
     return experts, scores

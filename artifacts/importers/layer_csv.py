@@ -41,7 +41,11 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     run = np.cumsum(begins) - 1
     place = np.arange(len(layer)) - starts[run]
     numbered = number_calls(
-        layer, _calls(layer, starts)[run], place, options.batch, lambda row: f"{path}, line {lines[row]}"
+        layer,
+        _calls(layer, starts)[run],
+        place,
+        options.batch,
+        lambda row: f"{path}, line {lines[row]}",
     )
     kept = np.flatnonzero(numbered.kept)
     return RoutingLog(
@@ -73,9 +77,13 @@ def _rows(path: Path) -> Iterator[tuple[int, int, list[int]]]:
             header = fields
             continue
         if header is None:
-            raise BadInput(f"{path}, line {number} is no header with the columns {' and '.join(_COLUMNS)}")
+            raise BadInput(
+                f"{path}, line {number} is no header with the columns {' and '.join(_COLUMNS)}"
+            )
         row = dict(zip(header, fields, strict=False))
         layer, experts = (row.get(name, "").strip("[]() ") for name in _COLUMNS)
         if not (_NUMBERS.fullmatch(layer) and layer.isdecimal() and _NUMBERS.fullmatch(experts)):
-            raise BadInput(f"{path}, line {number} has no layer with experts: {line[:60]!r}; expected: {_EXPECTED}")
+            raise BadInput(
+                f"{path}, line {number} has no layer with experts: {line[:60]!r}; expected: {_EXPECTED}"
+            )
         yield number, int(layer), [int(one) for one in re.split(r"[\s,;]+", experts)]

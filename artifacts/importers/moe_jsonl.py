@@ -22,11 +22,11 @@ _EXPERTS = ("topk_ids", "experts", "expert_ids", "selected_experts")
 _WEIGHTS = ("topk_weights", "gating_probs", "weights", "expert_weights", "selected_probs")
 _TOKEN = ("token_idx", "token", "token_index", "position")
 _REQUEST = ("req_id", "request_id", "request", "dataset", "problem_id")
-_EXPECTED = (
-    '{"layer": 0, "token_idx": 0, "topk_ids": [3, 1], "topk_weights": [0.6, 0.4]}, weights in all lines or in none'
-)
+_EXPECTED = '{"layer": 0, "token_idx": 0, "topk_ids": [3, 1], "topk_weights": [0.6, 0.4]}, weights in all lines or in none'
 _AS_CALLS = "token_idx begins anew with every call of a layer"
-_AS_POSITIONS = "token_idx is a position in its request, and each token is decoded in a pass of its own"
+_AS_POSITIONS = (
+    "token_idx is a position in its request, and each token is decoded in a pass of its own"
+)
 
 
 @dataclass(slots=True)
@@ -48,17 +48,29 @@ class _Rows:
             return
         layer, token, experts = (_first_of(line, names) for names in (_LAYER, _TOKEN, _EXPERTS))
         weights = _first_of(line, _WEIGHTS)
-        is_list = isinstance(experts, list) and experts and all(isinstance(one, int) for one in experts)
+        is_list = (
+            isinstance(experts, list) and experts and all(isinstance(one, int) for one in experts)
+        )
         if not (is_whole(layer) and is_whole(token) and is_list):
-            raise BadInput(f"{place} lacks a layer, a token_idx or a list of experts; expected: {_EXPECTED}")
+            raise BadInput(
+                f"{place} lacks a layer, a token_idx or a list of experts; expected: {_EXPECTED}"
+            )
         if self.experts and len(experts) != len(self.experts[0]):
-            raise BadInput(f"{place} has {len(experts)} experts, {self.places[0]} {len(self.experts[0])}")
+            raise BadInput(
+                f"{place} has {len(experts)} experts, {self.places[0]} {len(self.experts[0])}"
+            )
         if (weights is not None) != (len(self.weights) == len(self.experts)) and self.experts:
-            raise BadInput(f"{place} differs from the lines before in having weights; expected: {_EXPECTED}")
+            raise BadInput(
+                f"{place} differs from the lines before in having weights; expected: {_EXPECTED}"
+            )
         if weights is not None:
-            is_list = isinstance(weights, list) and all(isinstance(one, int | float) for one in weights)
+            is_list = isinstance(weights, list) and all(
+                isinstance(one, int | float) for one in weights
+            )
             if not is_list or len(weights) != len(experts):
-                raise BadInput(f"{place} needs a weight for each of its {len(experts)} experts; expected: {_EXPECTED}")
+                raise BadInput(
+                    f"{place} needs a weight for each of its {len(experts)} experts; expected: {_EXPECTED}"
+                )
             self.weights.append(weights)
         name = tuple(str(line[key]) for key in _REQUEST if key in line)
         self.request.append(self.number.setdefault(name, len(self.number)))
@@ -77,12 +89,18 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
             rows.add(place, line)
         for layer in set(rows.layer[begin:]):
             if owners.setdefault(layer, file) != file:
-                raise BadInput(f"{file} has layer {layer}, as {owners[layer]}; expected: other layers in every file")
+                raise BadInput(
+                    f"{file} has layer {layer}, as {owners[layer]}; expected: other layers in every file"
+                )
     if not rows.layer:
         raise BadInput(f"{path} has no line of a routed token; expected: {_EXPECTED}")
     layer, token, request = (np.array(column) for column in (rows.layer, rows.token, rows.request))
     call = _calls(layer, token, request)
-    columns = {"layer": layer, "experts": np.array(rows.experts), "place": lambda row: rows.places[kept[row]]}
+    columns = {
+        "layer": layer,
+        "experts": np.array(rows.experts),
+        "place": lambda row: rows.places[kept[row]],
+    }
     columns["weights"] = np.array(rows.weights, np.float64) if rows.weights else None
     if call is None and options.batch is None:
         kept = np.arange(len(layer))
@@ -92,7 +110,11 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
     call = np.zeros_like(layer) if call is None else call
     numbered = number_calls(layer, call, token, options.batch, rows.places.__getitem__)
     kept = np.flatnonzero(numbered.kept)
-    columns |= {name: columns[name][kept] for name in ("layer", "experts", "weights") if columns[name] is not None}
+    columns |= {
+        name: columns[name][kept]
+        for name in ("layer", "experts", "weights")
+        if columns[name] is not None
+    }
     named = {name: getattr(numbered, name)[kept] for name in ("request", "pass_", "token", "phase")}
     return RoutingLog(**named, notes=(_AS_CALLS, *numbered.notes), **columns)
 
@@ -100,7 +122,10 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(path.glob("*.jsonl"), key=lambda file: ([int(n) for n in re.findall(r"\d+", file.name)], file))
+    files = sorted(
+        path.glob("*.jsonl"),
+        key=lambda file: ([int(n) for n in re.findall(r"\d+", file.name)], file),
+    )
     if not files:
         raise BadInput(f"the folder {path} has no .jsonl file")
     return files

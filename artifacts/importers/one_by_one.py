@@ -43,12 +43,16 @@ def files_by_layer(path: Path, pattern: str) -> list[tuple[int, Path]]:
     """The file itself, or the files of a folder that match, by the last number in their names. Raises BadInput."""
     files = sorted(path.glob(pattern)) if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        raise BadInput(f"{path} has no file {pattern}" if path.is_dir() else f"there is no file {path}")
+        raise BadInput(
+            f"{path} has no file {pattern}" if path.is_dir() else f"there is no file {path}"
+        )
     if len(files) == 1:
         return [(_number(files[0].stem) or 0, files[0])]
     numbers = [_number(file.stem) for file in files]
     if None in numbers or len(set(numbers)) < len(files):
-        raise BadInput(f"the files {pattern} in {path} need the number of their layer in their names, each its own")
+        raise BadInput(
+            f"the files {pattern} in {path} need the number of their layer in their names, each its own"
+        )
     return sorted(zip(numbers, files, strict=True))
 
 

@@ -44,7 +44,10 @@ def read(path: Path, options: LogOptions) -> RoutingLog:
         np.take_along_axis(probabilities, experts, axis=2),
         lambda layer, token: f"{layers[layer][1]}, row {token}",
         probabilities=probabilities,
-        notes=(note, f"each token selects its {options.top_k} most probable experts, weighed by their probabilities"),
+        notes=(
+            note,
+            f"each token selects its {options.top_k} most probable experts, weighed by their probabilities",
+        ),
     )
 
 
@@ -53,14 +56,19 @@ def _layers(path: Path) -> Iterator[tuple[int, str, np.ndarray]]:
     for layer, file in files_by_layer(path, "*.npy"):
         try:
             loaded = np.load(file, allow_pickle=False)
-            arrays = loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+            arrays = (
+                loaded
+                if isinstance(loaded, np.ndarray)
+                else {name: loaded[name] for name in loaded.files}
+            )
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise BadInput(f"{file} cannot be read as a numpy array: {error}") from error
         if isinstance(arrays, dict):
             yield from _of_archive(file, arrays)
         elif arrays.ndim == 3 and not path.is_dir():
             yield from (
-                (at, f"{file}, layer {at}", _checked(one, f"{file}, layer {at}")) for at, one in enumerate(arrays)
+                (at, f"{file}, layer {at}", _checked(one, f"{file}, layer {at}"))
+                for at, one in enumerate(arrays)
             )
         else:
             yield layer, str(file), _checked(arrays, str(file))
@@ -68,12 +76,20 @@ def _layers(path: Path) -> Iterator[tuple[int, str, np.ndarray]]:
 
 def _of_archive(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[tuple[int, str, np.ndarray]]:
     numbers = {name: re.findall(r"\d{1,6}", name) for name in arrays}
-    if not arrays or not all(numbers.values()) or len({found[-1] for found in numbers.values()}) < len(arrays):
+    if (
+        not arrays
+        or not all(numbers.values())
+        or len({found[-1] for found in numbers.values()}) < len(arrays)
+    ):
         raise BadInput(
             f"{file} needs an array for each layer, its number in its name; it has {', '.join(arrays) or 'none'}"
         )
     for name in sorted(arrays, key=lambda name: int(numbers[name][-1])):
-        yield int(numbers[name][-1]), f"{file}, array {name}", _checked(arrays[name], f"{file}, array {name}")
+        yield (
+            int(numbers[name][-1]),
+            f"{file}, array {name}",
+            _checked(arrays[name], f"{file}, array {name}"),
+        )
 
 
 def _checked(array: np.ndarray, place: str) -> np.ndarray:
@@ -81,7 +97,9 @@ def _checked(array: np.ndarray, place: str) -> np.ndarray:
         raise BadInput(f"{place} is {array.dtype} {list(array.shape)}; expected: {_EXPECTED}")
     rows = ~np.isfinite(array).all(axis=1)
     if rows.any():
-        raise BadInput(f"{place}, row {rows.argmax()} holds a number that is not finite; expected: {_EXPECTED}")
+        raise BadInput(
+            f"{place}, row {rows.argmax()} holds a number that is not finite; expected: {_EXPECTED}"
+        )
     return array
 
 
@@ -90,4 +108,6 @@ def _probabilities(values: np.ndarray) -> tuple[np.ndarray, str]:
     if values.min() >= 0 and (np.abs(values.sum(axis=2) - 1) < _SUM_TOLERANCE).all():
         return values, "the numbers of each token sum to 1 and are taken for probabilities"
     exponents = np.exp(values - values.max(axis=2, keepdims=True))
-    return exponents / exponents.sum(axis=2, keepdims=True), "probabilities are the softmax of the logits"
+    return exponents / exponents.sum(
+        axis=2, keepdims=True
+    ), "probabilities are the softmax of the logits"

@@ -51,10 +51,14 @@ def trace_of(log: RoutingLog, *, tokens: int | None = None) -> Trace:
     notes = list(log.notes)
     layers, layer = np.unique(log.layer, return_inverse=True)
     if layers[-1] != len(layers) - 1:
-        notes.append(f"layers {', '.join(map(str, layers))} of the log are layers 0 to {len(layers) - 1} of the trace")
+        notes.append(
+            f"layers {', '.join(map(str, layers))} of the log are layers 0 to {len(layers) - 1} of the trace"
+        )
     experts, weights = _strongest_first(log)
     if log.weights is None:
-        notes.append("the log has no weights: selected experts weigh the same, and stand in the order of the log")
+        notes.append(
+            "the log has no weights: selected experts weigh the same, and stand in the order of the log"
+        )
     trace = Trace(
         request=np.unique(log.request, return_inverse=True)[1].astype(np.int32),
         pass_=np.unique(log.pass_, return_inverse=True)[1].astype(np.int32),
@@ -74,12 +78,15 @@ def _check(log: RoutingLog) -> None:
     """Raise BadInput for the first row with an expert that cannot be, or twice, or weights that are none."""
     ordered = np.sort(log.experts, axis=1)
     wrong = {
-        f"an expert below 0 or above {_MOST_EXPERTS - 1}": (ordered[:, 0] < 0) | (ordered[:, -1] >= _MOST_EXPERTS),
+        f"an expert below 0 or above {_MOST_EXPERTS - 1}": (ordered[:, 0] < 0)
+        | (ordered[:, -1] >= _MOST_EXPERTS),
         "an expert twice": (ordered[:, 1:] == ordered[:, :-1]).any(axis=1),
     }
     if log.weights is not None:
         weights = np.asarray(log.weights, np.float64)
-        wrong["a weight that is negative or not finite"] = ~(np.isfinite(weights) & (weights >= 0)).all(axis=1)
+        wrong["a weight that is negative or not finite"] = ~(
+            np.isfinite(weights) & (weights >= 0)
+        ).all(axis=1)
         wrong["no weight above 0"] = ~(weights > 0).any(axis=1)
     for what, rows in wrong.items():
         if rows.any():
@@ -95,11 +102,15 @@ def _strongest_first(log: RoutingLog) -> tuple[np.ndarray, np.ndarray]:
     if log.weights is None:
         return log.experts, np.full(log.experts.shape, 1 / log.experts.shape[1])
     order = np.argsort(-np.asarray(log.weights, np.float64), axis=1, kind="stable")
-    return np.take_along_axis(log.experts, order, axis=1), np.take_along_axis(log.weights, order, axis=1)
+    return np.take_along_axis(log.experts, order, axis=1), np.take_along_axis(
+        log.weights, order, axis=1
+    )
 
 
 def _first(trace: Trace, tokens: int) -> Trace:
     """The first passes, as many as have no more than so many tokens together, but at least one."""
-    in_first_layer = np.bincount(trace.pass_[trace.layer == 0], minlength=int(trace.pass_.max()) + 1)
+    in_first_layer = np.bincount(
+        trace.pass_[trace.layer == 0], minlength=int(trace.pass_.max()) + 1
+    )
     num_passes = max(1, int(np.searchsorted(in_first_layer.cumsum(), tokens, side="right")))
     return trace.take(np.flatnonzero(trace.pass_ < num_passes))

@@ -13,7 +13,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
         raise BadInput(f"there is no file {path}")
     try:
         with path.open(encoding="utf-8-sig") as file:
-            yield from ((number, line.strip()) for number, line in enumerate(file, 1) if line.strip())
+            yield from (
+                (number, line.strip()) for number, line in enumerate(file, 1) if line.strip()
+            )
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is no text: {error.reason} at byte {error.start}") from error
 

@@ -20,7 +20,9 @@ from artifacts.importers.routing_log import LogOptions, RoutingLog
 from artifacts.importers.text_lines import is_whole, json_lines
 from artifacts.traces.trace import DECODE, PREFILL
 
-_EXPECTED = "a response of /v1/completions or /v1/chat/completions whose choices have routed_experts"
+_EXPECTED = (
+    "a response of /v1/completions or /v1/chat/completions whose choices have routed_experts"
+)
 _UNCACHED = "start the server with --no-enable-prefix-caching to have them"
 
 
@@ -36,7 +38,9 @@ class _Choice:
 
 def read(path: Path, options: LogOptions) -> RoutingLog:
     """Return the log of all choices of all responses, one after the other, each a request. Raises BadInput."""
-    choices = [choice for place, response in _responses(path) for choice in _choices(place, response)]
+    choices = [
+        choice for place, response in _responses(path) for choice in _choices(place, response)
+    ]
     if not choices:
         raise BadInput(f"{path} holds no response; expected: {_EXPECTED}")
     for choice in choices:
@@ -58,7 +62,10 @@ def _responses(path: Path) -> Iterator[tuple[str, object]]:
     except (ValueError, OSError) as error:
         raise BadInput(f"{path} cannot be read as JSON ({error}); expected: {_EXPECTED}") from error
     many = value if isinstance(value, list) else [value]
-    yield from ((f"{path}, response {number}" if value is many else str(path), one) for number, one in enumerate(many))
+    yield from (
+        (f"{path}, response {number}" if value is many else str(path), one)
+        for number, one in enumerate(many)
+    )
 
 
 def _choices(place: str, response: object) -> Iterator[_Choice]:
@@ -70,9 +77,14 @@ def _choices(place: str, response: object) -> Iterator[_Choice]:
         prompt = _array(response["prompt_routed_experts"], f"{place}, prompt_routed_experts")
         start, num_prompt = 0, len(prompt)
         # An answer of one token has no pass of its own.
-        arrays = [_array(value, f"{place}, choice {at}") if value else prompt[:0] for at, value in enumerate(values)]
+        arrays = [
+            _array(value, f"{place}, choice {at}") if value else prompt[:0]
+            for at, value in enumerate(values)
+        ]
         if any(array.shape[1:] != prompt.shape[1:] for array in arrays):
-            raise BadInput(f"{place} has other layers or experts a token in its prompt than in a choice")
+            raise BadInput(
+                f"{place} has other layers or experts a token in its prompt than in a choice"
+            )
         arrays = [np.concatenate((prompt, array)) for array in arrays]
     else:
         arrays = [_array(value, f"{place}, choice {at}") for at, value in enumerate(values)]
@@ -80,7 +92,9 @@ def _choices(place: str, response: object) -> Iterator[_Choice]:
     for number, array in enumerate(arrays):
         # The prompt of several choices is computed once.
         skipped = num_prompt if number else 0
-        yield _Choice(f"{place}, choice {number}", array[skipped:], num_prompt - skipped, start + skipped)
+        yield _Choice(
+            f"{place}, choice {number}", array[skipped:], num_prompt - skipped, start + skipped
+        )
 
 
 def _split(place: str, response: dict, arrays: list[np.ndarray]) -> tuple[int, int]:
@@ -89,8 +103,12 @@ def _split(place: str, response: dict, arrays: list[np.ndarray]) -> tuple[int, i
     usage = usage if isinstance(usage, dict) else {}
     prompt, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not (is_whole(prompt) and is_whole(answer)):
-        raise BadInput(f"{place} has no usage.prompt_tokens and usage.completion_tokens, which say where answers begin")
-    start, odd = divmod(len(arrays) * (prompt - 1) + answer - sum(map(len, arrays)), max(1, len(arrays)))
+        raise BadInput(
+            f"{place} has no usage.prompt_tokens and usage.completion_tokens, which say where answers begin"
+        )
+    start, odd = divmod(
+        len(arrays) * (prompt - 1) + answer - sum(map(len, arrays)), max(1, len(arrays))
+    )
     if odd or not 0 <= start < max(prompt, 1):
         raise BadInput(
             f"{place} has {sum(map(len, arrays))} rows for {len(arrays)} choices of a prompt of {prompt} tokens and "
@@ -101,17 +119,25 @@ def _split(place: str, response: dict, arrays: list[np.ndarray]) -> tuple[int, i
 
 def _array(value: object, place: str) -> np.ndarray:
     if value is None:
-        raise BadInput(f"{place} has no routed_experts: start the server with --enable-return-routed-experts")
+        raise BadInput(
+            f"{place} has no routed_experts: start the server with --enable-return-routed-experts"
+        )
     try:
         if isinstance(value, str):
             array = np.load(io.BytesIO(base64.b64decode(value, validate=True)), allow_pickle=False)
         else:
             array = np.array(value)
     except (ValueError, EOFError, OSError) as error:
-        raise BadInput(f"{place}: routed_experts is neither the base64 of an .npy array nor a nested list") from error
+        raise BadInput(
+            f"{place}: routed_experts is neither the base64 of an .npy array nor a nested list"
+        ) from error
     if not isinstance(array, np.ndarray) or array.ndim != 3 or array.dtype.kind not in "iu":
-        told = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "an archive"
-        raise BadInput(f"{place}: routed_experts is {told}; expected: whole numbers [tokens, layers, top_k]")
+        told = (
+            f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "an archive"
+        )
+        raise BadInput(
+            f"{place}: routed_experts is {told}; expected: whole numbers [tokens, layers, top_k]"
+        )
     return array.astype(np.int64)
 
 
@@ -137,8 +163,14 @@ def _joined(choices: list[_Choice]) -> RoutingLog:
         token=(at + start[owner])[rows],
         experts=experts[rows, layer].reshape(-1, top_k),
         weights=None,
-        place=lambda row: f"{choices[owner[rows[row]]].place}, token {at[rows[row]]}, layer {layer[row]}",
-        notes=(*notes, "requests ran one after the other, and each prompt in one pass", *_cut(choices)),
+        place=lambda row: (
+            f"{choices[owner[rows[row]]].place}, token {at[rows[row]]}, layer {layer[row]}"
+        ),
+        notes=(
+            *notes,
+            "requests ran one after the other, and each prompt in one pass",
+            *_cut(choices),
+        ),
     )
 
 
@@ -149,14 +181,18 @@ def _computed(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
         notes.append(
             f"{is_cached.sum():,} tokens came from the prefix cache, not computed, and are left out; {_UNCACHED}"
         )
-    is_empty = (experts == 0).all(axis=2) & (experts.shape[2] > 1)  # one expert cannot be selected twice
+    is_empty = (experts == 0).all(axis=2) & (
+        experts.shape[2] > 1
+    )  # one expert cannot be selected twice
     is_padded = is_empty.all(axis=1)
     if is_padded.any() and not is_padded.all():
         notes.append(f"{is_padded.sum():,} tokens have no routing (all 0) and are left out")
     kept = ~is_cached & ~is_padded
     is_dense = is_empty[kept].all(axis=0) if kept.any() else np.zeros(experts.shape[1], bool)
     if is_dense.any():
-        notes.append(f"{is_dense.sum()} layers have no routing (all 0), as dense layers, and are left out")
+        notes.append(
+            f"{is_dense.sum()} layers have no routing (all 0), as dense layers, and are left out"
+        )
     return kept, np.flatnonzero(~is_dense), notes
 
 

@@ -43,7 +43,11 @@ class Attention:
         """Yield the name, rows and columns of each matrix."""
         latent, heads = self.latent, self.heads
         if latent is None:
-            for name, count in (("q_proj", heads), ("k_proj", self.kv_heads), ("v_proj", self.kv_heads)):
+            for name, count in (
+                ("q_proj", heads),
+                ("k_proj", self.kv_heads),
+                ("v_proj", self.kv_heads),
+            ):
                 yield name, count * self.head_dim, hidden
             yield "o_proj", hidden, heads * self.head_dim
             return
@@ -87,11 +91,16 @@ def attention_of(config: Mapping, path: Path) -> Attention:
     if config.get("kv_lora_rank"):
         names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
         numbers = [needed(config, path, name) for name in names]
-        latent = Latent(*numbers, q_rank=needed(config, path, "q_lora_rank") if config.get("q_lora_rank") else None)
+        latent = Latent(
+            *numbers,
+            q_rank=needed(config, path, "q_lora_rank") if config.get("q_lora_rank") else None,
+        )
     return Attention(
         heads,
         needed(config, path, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
-        needed(config, path, "head_dim") if config.get("head_dim") else needed(config, path, "hidden_size") // heads,
+        needed(config, path, "head_dim")
+        if config.get("head_dim")
+        else needed(config, path, "hidden_size") // heads,
         latent,
     )
 
@@ -100,5 +109,7 @@ def needed(config: Mapping, path: Path, name: str) -> int:
     """Return a field that counts something. Raises BadInput where it is missing or counts nothing."""
     value = config.get(name)
     if not isinstance(value, int) or not 1 <= value < _LIMIT:
-        raise BadInput(f"{path} has no {name}: what the model needs besides its experts cannot be told")
+        raise BadInput(
+            f"{path} has no {name}: what the model needs besides its experts cannot be told"
+        )
     return value

@@ -23,7 +23,9 @@ _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _LIMIT = 1 << 40  # the largest count that a config may hold
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 _MXFP4_NBYTES = 4.25 / 8  # 4 bits a weight, and 8 bits for each 32 weights
-_GPTQ_4_NBYTES = (4 + (16 + 4) / 128) / 8  # 4 bits a weight, and a scale and a zero-point for each 128
+_GPTQ_4_NBYTES = (
+    4 + (16 + 4) / 128
+) / 8  # 4 bits a weight, and a scale and a zero-point for each 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ def _published(
 ) -> ModelShape:
     """`shared`: intermediate size of all experts together that every token uses."""
     per_neuron = _PROJECTIONS * hidden * weight_nbytes
-    shape = Shape(layers, experts, top_k, round(per_neuron * intermediate), intermediate, int(per_neuron))
+    shape = Shape(
+        layers, experts, top_k, round(per_neuron * intermediate), intermediate, int(per_neuron)
+    )
     return ModelShape(
         name,
         shape,
@@ -89,7 +93,16 @@ MODELS = {
         _published("qwen3-30b-a3b", 48, 128, 8, 2048, 768, 151936),
         _published("qwen3-235b-a22b", 94, 128, 8, 4096, 1536, 151936),
         _published("qwen3-235b-a22b-fp8", 94, 128, 8, 4096, 1536, 151936, weight_nbytes=1.0),
-        _published("qwen3-235b-a22b-gptq-int4", 94, 128, 8, 4096, 1536, 151936, weight_nbytes=_GPTQ_4_NBYTES),
+        _published(
+            "qwen3-235b-a22b-gptq-int4",
+            94,
+            128,
+            8,
+            4096,
+            1536,
+            151936,
+            weight_nbytes=_GPTQ_4_NBYTES,
+        ),
         _published("phi-3.5-moe", 32, 16, 2, 4096, 6400, 32064),
         _published("gpt-oss-20b", 24, 32, 4, 2880, 2880, 201088, weight_nbytes=_MXFP4_NBYTES),
         _published("gpt-oss-120b", 36, 128, 4, 2880, 2880, 201088, weight_nbytes=_MXFP4_NBYTES),
@@ -107,7 +120,9 @@ def model_shape(name: str) -> ModelShape:
     if path is not None:
         return from_config(path / "config.json" if path.is_dir() else path)
     if name.startswith(("/", ".", "~")):
-        raise BadUsage(f"there is no {name}: give a folder with a config.json, or a name as olmoe-1b-7b")
+        raise BadUsage(
+            f"there is no {name}: give a folder with a config.json, or a name as olmoe-1b-7b"
+        )
     if name not in MODELS:
         raise BadUsage(f"{unknown('model', name, MODELS)} (or give a folder with a config.json)")
     return MODELS[name]
@@ -135,9 +150,15 @@ def from_config(path: Path) -> ModelShape:
     intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
     layers, dtype_nbytes = moe_layers(config, path), dtype_size(config)
     expert_nbytes = round(_PROJECTIONS * hidden * intermediate * dtype_nbytes)
-    neurons = {"num_neurons": intermediate, "neuron_nbytes": round(_PROJECTIONS * hidden * dtype_nbytes)}
+    neurons = {
+        "num_neurons": intermediate,
+        "neuron_nbytes": round(_PROJECTIONS * hidden * dtype_nbytes),
+    }
     if quantisation is not None:  # packed experts have no neurons that could be cut
-        expert_nbytes, neurons = _stored_nbytes(quantisation, layers, hidden, intermediate, dtype_nbytes), {}
+        expert_nbytes, neurons = (
+            _stored_nbytes(quantisation, layers, hidden, intermediate, dtype_nbytes),
+            {},
+        )
     shape = Shape(
         num_layers=len(layers),
         num_experts=_number(config, path, "num_local_experts", "num_experts", "n_routed_experts"),
@@ -149,15 +170,21 @@ def from_config(path: Path) -> ModelShape:
         name=path.parent.name or path.name,
         shape=shape,
         hidden=hidden,
-        shared_nbytes=round(_PROJECTIONS * hidden * _shared_width(config, path, intermediate) * dtype_nbytes),
+        shared_nbytes=round(
+            _PROJECTIONS * hidden * _shared_width(config, path, intermediate) * dtype_nbytes
+        ),
         vocabulary=_number(config, path, "vocab_size"),
         weight_nbytes=expert_nbytes / (_PROJECTIONS * hidden * intermediate),
         dtype_nbytes=dtype_nbytes,
-        attention_weights=attention_of(config, path).num_weights(hidden) if config.get("num_attention_heads") else 0,
+        attention_weights=attention_of(config, path).num_weights(hidden)
+        if config.get("num_attention_heads")
+        else 0,
     )
 
 
-def _stored_nbytes(quantisation: Stated, layers: list[int], hidden: int, intermediate: int, dtype_nbytes: float) -> int:
+def _stored_nbytes(
+    quantisation: Stated, layers: list[int], hidden: int, intermediate: int, dtype_nbytes: float
+) -> int:
     """Bytes of one expert as the files have it; those of the last layer stand for all."""
     expert = gated(f"layers.{layers[-1] if layers else 0}.mlp.experts.0", hidden, intermediate)
     return sum(matrix_nbytes(quantisation, *matrix, dtype_nbytes) for matrix in expert)
@@ -171,11 +198,17 @@ def gated(name: str, hidden: int, width: int) -> Iterator[Matrix]:
         yield f"{name}.down_proj", hidden, width
 
 
-def matrix_nbytes(stated: Stated | None, module: str, rows: int, columns: int, dtype_nbytes: float) -> int:
+def matrix_nbytes(
+    stated: Stated | None, module: str, rows: int, columns: int, dtype_nbytes: float
+) -> int:
     """Bytes of a matrix in the files of a checkpoint. The prefix of a module differs between text models and those with
     other parts."""
     schemes = [stated.scheme_of(prefix + module) for prefix in _PREFIXES] if stated else [None]
-    return round(rows * columns * dtype_nbytes) if None in schemes else schemes[0].nbytes(rows, columns)
+    return (
+        round(rows * columns * dtype_nbytes)
+        if None in schemes
+        else schemes[0].nbytes(rows, columns)
+    )
 
 
 def read_config(path: Path) -> Mapping:
@@ -192,7 +225,9 @@ def read_quantisation(path: Path) -> Stated | None:
 
 def _whole(path: Path) -> Mapping:
     if path.suffix == ".gguf":
-        raise BadInput(f"{path.name} has no config.json: give the model's name, as qwen3-30b-a3b, or its config.json")
+        raise BadInput(
+            f"{path.name} has no config.json: give the model's name, as qwen3-30b-a3b, or its config.json"
+        )
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:
@@ -213,15 +248,24 @@ def _shared_width(config: Mapping, path: Path, intermediate: int) -> int:
 
 def moe_layers(config: Mapping, path: Path) -> list[int]:
     """The layers that have experts. Raises BadInput."""
-    first, num_layers = _given(config, path, "first_k_dense_replace"), _number(config, path, "num_hidden_layers")
+    first, num_layers = (
+        _given(config, path, "first_k_dense_replace"),
+        _number(config, path, "num_hidden_layers"),
+    )
     if num_layers > MOST_LAYERS:
         raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}")
-    period = _given(config, path, "decoder_sparse_step") or _given(config, path, "moe_layer_freq") or 1
+    period = (
+        _given(config, path, "decoder_sparse_step") or _given(config, path, "moe_layer_freq") or 1
+    )
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise BadInput(f"{path} has mlp_only_layers that are no list: download it again")
     offset = 1 if "decoder_sparse_step" in config else 0
-    return [layer for layer in range(first, num_layers) if (layer + offset) % period == 0 and layer not in dense]
+    return [
+        layer
+        for layer in range(first, num_layers)
+        if (layer + offset) % period == 0 and layer not in dense
+    ]
 
 
 def _number(config: Mapping, path: Path, *names: str) -> int:
@@ -229,12 +273,16 @@ def _number(config: Mapping, path: Path, *names: str) -> int:
     for name in names:
         if number := _given(config, path, name):
             return number
-    raise BadInput(f"{path} has no {' or '.join(names)}: it is no config of a Mixture-of-Experts model")
+    raise BadInput(
+        f"{path} has no {' or '.join(names)}: it is no config of a Mixture-of-Experts model"
+    )
 
 
 def _given(config: Mapping, path: Path, name: str) -> int:
     """The value of a field that counts something; 0 where it is missing. Raises BadInput."""
     value = config.get(name) or 0
     if not isinstance(value, int) or not 0 <= value < _LIMIT:
-        raise BadInput(f"{path} has {name} {str(value)[:40]}, which counts nothing: download it again")
+        raise BadInput(
+            f"{path} has {name} {str(value)[:40]}, which counts nothing: download it again"
+        )
     return int(value)

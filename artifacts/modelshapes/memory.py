@@ -59,7 +59,9 @@ _LAYERS = {
 }
 _QUANTISED = {
     "deepseek-v3": _published({"quant_method": "fp8"}),
-    "qwen3-235b-a22b-fp8": _published({"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}),
+    "qwen3-235b-a22b-fp8": _published(
+        {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}
+    ),
     "qwen3-235b-a22b-gptq-int4": _published({"quant_method": "gptq", "bits": 4, "group_size": 128}),
 }
 
@@ -74,7 +76,9 @@ def backbone_of(name: str) -> Backbone:
     return from_config(path / "config.json" if path.is_dir() else path)
 
 
-def backbone_memory(model: ModelShape, backbone: Backbone, *, dense: int | None = None) -> BackboneMemory:
+def backbone_memory(
+    model: ModelShape, backbone: Backbone, *, dense: int | None = None
+) -> BackboneMemory:
     """Return the bytes that a model needs besides its routed experts, in memory with linear layers at `dense` bits if
     that is given. Raises BadInput when it has fewer layers than MoE layers."""
     shape, hidden = model.shape, model.hidden
@@ -89,9 +93,13 @@ def backbone_memory(model: ModelShape, backbone: Backbone, *, dense: int | None 
     packed = [*shapes, (model.vocabulary, hidden)] if backbone.is_tied else shapes
     plain = routers if backbone.is_tied else routers + embeddings
     memory = plain * model.dtype_nbytes
-    memory += sum(dense_nbytes(*shape, bits=dense, dtype_nbytes=model.dtype_nbytes) for shape in packed)
+    memory += sum(
+        dense_nbytes(*shape, bits=dense, dtype_nbytes=model.dtype_nbytes) for shape in packed
+    )
     stored = (embeddings + routers) * model.dtype_nbytes
-    stored += sum(matrix_nbytes(backbone.quantisation, *matrix, model.dtype_nbytes) for matrix in matrices)
+    stored += sum(
+        matrix_nbytes(backbone.quantisation, *matrix, model.dtype_nbytes) for matrix in matrices
+    )
     cache = backbone.num_layers * backbone.attention.cache_width * model.dtype_nbytes
     return BackboneMemory(round(memory), round(stored), round(cache))
 
@@ -121,6 +129,8 @@ def from_config(path: Path) -> Backbone:
         dense=config.get("intermediate_size") or 0,
         is_tied=bool(config.get("tie_word_embeddings")),
         dense_layers=tuple(layer for layer in range(num_layers) if layer not in sparse),
-        shared="shared_expert" if config.get("shared_expert_intermediate_size") else "shared_experts",
+        shared="shared_expert"
+        if config.get("shared_expert_intermediate_size")
+        else "shared_experts",
         quantisation=read_quantisation(path),
     )

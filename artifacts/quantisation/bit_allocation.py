@@ -21,7 +21,9 @@ def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
     num_experts = len(loss)
     extra = _extra_bits(num_experts, avg_bits)
     # Summed gains of the first n experts from each width over the width below; a split is the ends of three runs.
-    to_2, to_3, to_4 = (np.append(0, np.cumsum(loss[:, width] - loss[:, width + 1])) for width in range(3))
+    to_2, to_3, to_4 = (
+        np.append(0, np.cumsum(loss[:, width] - loss[:, width + 1])) for width in range(3)
+    )
     end_4, end_3 = np.ogrid[: num_experts + 1, : num_experts + 1]
     end_2 = extra - end_4 - end_3
     is_split = (end_4 <= end_3) & (end_3 <= end_2) & (end_2 <= num_experts)
@@ -31,7 +33,9 @@ def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
     return (1 + (np.arange(num_experts)[:, None] < ends).sum(1)).tolist()
 
 
-def greedy_columns(cost: np.ndarray, nbytes: np.ndarray | Sequence[int], budget_nbytes: int) -> np.ndarray:
+def greedy_columns(
+    cost: np.ndarray, nbytes: np.ndarray | Sequence[int], budget_nbytes: int
+) -> np.ndarray:
     """Columns [N] of the widths of N replicas whose bytes fit the budget, from the cost of each width: `cost` [N, W].
 
     `nbytes` [W] or [N, W] rise with the width. All replicas start at the narrowest; then the step that saves most cost
@@ -73,7 +77,12 @@ def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int
     parts = []
     for _ in range(cost.shape[1] - 1):
         added = nbytes - nbytes[rows, level][:, None]
-        gains = np.divide(cost[rows, level][:, None] - cost, added, out=np.full(cost.shape, -np.inf), where=added > 0)
+        gains = np.divide(
+            cost[rows, level][:, None] - cost,
+            added,
+            out=np.full(cost.shape, -np.inf),
+            where=added > 0,
+        )
         target = gains.argmax(1)
         # Gains fall along a hull; rounding errors must not put a row's second step before its first.
         lowest = np.minimum(gains.max(1), lowest)
@@ -88,7 +97,11 @@ def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int
 
 def _uniform(nbytes: np.ndarray, budget_nbytes: int) -> list[np.ndarray]:
     """One choice for each width at which all replicas fit."""
-    return [np.full(len(nbytes), level) for level, total in enumerate(nbytes.sum(0)) if total <= budget_nbytes]
+    return [
+        np.full(len(nbytes), level)
+        for level, total in enumerate(nbytes.sum(0))
+        if total <= budget_nbytes
+    ]
 
 
 def _best_of(choices: Sequence[np.ndarray], cost: np.ndarray) -> np.ndarray:

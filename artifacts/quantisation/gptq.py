@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.quantisation.gptq_solver import ColumnLoop, Metric, Solution, activation_order, plain_order, refit
+from artifacts.quantisation.gptq_solver import (
+    ColumnLoop,
+    Metric,
+    Solution,
+    activation_order,
+    plain_order,
+    refit,
+)
 from artifacts.quantisation.grids import SIGN_ZERO, divisor, nearest, plain_grid, tie, top_code
 from artifacts.quantisation.packing import Packed, pack, unpack
 from artifacts.quantisation.widths import SCALAR_WIDTHS, listed
@@ -52,7 +59,10 @@ class Quantized:
 
     def packed(self) -> Packed:
         """The matrix as streams of words, in main memory."""
-        words, scales = torch.from_numpy(pack(self.codes.T.cpu().numpy(), self.bits)), self.scales.T.cpu().contiguous()
+        words, scales = (
+            torch.from_numpy(pack(self.codes.T.cpu().numpy(), self.bits)),
+            self.scales.T.cpu().contiguous(),
+        )
         zeros = self.zeros
         if zeros is not None:
             zeros = torch.from_numpy(pack(zeros.cpu().numpy(), self.bits)).T.contiguous()
@@ -65,7 +75,9 @@ class Quantized:
         codes = torch.from_numpy(unpack(packed.qweight.cpu().numpy(), bits, packed.num_inputs)).T
         zeros = None
         if packed.qzeros is not None:
-            zeros = torch.from_numpy(unpack(packed.qzeros.cpu().numpy().T, bits, packed.num_outputs))
+            zeros = torch.from_numpy(
+                unpack(packed.qzeros.cpu().numpy().T, bits, packed.num_outputs)
+            )
         return cls(bits, packed.group_size, codes, packed.scales.cpu().T, zeros)
 
 
@@ -124,7 +136,9 @@ def quantize(
     parts = [_solve(metric, rows, widths, group_size, recipe) for rows in chunks]
     replicas = {width: _gathered([part[widths.index(width)] for part in parts]) for width in bits}
     if recipe == "refined" and weight.numel() <= _FEW_WEIGHTS:
-        replicas = {width: _best_rows(weight, hessian, replica) for width, replica in replicas.items()}
+        replicas = {
+            width: _best_rows(weight, hessian, replica) for width, replica in replicas.items()
+        }
     return replicas
 
 
@@ -151,7 +165,9 @@ def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int) -> Quanti
 def check_widths(bits: Sequence[int]) -> None:
     """Raise BadUsage unless all widths are known and distinct."""
     if not bits or len(set(bits)) < len(bits) or not set(bits) <= set(SCALAR_WIDTHS):
-        raise BadUsage(f"bits {listed(bits) or 'missing'}: choose one or more of {listed()}, each once")
+        raise BadUsage(
+            f"bits {listed(bits) or 'missing'}: choose one or more of {listed()}, each once"
+        )
 
 
 def check_group_size(group_size: int, num_inputs: int) -> None:
@@ -163,7 +179,12 @@ def check_group_size(group_size: int, num_inputs: int) -> None:
 
 
 def _check(
-    weight: torch.Tensor, hessian: torch.Tensor, bits: Sequence[int], group_size: int, damp: float, recipe: str
+    weight: torch.Tensor,
+    hessian: torch.Tensor,
+    bits: Sequence[int],
+    group_size: int,
+    damp: float,
+    recipe: str,
 ) -> None:
     check_widths(bits)
     check_group_size(group_size, weight.shape[1])
@@ -174,10 +195,14 @@ def _check(
     if hessian.shape != (weight.shape[1], weight.shape[1]):
         raise BadUsage(f"a Hessian of {list(hessian.shape)} for a weight of {list(weight.shape)}")
     if not (weight.isfinite().all() and hessian.isfinite().all()):
-        raise BadInput("weights or calibration inputs hold values that are not finite: the checkpoint is damaged")
+        raise BadInput(
+            "weights or calibration inputs hold values that are not finite: the checkpoint is damaged"
+        )
 
 
-def _metric(hessian: torch.Tensor, is_dead: torch.Tensor, group_size: int, damp: float, recipe: str) -> Metric:
+def _metric(
+    hessian: torch.Tensor, is_dead: torch.Tensor, group_size: int, damp: float, recipe: str
+) -> Metric:
     """The metric, with inputs in the recipe's order. `is_dead` marks inputs that were never active and need a price all
     the same."""
     order = plain_order(hessian.diagonal())
@@ -190,7 +215,9 @@ def _metric(hessian: torch.Tensor, is_dead: torch.Tensor, group_size: int, damp:
             metric = Metric.of(hessian, order, ridge=price + damping * mean, dtype=dtype)
             if metric:
                 return metric
-    raise BadInput("the Hessian of the calibration inputs has no Cholesky factor, even damped: give more samples")
+    raise BadInput(
+        "the Hessian of the calibration inputs has no Cholesky factor, even damped: give more samples"
+    )
 
 
 def _precisions(num_inputs: int) -> tuple[torch.dtype, ...]:
@@ -204,11 +231,17 @@ def _chunks(weights: torch.Tensor, num_widths: int, group_size: int) -> Iterator
     return (part.contiguous() for part in weights.split(size, dim=1))
 
 
-def _solve(metric: Metric, weights: torch.Tensor, bits: Sequence[int], group_size: int, recipe: str) -> list[Quantized]:
+def _solve(
+    metric: Metric, weights: torch.Tensor, bits: Sequence[int], group_size: int, recipe: str
+) -> list[Quantized]:
     """Quantise weights [in, rows], in the metric's order, at each width; the results are in the order of storage."""
     is_refined = recipe == "refined"
     solution = ColumnLoop(metric, weights, bits, group_size=group_size, is_refined=is_refined).run()
-    scales = refit(metric, weights, metric.hessian @ weights, solution) if is_refined else solution.scales
+    scales = (
+        refit(metric, weights, metric.hessian @ weights, solution)
+        if is_refined
+        else solution.scales
+    )
     return _stored(Solution(solution.levels, scales, solution.zeros), metric.order, bits)
 
 
@@ -227,7 +260,9 @@ def _stored(solution: Solution, order: torch.Tensor, bits: Sequence[int]) -> lis
     ]
 
 
-def _quantized(bits: int, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Quantized:
+def _quantized(
+    bits: int, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> Quantized:
     """Build a matrix from levels [in, rows] and grids [groups, rows]."""
     stored = scales.half()
     if stored.isinf().any():
@@ -262,5 +297,7 @@ def _gathered(parts: Sequence[Quantized]) -> Quantized:
     if len(parts) == 1:
         return parts[0]
     zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts])
-    codes, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales"))
+    codes, scales = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales")
+    )
     return Quantized(parts[0].bits, parts[0].group_size, codes, scales, zeros)

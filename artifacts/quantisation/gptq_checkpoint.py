@@ -16,22 +16,40 @@ from artifacts.quantisation.widths import listed
 WIDTHS = (2, 3, 4, 8)  # no public reader supports 1 bit
 MULTIPLE = 32  # of inputs and outputs: kernels process as many at a time
 V1, V2 = "gptq", "gptq_v2"
-_INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", "quantize_config.json"
+_INDEX, _SINGLE, _CONFIG = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "quantize_config.json",
+)
 
 
 def gptq_tensors(packed: Packed) -> dict[str, torch.Tensor]:
     """`qweight`, `qzeros`, `scales` and `g_idx` of one module. Raises BadInput where no reader supports it."""
     if packed.bits not in WIDTHS:
-        raise BadInput(f"GPTQ checkpoints have {listed(WIDTHS, last=' or ')} bits, not {packed.bits}")
+        raise BadInput(
+            f"GPTQ checkpoints have {listed(WIDTHS, last=' or ')} bits, not {packed.bits}"
+        )
     if packed.num_inputs % MULTIPLE or packed.num_outputs % MULTIPLE:
         size = f"{packed.num_outputs} outputs and {packed.num_inputs} inputs"
-        raise BadInput(f"GPTQ checkpoints need multiples of {MULTIPLE} inputs and outputs, this projection has {size}")
+        raise BadInput(
+            f"GPTQ checkpoints need multiples of {MULTIPLE} inputs and outputs, this projection has {size}"
+        )
     groups = torch.arange(packed.num_inputs, dtype=torch.int32) // packed.group_size
-    return {"qweight": packed.qweight, "qzeros": packed.qzeros, "scales": packed.scales, "g_idx": groups}
+    return {
+        "qweight": packed.qweight,
+        "qzeros": packed.qzeros,
+        "scales": packed.scales,
+        "g_idx": groups,
+    }
 
 
 def quantize_config(
-    bits: int, group_size: int, *, damp: float, dynamic: Mapping[str, Mapping], meta: Mapping[str, object]
+    bits: int,
+    group_size: int,
+    *,
+    damp: float,
+    dynamic: Mapping[str, Mapping],
+    meta: Mapping[str, object],
 ) -> dict[str, object]:
     """The content of `quantize_config.json`; `dynamic` has modules of other group sizes (`+:`) or left alone (`-:`)."""
     return {
@@ -71,21 +89,35 @@ class GptqCheckpoint:
 
     def read(self, name: str) -> Packed:
         """Read one module. Raises BadInput when its tensors are missing or do not fit each other."""
-        parts = {part: self._tensor(f"{name}.{part}") for part in ("qweight", "qzeros", "scales", "g_idx")}
+        parts = {
+            part: self._tensor(f"{name}.{part}")
+            for part in ("qweight", "qzeros", "scales", "g_idx")
+        }
         dims = [parts[part].dim() for part in ("qweight", "qzeros", "scales", "g_idx")]
         if dims != [2, 2, 2, 1] or any(tensor.numel() == 0 for tensor in parts.values()):
-            raise BadInput(f"{self.folder}: {name} has tensors of {dims} dimensions, some of them empty")
+            raise BadInput(
+                f"{self.folder}: {name} has tensors of {dims} dimensions, some of them empty"
+            )
         bits, num_inputs = int(self.config["bits"]), len(parts["g_idx"])
         num_groups, num_outputs = parts["scales"].shape
         group_size = num_inputs // num_groups or 1
-        shapes = {part: (parts[part].dtype, tuple(parts[part].shape)) for part in ("qweight", "qzeros", "scales")}
+        shapes = {
+            part: (parts[part].dtype, tuple(parts[part].shape))
+            for part in ("qweight", "qzeros", "scales")
+        }
         if shapes != packed_shapes(num_outputs, num_inputs, bits, group_size):
-            raise BadInput(f"{self.folder}: {name} has tensors {shapes}, which do not fit {bits} bits")
+            raise BadInput(
+                f"{self.folder}: {name} has tensors {shapes}, which do not fit {bits} bits"
+            )
         if not torch.equal(parts["g_idx"].long(), torch.arange(num_inputs) // group_size):
             raise BadInput(
                 f"{self.folder}: {name} has its inputs in another order (desc_act), which moectl does not read"
             )
-        zeros = parts["qzeros"] if _format(self.config) == V2 else _plus_one(parts["qzeros"], bits, num_outputs)
+        zeros = (
+            parts["qzeros"]
+            if _format(self.config) == V2
+            else _plus_one(parts["qzeros"], bits, num_outputs)
+        )
         return Packed(bits, group_size, num_inputs, parts["qweight"], parts["scales"], zeros)
 
     def _tensor(self, name: str) -> torch.Tensor:
@@ -113,7 +145,9 @@ def _read_config(folder: Path) -> dict[str, object]:
 def _check_config(config: Mapping[str, object], folder: Path) -> None:
     method, layout = config.get("quant_method", "gptq"), _format(config)
     if method != "gptq" or layout not in (V1, V2):
-        raise BadInput(f"{folder} is {method} in the layout {layout}: moectl reads gptq in {V2}, and {V1} if symmetric")
+        raise BadInput(
+            f"{folder} is {method} in the layout {layout}: moectl reads gptq in {V2}, and {V1} if symmetric"
+        )
     if config.get("bits") not in WIDTHS:
         raise BadInput(
             f"{folder} has {config.get('bits')} bits: moectl reads GPTQ checkpoints of {listed(WIDTHS, last=' and ')}"
@@ -139,7 +173,9 @@ def _files(folder: Path) -> dict[str, Path]:
             with safe_open(path, framework="pt") as file:
                 files |= dict.fromkeys(file.keys(), path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise BadInput(f"{path} is missing or no safetensors file ({error}): download it again") from error
+            raise BadInput(
+                f"{path} is missing or no safetensors file ({error}): download it again"
+            ) from error
     return files
 
 
@@ -150,7 +186,9 @@ def _indexed(index: Path) -> list[str]:
             raise ValueError("it points outside its folder")
         return sorted(names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
+        raise BadInput(
+            f"{index} is not an index of safetensors shards ({error}): download it again"
+        ) from error
 
 
 def _plus_one(qzeros: torch.Tensor, bits: int, num_outputs: int) -> torch.Tensor:

@@ -63,19 +63,29 @@ class ColumnLoop:
     """One run over the columns of weights [in, rows], for all widths at once; `bits` ascend."""
 
     def __init__(
-        self, metric: Metric, weights: torch.Tensor, bits: Sequence[int], *, group_size: int, is_refined: bool
+        self,
+        metric: Metric,
+        weights: torch.Tensor,
+        bits: Sequence[int],
+        *,
+        group_size: int,
+        is_refined: bool,
     ) -> None:
         num_inputs, num_rows = weights.shape
         self._metric, self._weights, self._bits = metric, weights, tuple(bits)
         self._group_size, self._is_refined = group_size, is_refined
         self._levels, self._errors = weights.new_empty(2, num_inputs, len(self._bits), num_rows)
         self._wanted = torch.zeros_like(self._levels)
-        self._scales, self._zeros = weights.new_empty(2, num_inputs // group_size, len(self._bits), num_rows)
+        self._scales, self._zeros = weights.new_empty(
+            2, num_inputs // group_size, len(self._bits), num_rows
+        )
         self._ties = weights.new_tensor([tie(width) for width in bits])[:, None]
         self._tops = weights.new_tensor([top_code(width) for width in bits])[:, None]
         self._pivots = metric.root.diagonal().tolist()
         self._grid: tuple[torch.Tensor, ...] = ()
-        self._from_others = self._wanted[:0]  # for the current group: corrections from the groups before it
+        self._from_others = self._wanted[
+            :0
+        ]  # for the current group: corrections from the groups before it
 
     def run(self) -> Solution:
         self._visit(0, len(self._weights))
@@ -111,13 +121,22 @@ class ColumnLoop:
     def _choose_grid(self, group: int) -> None:
         """Choose the grid from the group's weights as they would be moved if none of them were rounded."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
-        root, weights = self._metric.root[part, part], self._weights[part, None].expand_as(self._wanted[part])
+        root, weights = (
+            self._metric.root[part, part],
+            self._weights[part, None].expand_as(self._wanted[part]),
+        )
         self._from_others = self._wanted[part].clone()
         if part.stop < len(self._weights):
-            inverse = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=False)
+            inverse = torch.linalg.solve_triangular(
+                root, torch.eye(len(root)).to(root), upper=False
+            )
             weights = weights + (inverse.T @ self._wanted[part].flatten(1)).view_as(weights)
         cost = root.diagonal().square()
-        grid = weighted_grid(weights, cost, self._bits) if self._is_refined else plain_grid(weights, self._bits)
+        grid = (
+            weighted_grid(weights, cost, self._bits)
+            if self._is_refined
+            else plain_grid(weights, self._bits)
+        )
         scales, zeros = self._scales[group], self._zeros[group] = grid
         self._grid = (divisor(scales), -zeros, self._tops - zeros)
 
@@ -133,7 +152,9 @@ class ColumnLoop:
         torch.addcmul(self._weights[part, None], levels, scale, value=-1, out=self._errors[part])
 
 
-def refit(metric: Metric, weights: torch.Tensor, products: torch.Tensor, solution: Solution) -> torch.Tensor:
+def refit(
+    metric: Metric, weights: torch.Tensor, products: torch.Tensor, solution: Solution
+) -> torch.Tensor:
     """Scales [groups, widths, rows] at which the levels cost least: each row's least squares over its groups.
 
     `weights` and `products` (the Hessian times the weights) are [in, rows]. A row in which some scale would not stay

@@ -25,7 +25,11 @@ def tie(bits: int) -> float:
 
 
 def nearest(
-    weights: torch.Tensor, scale: torch.Tensor, low: torch.Tensor, high: torch.Tensor, tie: torch.Tensor | float
+    weights: torch.Tensor,
+    scale: torch.Tensor,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    tie: torch.Tensor | float,
 ) -> torch.Tensor:
     """Levels nearest to the weights, from `low` to `high`; ties go to the even level. Scales must not be zero."""
     return torch.clamp((weights / scale).sub_(tie).round_().add_(tie), low, high)
@@ -40,7 +44,9 @@ def plain_grid(weights: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor
     return _joined(2 * signs.abs().mean(0), *_range_grid(*_range(ranged), tops))
 
 
-def weighted_grid(weights: torch.Tensor, cost: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def weighted_grid(
+    weights: torch.Tensor, cost: torch.Tensor, bits: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales and zero-points [widths, rows] at which the squared errors of the weights cost little.
 
     `cost` [inputs] is the price of a squared error of each input. Each range that is tried gives a zero-point; its
@@ -49,11 +55,15 @@ def weighted_grid(weights: torch.Tensor, cost: torch.Tensor, bits: Sequence[int]
     signs, ranged, tops = _split(weights, bits)
     cost = cost / cost.max()
     # The last digits do not decide which grid is best: single precision takes half the time.
-    best = (part.to(weights.dtype) for part in _searched(ranged.float(), cost.float(), tops.float()))
+    best = (
+        part.to(weights.dtype) for part in _searched(ranged.float(), cost.float(), tops.float())
+    )
     return _joined(2 * torch.tensordot(cost, signs.abs(), 1) / cost.sum(), *best)
 
 
-def _searched(weights: torch.Tensor, cost: torch.Tensor, tops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _searched(
+    weights: torch.Tensor, cost: torch.Tensor, tops: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = _range(weights)
     scale, zero = _range_grid(low, high, tops)
     saved = torch.zeros_like(scale)
@@ -77,14 +87,18 @@ def divisor(scale: torch.Tensor) -> torch.Tensor:
     return scale.clamp_min(torch.finfo(scale.dtype).tiny)
 
 
-def _split(weights: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _split(
+    weights: torch.Tensor, bits: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The weights of 1 bit, those of more bits, and the top codes [widths, 1] of the latter."""
     num_signs = sum(width == 1 for width in bits)
     tops = weights.new_tensor([top_code(width) for width in bits[num_signs:]])
     return weights[:, :num_signs], weights[:, num_signs:], tops[:, None]
 
 
-def _joined(signs: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _joined(
+    signs: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([signs, scale]), torch.cat([torch.full_like(signs, SIGN_ZERO), zero])
 
 
@@ -94,6 +108,8 @@ def _range(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return low.masked_fill_(is_empty, -1), high.masked_fill_(is_empty, 1)
 
 
-def _range_grid(low: torch.Tensor, high: torch.Tensor, tops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _range_grid(
+    low: torch.Tensor, high: torch.Tensor, tops: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     scale = divisor((high - low) / tops)
     return scale, torch.minimum((-low / scale).round_(), tops)

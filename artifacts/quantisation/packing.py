@@ -36,7 +36,9 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(part.nbytes for part in (self.qweight, self.qzeros, self.scales) if part is not None)
+        return sum(
+            part.nbytes for part in (self.qweight, self.qzeros, self.scales) if part is not None
+        )
 
 
 def packed_shapes(

@@ -60,20 +60,32 @@ def replica_root(store_path: Path) -> Path:
     return store_path.with_name(f"{store_path.name}.replicas")
 
 
-def write_replicas(path: Path, replicas: Mapping[Width, Parts], metadata: Mapping[str, str]) -> None:
+def write_replicas(
+    path: Path, replicas: Mapping[Width, Parts], metadata: Mapping[str, str]
+) -> None:
     """Write one expert's replicas by width, each a Packed or a Trellis per projection and its biases unquantised.
 
     Raises OutOfResources when the disk is full and BadInput when the file cannot be written; then no file is left.
     """
     tensors = [(name, tensor.contiguous().cpu()) for name, tensor in named(replicas)]
-    meta = {"format": TRELLIS_FORMAT if is_trellis(replicas) else FORMAT, **metadata, **described(replicas)}
+    meta = {
+        "format": TRELLIS_FORMAT if is_trellis(replicas) else FORMAT,
+        **metadata,
+        **described(replicas),
+    }
     meta[_DIGEST] = _digest(meta, tensors)
     entries, offset = {}, 0
     for name, tensor in tensors:
         stop = offset + tensor.nbytes
-        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, stop]}
+        entries[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, stop],
+        }
         offset = stop
-    header = json.dumps({"__metadata__": dict(sorted(meta.items())), **entries}, separators=(",", ":")).encode()
+    header = json.dumps(
+        {"__metadata__": dict(sorted(meta.items())), **entries}, separators=(",", ":")
+    ).encode()
     header += b" " * (-len(header) % 8)
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
@@ -81,7 +93,9 @@ def write_replicas(path: Path, replicas: Mapping[Width, Parts], metadata: Mappin
             file.write(_raw(tensor))
 
 
-def read_replica(path: Path, bits: Width, *, model: str | None = None, key: tuple[int, int] | None = None) -> Parts:
+def read_replica(
+    path: Path, bits: Width, *, model: str | None = None, key: tuple[int, int] | None = None
+) -> Parts:
     """Read one width of an expert: a Packed or a Trellis per projection, biases as tensors; all are views of one buffer
     in memory.
 
@@ -90,15 +104,24 @@ def read_replica(path: Path, bits: Width, *, model: str | None = None, key: tupl
     """
     header = _read_header(path)
     check_identity(path, header.metadata, model=model, key=key)
-    of_width = {name: entry for name, entry in header.entries.items() if name.startswith(f"{label(bits)}.")}
+    of_width = {
+        name: entry for name, entry in header.entries.items() if name.startswith(f"{label(bits)}.")
+    }
     if not of_width:
-        raise BadInput(f"{path} has no {bits}-bit replica, only {', '.join(map(str, widths(header.metadata)))}")
-    start, stop = min(entry.start for entry in of_width.values()), max(entry.stop for entry in of_width.values())
+        raise BadInput(
+            f"{path} has no {bits}-bit replica, only {', '.join(map(str, widths(header.metadata)))}"
+        )
+    start, stop = (
+        min(entry.start for entry in of_width.values()),
+        max(entry.stop for entry in of_width.values()),
+    )
     if any((entry.start - start) % entry.dtype.itemsize for entry in of_width.values()):
         raise _foreign(path, "its tensors lie across the borders of their types")
     buffer = torch.from_numpy(_read(path, header.data_start + start, stop - start))
     tensors = {
-        name.partition(".")[2]: buffer[entry.start - start : entry.stop - start].view(entry.dtype).view(entry.shape)
+        name.partition(".")[2]: buffer[entry.start - start : entry.stop - start]
+        .view(entry.dtype)
+        .view(entry.shape)
         for name, entry in of_width.items()
     }
     try:
@@ -113,7 +136,11 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def check_identity(
-    path: Path, metadata: Mapping[str, str], *, model: str | None = None, key: tuple[int, int] | None = None
+    path: Path,
+    metadata: Mapping[str, str],
+    *,
+    model: str | None = None,
+    key: tuple[int, int] | None = None,
 ) -> None:
     """Raise BadInput unless the metadata are of this format and, where they are given, of the model with this
     fingerprint and of this layer and expert."""
@@ -121,7 +148,9 @@ def check_identity(
     if model is not None and metadata.get("model") != model:
         raise BadInput(f"{path} holds replicas of another model: run moectl quantize again")
     if key is not None and (metadata.get("layer"), metadata.get("expert")) != tuple(map(str, key)):
-        raise BadInput(f"{path} holds another expert than layer {key[0]}, expert {key[1]}: run moectl quantize again")
+        raise BadInput(
+            f"{path} holds another expert than layer {key[0]}, expert {key[1]}: run moectl quantize again"
+        )
 
 
 def widths(metadata: Mapping[str, str]) -> list[Width]:
@@ -141,7 +170,9 @@ def replica_nbytes(path: Path) -> dict[Width, int]:
 def is_intact(path: Path) -> bool:
     """Whether all bytes of tensors and metadata are as written, by the digest in the file."""
     header = _read_header(path)
-    data = _read(path, header.data_start, max((entry.stop for entry in header.entries.values()), default=0))
+    data = _read(
+        path, header.data_start, max((entry.stop for entry in header.entries.values()), default=0)
+    )
     tensors = [
         (name, torch.from_numpy(data[entry.start : entry.stop]).view(entry.dtype).view(entry.shape))
         for name, entry in header.entries.items()
@@ -165,7 +196,9 @@ def file_hash(path: Path) -> str:
 def verify(path: Path, hash: str) -> None:
     """Raise BadInput unless the file has the hash that it had when it was written."""
     if file_hash(path) != hash:
-        raise BadInput(f"{path} is not what moectl quantize wrote (damaged or replaced): run it again")
+        raise BadInput(
+            f"{path} is not what moectl quantize wrote (damaged or replaced): run it again"
+        )
 
 
 def _read_header(path: Path) -> _Header:
@@ -199,7 +232,10 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
             f"{path} is of an older moectl, which did not record the weights it was made of: run moectl quantize again"
         )
     if metadata.get("format") not in (FORMAT, TRELLIS_FORMAT):
-        raise _foreign(path, f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT} or {TRELLIS_FORMAT}")
+        raise _foreign(
+            path,
+            f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT} or {TRELLIS_FORMAT}",
+        )
 
 
 def _metadata(texts: object) -> dict[str, str]:

@@ -32,7 +32,9 @@ def named(replicas: Mapping[Width, Parts]) -> list[tuple[str, torch.Tensor]]:
             else:
                 tensors = {field: getattr(part, field) for field in _FIELDS[type(part)]}
                 of_width += [
-                    (f"{label(bits)}.{name}.{field}", tensor) for field, tensor in tensors.items() if tensor is not None
+                    (f"{label(bits)}.{name}.{field}", tensor)
+                    for field, tensor in tensors.items()
+                    if tensor is not None
                 ]
         tensors_by_name += sorted(of_width, key=lambda named: (-named[1].itemsize, named[0]))
     return tensors_by_name
@@ -47,8 +49,14 @@ def described(replicas: Mapping[Width, Parts]) -> dict[str, str]:
             if isinstance(part, Packed):
                 texts[f"{name}.group_size"] = str(part.group_size)
             elif isinstance(part, Trellis):
-                texts[f"{name}.outputs"], texts[f"{name}.inputs"] = str(part.num_outputs), str(part.num_inputs)
-                texts[f"{bits}.{name}.half_bits"], texts["state_bits"] = str(part.half_bits), str(part.state_bits)
+                texts[f"{name}.outputs"], texts[f"{name}.inputs"] = (
+                    str(part.num_outputs),
+                    str(part.num_inputs),
+                )
+                texts[f"{bits}.{name}.half_bits"], texts["state_bits"] = (
+                    str(part.half_bits),
+                    str(part.state_bits),
+                )
     return texts
 
 
@@ -56,13 +64,19 @@ def assembled(bits: Width, tensors: dict[str, torch.Tensor], metadata: Mapping[s
     """The matrices of a width, checked for what would make a reader fail. Raises ValueError that says what is wrong."""
     parts: Parts = {name: tensor for name, tensor in tensors.items() if "." not in name}
     for name in sorted({name.partition(".")[0] for name in tensors if "." in name}):
-        fields = {field.partition(".")[2]: tensor for field, tensor in tensors.items() if field.startswith(f"{name}.")}
+        fields = {
+            field.partition(".")[2]: tensor
+            for field, tensor in tensors.items()
+            if field.startswith(f"{name}.")
+        }
         coded = _trellis if "codes" in fields else _packed
         parts[name] = coded(bits, name, fields, metadata)
     return parts
 
 
-def _packed(bits: Width, name: str, fields: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Packed:
+def _packed(
+    bits: Width, name: str, fields: dict[str, torch.Tensor], metadata: Mapping[str, str]
+) -> Packed:
     scales = fields.get("scales")
     if scales is None or scales.dim() != 2:
         raise ValueError(f"{name} is not described")
@@ -72,9 +86,13 @@ def _packed(bits: Width, name: str, fields: dict[str, torch.Tensor], metadata: M
     return Packed(bits, group_size, num_inputs, **{field: fields.get(field) for field in PARTS})
 
 
-def _trellis(bits: Width, name: str, fields: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Trellis:
+def _trellis(
+    bits: Width, name: str, fields: dict[str, torch.Tensor], metadata: Mapping[str, str]
+) -> Trellis:
     numbers = (f"{bits}.{name}.half_bits", "state_bits", f"{name}.outputs", f"{name}.inputs")
-    half_bits, state_bits, num_outputs, num_inputs = (_number(metadata, number) for number in numbers)
+    half_bits, state_bits, num_outputs, num_inputs = (
+        _number(metadata, number) for number in numbers
+    )
     high = fields.get("high")
     if half_bits not in HALF_BITS or state_bits not in trellis.READABLE_STATE_BITS or high is None:
         raise ValueError(f"{name} is not described")
@@ -85,7 +103,9 @@ def _trellis(bits: Width, name: str, fields: dict[str, torch.Tensor], metadata: 
     num_high = int(part.is_high().sum())
     if num_high and half_bits == HALF_BITS[-1]:
         raise ValueError(f"{name} has columns of more than {half_bits} half bits")
-    shapes = trellis_shapes(num_outputs, num_inputs, half_bits, num_high, is_rotated=part.is_rotated)
+    shapes = trellis_shapes(
+        num_outputs, num_inputs, half_bits, num_high, is_rotated=part.is_rotated
+    )
     _check(name, bits, fields, shapes)
     return part
 

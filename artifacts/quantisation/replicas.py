@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.quantisation.widths import BASES, NOTHING, USUAL_WIDTHS, WIDTHS, Width, column_of, columns_of, listed
+from artifacts.quantisation.widths import (
+    BASES,
+    NOTHING,
+    USUAL_WIDTHS,
+    WIDTHS,
+    Width,
+    column_of,
+    columns_of,
+    listed,
+)
 from artifacts.shape import FULL_BITS
 
 NO_BASE = "leave out --base, or take a narrower one"
@@ -19,7 +28,9 @@ _TYPICAL_RELATIVE_LOSS = {1: 0.139, 2: 0.0222, 3: 0.0037, 4: 0.0008, 8: 2.8e-6}
 _TYPICAL_GROUP = 128
 _SCALE_BITS = 16
 
-_USE_SLOPE = 0.8  # of the logarithms of experts' uses by text of many kinds, on those by text of one
+_USE_SLOPE = (
+    0.8  # of the logarithms of experts' uses by text of many kinds, on those by text of one
+)
 _PRIOR_USE = 0.02  # added to the use of every expert, as a share of its layer's mean
 
 
@@ -64,17 +75,25 @@ class Replicas:
         there is no such replica, or none that is smaller.
         """
         if bits in self.at_full:
-            raise Incompatible(f"replicas of {bits} bits are no smaller than the experts of the checkpoint: {NO_BASE}")
+            raise Incompatible(
+                f"replicas of {bits} bits are no smaller than the experts of the checkpoint: {NO_BASE}"
+            )
         if bits not in self.widths:
-            raise Incompatible(f"no replicas of {bits} bits are stored: run `moectl quantize --bits {bits}`")
-        nbytes = {FULL_BITS: self.nbytes[bits]} | {width: self.nbytes[width] for width in self.widths if width < bits}
+            raise Incompatible(
+                f"no replicas of {bits} bits are stored: run `moectl quantize --bits {bits}`"
+            )
+        nbytes = {FULL_BITS: self.nbytes[bits]} | {
+            width: self.nbytes[width] for width in self.widths if width < bits
+        }
         loss, lost = (_from_base(table, bits) for table in (self.loss, self.lost))
         return replace(self, nbytes=nbytes, loss=loss, lost=lost, base=bits, at_full=(bits,))
 
     def without_larger(self, *more: int) -> "Replicas":
         """The same without widths that take no fewer bytes than full precision, `more` of which are known to: full
         precision serves in their place, without loss."""
-        at_full = sorted({bits for bits in self.widths if self.nbytes[bits] >= self.nbytes[FULL_BITS]} | {*more})
+        at_full = sorted(
+            {bits for bits in self.widths if self.nbytes[bits] >= self.nbytes[FULL_BITS]} | {*more}
+        )
         loss, lost = self.loss.copy(), self.lost.copy()
         for table in (loss, lost):
             table[..., columns_of(at_full)] = 0.0
@@ -126,13 +145,21 @@ def expected_use(use: np.ndarray) -> np.ndarray:
 
 
 def typical(
-    use: np.ndarray, *, expert_nbytes: int, weight_nbytes: float = 2.0, widths: Collection[int] = USUAL_WIDTHS
+    use: np.ndarray,
+    *,
+    expert_nbytes: int,
+    weight_nbytes: float = 2.0,
+    widths: Collection[int] = USUAL_WIDTHS,
 ) -> Replicas:
     """Replicas of a model that has none in the store: sizes in groups of 128, losses as measured on a small model."""
     num_weights = expert_nbytes / weight_nbytes
-    nbytes = {bits: in_memory(round(num_weights * _bits_per_weight(bits) / 8)) for bits in sorted(widths)}
+    nbytes = {
+        bits: in_memory(round(num_weights * _bits_per_weight(bits) / 8)) for bits in sorted(widths)
+    }
     loss = np.full((*use.shape, len(WIDTHS)), np.nan)
-    loss[..., columns_of(sorted(widths))] = [_TYPICAL_RELATIVE_LOSS[bits] for bits in sorted(widths)]
+    loss[..., columns_of(sorted(widths))] = [
+        _TYPICAL_RELATIVE_LOSS[bits] for bits in sorted(widths)
+    ]
     loss[..., column_of(NOTHING)] = 1.0
     lost = loss * use[:, :, None] * passed_on(len(use))
     return Replicas({FULL_BITS: expert_nbytes} | nbytes, loss, lost, use).without_larger()

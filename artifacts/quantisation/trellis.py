@@ -41,7 +41,16 @@ LEVELS = np.array([-level for level in reversed(_INNER + _OUTER)] + _INNER + _OU
 
 _ORDERS = (37, 45)  # of even and of odd rows
 _DEVIATION = 51.9585  # of the levels
-_GAINS = (0.7, 0.87, 0.93, 0.98, 1.0, 1.0, 1.0, 1.0)  # that of the levels by h, for weights of deviation 1
+_GAINS = (
+    0.7,
+    0.87,
+    0.93,
+    0.98,
+    1.0,
+    1.0,
+    1.0,
+    1.0,
+)  # that of the levels by h, for weights of deviation 1
 ROW_STEPS = 32  # row scales by factor 2
 _TOGETHER = 64  # columns, whose numbers stay in the cache
 
@@ -66,7 +75,9 @@ def tables() -> np.ndarray:
 
 def hashes(states: np.ndarray, state_bits: int) -> np.ndarray:
     """The upper 6 of the 16 bits of `multiplier * state`, with the states in the upper bits of 16."""
-    return (((states.astype(np.uint32) << np.uint32(16 - state_bits)) * np.uint32(MULTIPLIER)) & 0xFFFF) >> 10
+    return (
+        ((states.astype(np.uint32) << np.uint32(16 - state_bits)) * np.uint32(MULTIPLIER)) & 0xFFFF
+    ) >> 10
 
 
 def levels(states: np.ndarray, odd: np.ndarray | int, state_bits: int = STATE_BITS) -> np.ndarray:
@@ -119,7 +130,11 @@ class Trellis:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(part.nbytes for part in (self.codes, self.high, self.scale, self.row_scales) if part is not None)
+        return sum(
+            part.nbytes
+            for part in (self.codes, self.high, self.scale, self.row_scales)
+            if part is not None
+        )
 
     def packed(self) -> "Trellis":
         """The matrix as files have it, which it is already."""
@@ -127,7 +142,9 @@ class Trellis:
 
     def is_high(self) -> np.ndarray:
         """bool [in]: which columns have half a bit more."""
-        return np.unpackbits(self.high.numpy(), count=self.num_inputs, bitorder="little").astype(bool)
+        return np.unpackbits(self.high.numpy(), count=self.num_inputs, bitorder="little").astype(
+            bool
+        )
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For both kinds of columns: half bits, the columns int [n] in order, and their words int16 [words, n]."""
@@ -137,7 +154,11 @@ class Trellis:
             (self.half_bits + 1, np.flatnonzero(is_high)),
         ):
             size = num_words(half_bits, self.num_outputs) * len(columns)
-            yield half_bits, columns, words[:size].reshape(-1, len(columns)) if size else words[:0].reshape(0, 0)
+            yield (
+                half_bits,
+                columns,
+                words[:size].reshape(-1, len(columns)) if size else words[:0].reshape(0, 0),
+            )
             words = words[size:]
 
     def rotated(self) -> np.ndarray:
@@ -156,7 +177,9 @@ class Trellis:
     def dequantised(self) -> torch.Tensor:
         """W, float32 [out, in]."""
         matrix = rotate_back(self.rotated())
-        return torch.from_numpy(np.ascontiguousarray(rotate_back(matrix.T).T) if self.is_rotated else matrix)
+        return torch.from_numpy(
+            np.ascontiguousarray(rotate_back(matrix.T).T) if self.is_rotated else matrix
+        )
 
 
 def states(words: np.ndarray, half_bits: int, num_outputs: int, state_bits: int) -> np.ndarray:
@@ -179,9 +202,9 @@ def pack(states: np.ndarray, half_bits: int) -> np.ndarray:
         own = np.ascontiguousarray(states[:, begin : begin + _TOGETHER])
         octets = np.packbits((own[row] >> shift & 1).astype(np.uint8), axis=0, bitorder="little")
         octets = octets.reshape(len(words), 2, -1)
-        words[:, begin : begin + _TOGETHER] = (octets[:, 0] | octets[:, 1].astype(np.uint16) << np.uint16(8)).view(
-            np.int16
-        )
+        words[:, begin : begin + _TOGETHER] = (
+            octets[:, 0] | octets[:, 1].astype(np.uint16) << np.uint16(8)
+        ).view(np.int16)
     return words
 
 
@@ -207,7 +230,9 @@ def fitting(num_outputs: int, num_inputs: int, bits: float, *, is_rotated: bool)
     best = HALF_BITS[0], 0
     for half_bits in HALF_BITS:
         for num_high in range(0, num_inputs + 1 if half_bits < HALF_BITS[-1] else 1, HIGH_COLUMNS):
-            shapes = trellis_shapes(num_outputs, num_inputs, half_bits, num_high, is_rotated=is_rotated)
+            shapes = trellis_shapes(
+                num_outputs, num_inputs, half_bits, num_high, is_rotated=is_rotated
+            )
             if sum(dtype.itemsize * prod(shape) for dtype, shape in shapes.values()) <= most_bytes:
                 best = half_bits, num_high
     return best
@@ -216,4 +241,6 @@ def fitting(num_outputs: int, num_inputs: int, bits: float, *, is_rotated: bool)
 @cache
 def _worth(half_bits: int, state_bits: int) -> np.ndarray:
     """float32 [2, states]: what each state of even and of odd rows stands for, in a matrix with the scale 1."""
-    return steps()[half_bits] * np.stack([levels(np.arange(2**state_bits), odd, state_bits) for odd in (0, 1)])
+    return steps()[half_bits] * np.stack(
+        [levels(np.arange(2**state_bits), odd, state_bits) for odd in (0, 1)]
+    )

@@ -65,7 +65,9 @@ class Encoder:
         damp: float,
     ) -> None:
         if not (np.isfinite(weight).all() and np.isfinite(hessians).all()):
-            raise BadInput("weights or calibration inputs hold values that are not finite: the checkpoint is damaged")
+            raise BadInput(
+                "weights or calibration inputs hold values that are not finite: the checkpoint is damaged"
+            )
         assert not rotates_outputs or len(hessians) == 1, len(hessians)
         groups = np.zeros(len(weight), np.int64) if groups is None else groups
         self._is_rotated, self._num_outputs = rotates_outputs, len(weight)
@@ -73,7 +75,9 @@ class Encoder:
         self._ends = np.cumsum(np.bincount(groups, minlength=len(hessians))).astype(np.int32)
         moments = _normal(hessians, damp)
         mean = moments.mean(0)
-        self._inputs = np.argsort(mean.diagonal(), kind="stable")  # the largest is coded first: the others can help it
+        self._inputs = np.argsort(
+            mean.diagonal(), kind="stable"
+        )  # the largest is coded first: the others can help it
         self._sizes = moments.diagonal(axis1=1, axis2=2).mean(1)
         self._eigenvalues = np.linalg.eigvalsh(mean.astype(np.float64))
         self._hessians = moments.take(self._inputs, 1).take(self._inputs, 2)
@@ -83,7 +87,9 @@ class Encoder:
 
     def at(self, bits: float, *, state_bits: int = STATE_BITS) -> Trellis:
         """The matrix in at most so many bits a weight, scales and all (`fitting`)."""
-        half_bits, num_high = fitting(self._num_outputs, len(self._weights), bits, is_rotated=self._is_rotated)
+        half_bits, num_high = fitting(
+            self._num_outputs, len(self._weights), bits, is_rotated=self._is_rotated
+        )
         ridges = self._sizes * self._water((half_bits + num_high / len(self._weights)) / 2)
         ratios, pivots = self._hessians.copy(), np.empty(self._hessians.shape[:2], np.float32)
         factorise(ratios, pivots, ridges)
@@ -92,7 +98,9 @@ class Encoder:
         aim = self._weights - self._by_place(ridges) * aim
         is_high = self._is_high(pivots, num_high)
         run = partial(self._run, aim, ratios, pivots, half_bits + is_high.astype(np.uint8))
-        draft_bits = max(_DRAFT_STATE_BITS, min((half_bits + 2) // 2, HALF_BITS[-1] // 2) + _STATE_BITS_A_ROW)
+        draft_bits = max(
+            _DRAFT_STATE_BITS, min((half_bits + 2) // 2, HALF_BITS[-1] // 2) + _STATE_BITS_A_ROW
+        )
         draft = run(self._scales(np.sqrt(np.square(aim).mean(0))), draft_bits)
         scales = self._scales(np.sqrt(draft.energies))
         coded = run(scales, state_bits)
@@ -115,15 +123,26 @@ class Encoder:
             np.empty(self._num_outputs, np.float32),
             aim.copy(),
         )
-        given = self._order, self._ends, scales.deviations(self._num_outputs), half_bits, _levels(), _hashes(state_bits)
-        code_columns(coded.weighed, ratios, pivots, *given, coded.paths, coded.errors, coded.energies)
+        given = (
+            self._order,
+            self._ends,
+            scales.deviations(self._num_outputs),
+            half_bits,
+            _levels(),
+            _hashes(state_bits),
+        )
+        code_columns(
+            coded.weighed, ratios, pivots, *given, coded.paths, coded.errors, coded.energies
+        )
         return coded
 
     def _water(self, bits: float) -> np.float32:
         """The water level at which Gaussian weights under the mean Hessian need so many bits each."""
         grid = np.exp2(np.arange(-60, 30) / _WATER_STEPS)
         needed = np.log2(1 + np.maximum(self._eigenvalues, 0) / grid[:, None]).mean(1) / 2
-        return np.float32(grid[np.searchsorted(-needed, -_MORE_BITS * bits).clip(max=len(grid) - 1)])
+        return np.float32(
+            grid[np.searchsorted(-needed, -_MORE_BITS * bits).clip(max=len(grid) - 1)]
+        )
 
     def _by_place(self, of_groups: np.ndarray) -> np.ndarray:
         return np.repeat(of_groups, np.diff(self._ends, prepend=0), axis=-1)
@@ -138,7 +157,9 @@ class Encoder:
     def _scales(self, deviations: np.ndarray) -> "_Scales":
         """The stored form of the rows' deviations [places]."""
         if self._is_rotated:
-            return _Scales(np.float32(max(np.sqrt(np.square(deviations).mean()), _LEAST_SCALE)), None)
+            return _Scales(
+                np.float32(max(np.sqrt(np.square(deviations).mean()), _LEAST_SCALE)), None
+            )
         largest = np.float32(max(deviations.max(), _LEAST_SCALE))
         below = -ROW_STEPS * np.log2(np.maximum(deviations / largest, _LEAST_SCALE))
         return _Scales(largest, below.round().clip(0, 255).astype(np.uint8))
@@ -165,13 +186,20 @@ class Encoder:
         return self._scales(scales.deviations(self._num_outputs) * factors.clip(*_FIT))
 
     def _stored(
-        self, paths: np.ndarray, half_bits: int, is_high: np.ndarray, scales: "_Scales", state_bits: int
+        self,
+        paths: np.ndarray,
+        half_bits: int,
+        is_high: np.ndarray,
+        scales: "_Scales",
+        state_bits: int,
     ) -> Trellis:
         """Assemble the matrix; `paths` [in, rows] and `is_high` [in] are in the order of coding."""
         places = np.argsort(self._inputs)
         paths, is_high = paths[places], is_high[places]
         words = [pack(paths[is_high == more].T, half_bits + more).ravel() for more in (False, True)]
-        rows = None if scales.rows is None else torch.from_numpy(scales.rows[np.argsort(self._order)])
+        rows = (
+            None if scales.rows is None else torch.from_numpy(scales.rows[np.argsort(self._order)])
+        )
         return Trellis(
             half_bits,
             state_bits,
@@ -193,7 +221,9 @@ class _Scales:
 
     def deviations(self, num_outputs: int) -> np.ndarray:
         """float32 [places]."""
-        return self.scale * (np.ones(num_outputs, np.float32) if self.rows is None else row_factors()[self.rows])
+        return self.scale * (
+            np.ones(num_outputs, np.float32) if self.rows is None else row_factors()[self.rows]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +252,9 @@ def _normal(hessians: np.ndarray, damp: float) -> np.ndarray:
     """Hessians float32 [G, in, in], damped, with a mean diagonal of 1."""
     sizes = hessians.diagonal(axis1=1, axis2=2).astype(np.float64).mean(1)
     mean = sizes.mean() or 1.0
-    moments = np.divide(hessians, mean, out=np.empty(hessians.shape, np.float32), casting="same_kind")
+    moments = np.divide(
+        hessians, mean, out=np.empty(hessians.shape, np.float32), casting="same_kind"
+    )
     ridges = (damp * sizes / mean + _LEAST_DAMP).astype(np.float32)
     np.einsum("gii->gi", moments)[:] += ridges[:, None]
     return moments

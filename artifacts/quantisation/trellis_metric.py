@@ -44,27 +44,49 @@ def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> N
             for row in range(first + 1, size):
                 for column in range(first, min(row, end)):
                     matrix[row, column] = ratios[column - first, row]
-            for row in range(end, size, BLOCK):  # with what is left of the diagonal there, which is written anew
+            for row in range(
+                end, size, BLOCK
+            ):  # with what is left of the diagonal there, which is written anew
                 rows = (row, min(row + BLOCK, size))
-                add_products(matrix, rows, (row, size), matrix, (first, end), columns[: end - first], True)
+                add_products(
+                    matrix, rows, (row, size), matrix, (first, end), columns[: end - first], True
+                )
 
 
 @exact_part
 def pass_down(
-    target: np.ndarray, source: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int], is_less: bool
+    target: np.ndarray,
+    source: np.ndarray,
+    ratios: np.ndarray,
+    ends: np.ndarray,
+    block: tuple[int, int],
+    is_less: bool,
 ) -> None:
     """Add `L[l, j] source[:, l]` to each `target[:, j]`, or subtract it, for all l in the range `block` and all j below
     it; target, source [places, in]."""
     first, end = block
     start = 0
     for group in range(ends.size):
-        add_products(target, (start, ends[group]), (0, first), source, block, ratios[group, first:end], is_less)
+        add_products(
+            target,
+            (start, ends[group]),
+            (0, first),
+            source,
+            block,
+            ratios[group, first:end],
+            is_less,
+        )
         start = ends[group]
 
 
 @exact_part
 def down_within(
-    target: np.ndarray, source: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int], is_less: bool
+    target: np.ndarray,
+    source: np.ndarray,
+    ratios: np.ndarray,
+    ends: np.ndarray,
+    block: tuple[int, int],
+    is_less: bool,
 ) -> None:
     """As `pass_down`, for all l and j in the range `block` with l > j, the last l first; source may be the target."""
     first, end = block
@@ -80,7 +102,9 @@ def down_within(
 
 
 @exact_part
-def _pass_up(rows: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int]) -> None:
+def _pass_up(
+    rows: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int]
+) -> None:
     """Subtract `L[l, j] rows[:, j]` from each `rows[:, l]`, for all j < l of which j is in the range `block`."""
     first, end = block
     start = 0

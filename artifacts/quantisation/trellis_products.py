@@ -22,7 +22,11 @@ _AT_ONCE = 4  # rows that are added to: each of the others is loaded once for al
 
 
 def _added(
-    builder: ir.IRBuilder, is_less: bool, targets: Sequence[ir.Value], factors: Sequence[ir.Value], others: Callable
+    builder: ir.IRBuilder,
+    is_less: bool,
+    targets: Sequence[ir.Value],
+    factors: Sequence[ir.Value],
+    others: Callable,
 ) -> None:
     """Add to vectors at the addresses `targets` products of factors, which lie at an address for each, and `others`."""
     sums = [load(builder, target, _FLOATS) for target in targets]
@@ -42,9 +46,28 @@ def _adder(is_less: bool) -> Callable[..., None]:
     them; a target's 16 factors lie side by side. Addresses, and strides in bytes."""
 
     @intrinsic
-    def add(context, target, target_stride, count, factors, factors_stride, rows, rows_stride, num_vectors):
+    def add(
+        context,
+        target,
+        target_stride,
+        count,
+        factors,
+        factors_stride,
+        rows,
+        rows_stride,
+        num_vectors,
+    ):
         def generate(machine, builder, _, arguments):
-            target, target_stride, count, factors, factors_stride, rows, rows_stride, num_vectors = arguments
+            (
+                target,
+                target_stride,
+                count,
+                factors,
+                factors_stride,
+                rows,
+                rows_stride,
+                num_vectors,
+            ) = arguments
 
             def add_to(first: ir.Value, number: int) -> None:
                 places = [builder.add(first, I64(place)) for place in range(number)]
@@ -57,7 +80,13 @@ def _adder(is_less: bool) -> Callable[..., None]:
                         place = advanced(builder, rows, I64(row), rows_stride)
                         return load(builder, builder.add(place, offset), _FLOATS)
 
-                    _added(builder, is_less, [builder.add(each, offset) for each in targets], own, other)
+                    _added(
+                        builder,
+                        is_less,
+                        [builder.add(each, offset) for each in targets],
+                        own,
+                        other,
+                    )
 
             several = builder.udiv(count, I64(_AT_ONCE))
             with cgutils.for_range(builder, several, intp=I64) as loop:

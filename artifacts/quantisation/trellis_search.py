@@ -40,7 +40,9 @@ def _most(half_bits: int, num_states: int) -> np.float32:
 
 
 @exact_part
-def _cost(x: float, price: float, levels: np.ndarray, largest: float, most: float, costs: np.ndarray) -> None:
+def _cost(
+    x: float, price: float, levels: np.ndarray, largest: float, most: float, costs: np.ndarray
+) -> None:
     """Write what each of 64 levels costs for x, less what the `largest` does if x is beyond it: what all have in common
     decides nothing, and may be more than the numbers hold."""
     beyond = max(abs(x) - largest, np.float32(0))
@@ -85,7 +87,11 @@ def walk(
     """Write the path of the rows from `first` on, as many as `path` has, round the circle; with `end` the state at both
     ends, or -1. x, prices [rows]; levels [2, 64], that of a state at its hash; costs [3, states]; choices [rows, *]."""
     rows, num_states, now, less = x.size, hashes.size, 0, 0
-    most, largest, own = _most(half_bits, num_states), levels.max(), np.empty(_NUM_LEVELS, np.uint16)
+    most, largest, own = (
+        _most(half_bits, num_states),
+        levels.max(),
+        np.empty(_NUM_LEVELS, np.uint16),
+    )
     costs[0] = 0 if end < 0 else _FAR
     if end >= 0:
         costs[0, end] = 0
@@ -98,7 +104,11 @@ def walk(
             for state in range(num_states):
                 costs[2, state] = own[hashes[state]]
         bits = _bits(half_bits, place)
-        before, after, choice = costs[now].ctypes.data, costs[1 - now].ctypes.data, choices[place].ctypes.data
+        before, after, choice = (
+            costs[now].ctypes.data,
+            costs[1 - now].ctypes.data,
+            choices[place].ctypes.data,
+        )
         given = before, after, choice, hashes.ctypes.data, table, less, num_states
         less = _take(bits, given)
         now = 1 - now
@@ -106,7 +116,9 @@ def walk(
 
 
 @exact_part
-def _trace(half_bits: int, state: int, path: np.ndarray, num_states: int, choices: np.ndarray) -> None:
+def _trace(
+    half_bits: int, state: int, path: np.ndarray, num_states: int, choices: np.ndarray
+) -> None:
     """Follow the choices from the first row's state on."""
     for place in range(path.size):
         path[place] = state
@@ -168,16 +180,31 @@ def code_columns(
     place in `hashes` [states] names, times `deviations` [places] of rows.
     """
     (columns, rows), num_states, num_places = paths.shape, hashes.size, order.size
-    costs, choices = np.empty((3, num_states), np.uint16), np.empty((rows, num_states // 16), np.uint8)
-    path, x, prices = np.empty(rows, np.int64), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    aims, left, energies[:] = transposed(moved), np.empty((num_places, columns), np.float32), np.float32(0)
+    costs, choices = (
+        np.empty((3, num_states), np.uint16),
+        np.empty((rows, num_states // 16), np.uint8),
+    )
+    path, x, prices = (
+        np.empty(rows, np.int64),
+        np.zeros(rows, np.float32),
+        np.zeros(rows, np.float32),
+    )
+    aims, left, energies[:] = (
+        transposed(moved),
+        np.empty((num_places, columns), np.float32),
+        np.float32(0),
+    )
     factors = np.empty((BLOCK, BLOCK, num_places), np.float32)
     for end in range(columns, 0, -BLOCK):
         first = max(end - BLOCK, 0)
         _begin_block(aims, ratios, ends, (first, end), errors, moved, factors)
         for column in range(end - 1, first - 1, -1):
             own, half = moved[column], half_bits[column]
-            _add_products(own, factors[column - first, column + 1 - first : end - first], errors[column + 1 : end])
+            _add_products(
+                own,
+                factors[column - first, column + 1 - first : end - first],
+                errors[column + 1 : end],
+            )
             _price(own, pivots[:, column], order, ends, deviations, _UNITS[half], x, prices)
             _circle(x, prices, half, levels[half], hashes, path, costs, choices)
             paths[column] = path
@@ -189,7 +216,11 @@ def code_columns(
 
 @exact_part
 def _values(
-    path: np.ndarray, order: np.ndarray, deviations: np.ndarray, levels: np.ndarray, hashes: np.ndarray
+    path: np.ndarray,
+    order: np.ndarray,
+    deviations: np.ndarray,
+    levels: np.ndarray,
+    hashes: np.ndarray,
 ) -> np.ndarray:
     """What a column's states stand for, by place."""
     values = np.empty(order.size, np.float32)
@@ -199,7 +230,9 @@ def _values(
 
 
 @exact_part
-def _leave(values: np.ndarray, own: np.ndarray, errors: np.ndarray, energies: np.ndarray, columns: int) -> None:
+def _leave(
+    values: np.ndarray, own: np.ndarray, errors: np.ndarray, energies: np.ndarray, columns: int
+) -> None:
     """Take a column's values from what was to be coded and from what it was, and note the squares of the former."""
     for place, value in enumerate(values):
         energies[place] += own[place] * own[place] / np.float32(columns)
@@ -226,7 +259,9 @@ def _begin_block(
     for group in range(ends.size):
         for column in range(first, end):
             for later in range(column + 1, end):
-                factors[column - first, later - first, start : ends[group]] = ratios[group, column, later]
+                factors[column - first, later - first, start : ends[group]] = ratios[
+                    group, column, later
+                ]
         start = ends[group]
 
 

@@ -10,7 +10,19 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from artifacts.common.llvm_vectors import I16, I32, I64, advanced, called, filled, load, splat, spread, store, vector
+from artifacts.common.llvm_vectors import (
+    I16,
+    I32,
+    I64,
+    advanced,
+    called,
+    filled,
+    load,
+    splat,
+    spread,
+    store,
+    vector,
+)
 from artifacts.common.lookups import HAS_LOOKUPS
 
 LANES = 32
@@ -34,23 +46,35 @@ def _step(bits: int, *, looks_up: bool) -> Callable[..., int]:
     def step(context, before, after, choices, hashes, costs, less, num_states):
         def generate(target, builder, _, arguments):
             before, after, choices, hashes, costs, less, num_states = arguments
-            part, less = builder.lshr(num_states, I64(bits)), splat(builder, builder.trunc(less, I16), LANES)
+            part, less = (
+                builder.lshr(num_states, I64(bits)),
+                splat(builder, builder.trunc(less, I16), LANES),
+            )
             tables = [load(builder, costs, _COSTS, 64 * half) for half in range(2)]
             least = cgutils.alloca_once_value(builder, filled(_COSTS, _FAR))
             with cgutils.for_range(builder, builder.udiv(part, I64(LANES)), intp=I64) as loop:
-                following, stride = advanced(builder, before, loop.index, 2 * LANES), builder.shl(part, I64(1))
+                following, stride = (
+                    advanced(builder, before, loop.index, 2 * LANES),
+                    builder.shl(part, I64(1)),
+                )
                 places = [advanced(builder, following, I64(way), stride) for way in range(ways)]
                 lowest, planes = _least(builder, [load(builder, place, _COSTS) for place in places])
                 for bit, plane in enumerate(planes):
                     row = advanced(builder, choices, I64(bit), builder.lshr(part, I64(3)))
-                    store(builder, builder.bitcast(plane, I32), advanced(builder, row, loop.index, LANES // 8))
+                    store(
+                        builder,
+                        builder.bitcast(plane, I32),
+                        advanced(builder, row, loop.index, LANES // 8),
+                    )
                 lowest = called(builder, "llvm.usub.sat.v32i16", _COSTS, [lowest, less])
                 builder.store(_lower(builder, lowest, builder.load(least))[0], least)
                 for place in range(ways):
                     at = advanced(builder, I64(2 * LANES * place), loop.index, 2 * LANES * ways)
                     read = load(builder, builder.add(hashes if looks_up else costs, at), _COSTS)
                     cost = _looked_up(builder, tables, read) if looks_up else read
-                    of_lanes = spread(builder, lowest, [(LANES * place + lane) >> bits for lane in range(LANES)])
+                    of_lanes = spread(
+                        builder, lowest, [(LANES * place + lane) >> bits for lane in range(LANES)]
+                    )
                     total = called(builder, "llvm.uadd.sat.v32i16", _COSTS, [of_lanes, cost])
                     store(builder, total, builder.add(after, at))
             return builder.zext(_least_of_lanes(builder, builder.load(least)), I64)
@@ -71,18 +95,26 @@ def _least(builder: ir.IRBuilder, costs: Sequence[ir.Value]) -> tuple[ir.Value, 
     if len(costs) == 1:
         return costs[0], []
     half = len(costs) // 2
-    (low, low_bits), (high, high_bits) = (_least(builder, part) for part in (costs[:half], costs[half:]))
+    (low, low_bits), (high, high_bits) = (
+        _least(builder, part) for part in (costs[:half], costs[half:])
+    )
     least, is_high = _lower(builder, high, low)
-    return least, [builder.select(is_high, *pair) for pair in zip(high_bits, low_bits, strict=True)] + [is_high]
+    return least, [
+        builder.select(is_high, *pair) for pair in zip(high_bits, low_bits, strict=True)
+    ] + [is_high]
 
 
 def _looked_up(builder: ir.IRBuilder, tables: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
-    return called(builder, "llvm.x86.avx512.vpermi2var.hi.512", _COSTS, [tables[0], indices, tables[1]])
+    return called(
+        builder, "llvm.x86.avx512.vpermi2var.hi.512", _COSTS, [tables[0], indices, tables[1]]
+    )
 
 
 def _least_of_lanes(builder: ir.IRBuilder, costs: ir.Value) -> ir.Value:
     for half in (16, 8, 4, 2, 1):
-        costs, _ = _lower(builder, costs, spread(builder, costs, [lane ^ half for lane in range(LANES)]))
+        costs, _ = _lower(
+            builder, costs, spread(builder, costs, [lane ^ half for lane in range(LANES)])
+        )
     return builder.extract_element(costs, I32(0))
 
 

@@ -14,13 +14,18 @@ def buddy_lists(q: np.ndarray, alpha: float, k_max: int) -> list[list[int]]:
     is no buddy.
     """
     assert k_max >= 1, k_max
-    return [_buddies(row, pivot, alpha, k_max) for pivot, row in enumerate(np.asarray(q, dtype=np.float64))]
+    return [
+        _buddies(row, pivot, alpha, k_max)
+        for pivot, row in enumerate(np.asarray(q, dtype=np.float64))
+    ]
 
 
 def buddy_table(lists: list[list[int]]) -> np.ndarray:
     """[E, R] int64: the lists as rows, padded with -1 to the longest (R is at least 1)."""
     longest = max(1, *map(len, lists)) if lists else 1
-    return np.array([buddies + [-1] * (longest - len(buddies)) for buddies in lists], dtype=np.int64)
+    return np.array(
+        [buddies + [-1] * (longest - len(buddies)) for buddies in lists], dtype=np.int64
+    )
 
 
 def _buddies(row: np.ndarray, pivot: int, alpha: float, k_max: int) -> list[int]:

@@ -38,10 +38,14 @@ class Coactivation:
         if not selected.size:
             return
         lowest, highest = int(selected.min()), int(selected.max())
-        assert lowest >= 0 and highest < self.num_experts, f"expert ids {lowest} to {highest} outside the layer"
+        assert lowest >= 0 and highest < self.num_experts, (
+            f"expert ids {lowest} to {highest} outside the layer"
+        )
         share = additive_shares(weights)
         self.activations += np.bincount(selected.ravel(), minlength=self.num_experts)
-        self.weights += np.bincount(selected.ravel(), weights=share.ravel(), minlength=self.num_experts)
+        self.weights += np.bincount(
+            selected.ravel(), weights=share.ravel(), minlength=self.num_experts
+        )
         self._add_pairs(selected, share)
 
     def merge(self, other: "Coactivation") -> None:
@@ -77,10 +81,14 @@ def renormalised(weights: np.ndarray) -> np.ndarray:
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise NotFiniteWeights("a router gives NaN or infinity: the weights are damaged, or too large for their dtype")
+        raise NotFiniteWeights(
+            "a router gives NaN or infinity: the weights are damaged, or too large for their dtype"
+        )
     # Summed rank by rank: the order of numpy's own sum, and so its last bit, depends on the memory layout.
     total = reduce(np.add, weights.T)[:, None]
-    return np.divide(weights, total, out=np.full_like(weights, 1 / weights.shape[1]), where=total > 0)
+    return np.divide(
+        weights, total, out=np.full_like(weights, 1 / weights.shape[1]), where=total > 0
+    )
 
 
 def conditional(pairs: np.ndarray, epsilon: float = 0.0) -> np.ndarray:

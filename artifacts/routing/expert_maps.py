@@ -16,7 +16,10 @@ DTYPES = ("float32", "float16")
 CAPACITY, DISTANCE = 1000, 3  # the defaults of `moectl build-maps` too
 _TINY = np.float32(1e-30)
 _CHUNK = 1024  # maps widened from float16 at a time
-_BLOCK_NBYTES, _MOST_NEWCOMERS = 16 << 20, 512  # similarities between newcomers and maps computed at a time
+_BLOCK_NBYTES, _MOST_NEWCOMERS = (
+    16 << 20,
+    512,
+)  # similarities between newcomers and maps computed at a time
 
 
 def select_experts(probabilities: np.ndarray, score: float, k: int) -> list[int]:
@@ -85,7 +88,9 @@ class ExpertMaps:
         if capacity < 1:
             raise BadUsage(f"a store of maps needs a capacity of at least 1, not {capacity}")
         if not 1 <= distance <= num_layers:
-            raise BadUsage(f"the distance must be 1 to {num_layers}, the model's MoE layers, not {distance}")
+            raise BadUsage(
+                f"the distance must be 1 to {num_layers}, the model's MoE layers, not {distance}"
+            )
         self.capacity, self.distance = capacity, distance
         self.num_replaced = self.version = self._size = 0
         self.map_nbytes = map_nbytes(num_layers, num_experts, hidden, dtype)
@@ -93,10 +98,14 @@ class ExpertMaps:
             self._embeddings = np.empty((capacity, hidden), dtype)
             # Matching reads one layer of all maps at a time, and other work has emptied the CPU caches since.
             self._by_layer = np.empty((num_layers, capacity, num_experts), dtype)
-            self._inverse = np.empty((num_layers, capacity), np.float32)  # 1 / length of each prefix
+            self._inverse = np.empty(
+                (num_layers, capacity), np.float32
+            )  # 1 / length of each prefix
         except (MemoryError, ValueError) as error:
             nbytes = capacity * self.map_nbytes
-            raise OutOfResources(f"{capacity} maps take {nbytes:,} bytes: give a smaller capacity") from error
+            raise OutOfResources(
+                f"{capacity} maps take {nbytes:,} bytes: give a smaller capacity"
+            ) from error
 
     @classmethod
     def empty(cls, *, num_layers: int, num_experts: int, hidden: int) -> "ExpertMaps":
@@ -106,7 +115,12 @@ class ExpertMaps:
 
     @classmethod
     def of(
-        cls, embeddings: np.ndarray, probabilities: np.ndarray, *, distance: int = DISTANCE, capacity: int | None = None
+        cls,
+        embeddings: np.ndarray,
+        probabilities: np.ndarray,
+        *,
+        distance: int = DISTANCE,
+        capacity: int | None = None,
     ) -> "ExpertMaps":
         """A store of these maps, arrays as the properties `embeddings` and `probabilities` return them; it is full
         unless `capacity` is larger."""
@@ -127,7 +141,9 @@ class ExpertMaps:
 
     def copy(self) -> "ExpertMaps":
         """Another store of the same maps and capacity."""
-        return ExpertMaps.of(self.embeddings, self.probabilities, distance=self.distance, capacity=self.capacity)
+        return ExpertMaps.of(
+            self.embeddings, self.probabilities, distance=self.distance, capacity=self.capacity
+        )
 
     @property
     def embeddings(self) -> np.ndarray:
@@ -190,7 +206,9 @@ class ExpertMaps:
         by the lower number. Raises BadInput for values that are not finite.
         """
         if not (np.isfinite(embeddings).all() and np.isfinite(probabilities).all()):
-            raise BadInput("an embedding or a router's distribution is not finite: is the checkpoint damaged?")
+            raise BadInput(
+                "an embedding or a router's distribution is not finite: is the checkpoint damaged?"
+            )
         embeddings = _unit(embeddings).astype(self.dtype)
         probabilities = probabilities.astype(self.dtype, copy=False)
         room = min(len(embeddings), self.capacity - self._size)
@@ -208,7 +226,9 @@ class ExpertMaps:
         """Replace maps as if newcomers came one after another, with all similarities computed at once: the column of a
         replaced map becomes that of the newcomer in its place."""
         similar = self._similarity(embeddings, probabilities, self)
-        among = self._similarity(embeddings, probabilities, ExpertMaps.of(embeddings, probabilities, distance=1))
+        among = self._similarity(
+            embeddings, probabilities, ExpertMaps.of(embeddings, probabilities, distance=1)
+        )
         rows = np.empty(len(embeddings), np.int64)
         for newcomer, scores in enumerate(similar):
             rows[newcomer] = row = scores.argmax()
@@ -220,11 +240,15 @@ class ExpertMaps:
         self.num_replaced += len(rows)
         return rows
 
-    def _similarity(self, embeddings: np.ndarray, probabilities: np.ndarray, others: "ExpertMaps") -> np.ndarray:
+    def _similarity(
+        self, embeddings: np.ndarray, probabilities: np.ndarray, others: "ExpertMaps"
+    ) -> np.ndarray:
         """[B, N] d/L semantic + (L-d)/L trajectory scores, with this store's d."""
         share = self.distance / self.num_layers
         semantic = others.semantic_scores(embeddings.astype(np.float32, copy=False))
-        return share * semantic + (1 - share) * others.trajectory_scores(probabilities.astype(np.float32, copy=False))
+        return share * semantic + (1 - share) * others.trajectory_scores(
+            probabilities.astype(np.float32, copy=False)
+        )
 
     def _write(self, rows: np.ndarray, embeddings: np.ndarray, probabilities: np.ndarray) -> None:
         by_layer = probabilities.transpose(1, 0, 2)
@@ -257,7 +281,9 @@ class Trajectories:
         assert self.num_layers, "no layer has run yet: the embedding guides the first layers"
         scores = self._dots * self._maps._inverse[self.num_layers - 1, : len(self._maps)]
         scores *= _inverse(self._squares)[:, None]
-        return np.minimum(scores, 1, out=scores)  # distributions are not negative, nor are products of them
+        return np.minimum(
+            scores, 1, out=scores
+        )  # distributions are not negative, nor are products of them
 
 
 def _dots(queries: np.ndarray, held: np.ndarray) -> np.ndarray:

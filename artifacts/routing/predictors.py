@@ -77,7 +77,11 @@ def predictors_of(rows: "pa.Table", shape: Shape, *, num_features: int, seed: in
     distance, rest = divmod(rows.num_rows, shape.num_layers)
     flat = rows["weights"].combine_chunks()
     lengths = set(np.asarray(flat.value_lengths()).tolist())
-    at = rows["layer"].to_numpy().astype(int) * distance + rows["distance"].to_numpy().astype(int) - 1
+    at = (
+        rows["layer"].to_numpy().astype(int) * distance
+        + rows["distance"].to_numpy().astype(int)
+        - 1
+    )
     if (
         rest
         or not distance
@@ -85,15 +89,21 @@ def predictors_of(rows: "pa.Table", shape: Shape, *, num_features: int, seed: in
         or lengths.pop() % shape.num_experts
         or sorted(at) != [*range(len(at))]
     ):
-        raise BadInput("these predictors are damaged or of another model: run moectl build-predictor again")
+        raise BadInput(
+            "these predictors are damaged or of another model: run moectl build-predictor again"
+        )
     weights = np.empty((len(at), len(flat[0]) // shape.num_experts, shape.num_experts), np.float32)
     weights[at] = flat.flatten().to_numpy(zero_copy_only=False).reshape(weights.shape)
     scale = np.empty(len(at), np.float32)
     scale[at] = rows["scale"].to_numpy()
     if weights.shape[1] < num_features + 2 or num_features < 0:
-        raise BadInput("these predictors lack what their features need: run moectl build-predictor again")
+        raise BadInput(
+            "these predictors lack what their features need: run moectl build-predictor again"
+        )
     if not (np.isfinite(weights).all() and np.isfinite(scale).all()):
-        raise BadInput("these predictors hold numbers that are not finite: run moectl build-predictor again")
+        raise BadInput(
+            "these predictors hold numbers that are not finite: run moectl build-predictor again"
+        )
     shaped = weights.reshape(shape.num_layers, distance, *weights.shape[1:])
     return Predictors(scale[::distance].copy(), shaped, num_features, seed)
 

@@ -26,7 +26,9 @@ class Similarity:
     @classmethod
     def stack(cls, layers: Sequence["Similarity"]) -> "Similarity":
         """Join single layers to all layers."""
-        return cls(*(np.concatenate([getattr(layer, name) for layer in layers]) for name in cls.__slots__))
+        return cls(
+            *(np.concatenate([getattr(layer, name) for layer in layers]) for name in cls.__slots__)
+        )
 
     @classmethod
     def merge(cls, shards: Sequence["Similarity"]) -> "Similarity":
@@ -34,7 +36,10 @@ class Similarity:
         tokens = [shard.samples.sum(axis=1)[:, None] for shard in shards]
         served = [shard.samples for shard in shards]
         is_unrouted = sum(served) == 0
-        served = [np.where(is_unrouted, total, routed) for total, routed in zip(tokens, served, strict=True)]
+        served = [
+            np.where(is_unrouted, total, routed)
+            for total, routed in zip(tokens, served, strict=True)
+        ]
         return cls(
             _mean([shard.cosine for shard in shards], [total[:, :, None] for total in tokens]),
             _mean([shard.loss for shard in shards], [routed[:, :, None] for routed in served]),

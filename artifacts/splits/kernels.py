@@ -77,7 +77,13 @@ def _covered(curves, times, layer, budget, window):
         link_s, host_s = _paid(times, transfers, prefetched)
         worth = _worth(times, covered, link_s + host_s)
         if worth > most:
-            most, best, best_covered, best_link_s, best_host_s = worth, size, covered, link_s, host_s
+            most, best, best_covered, best_link_s, best_host_s = (
+                worth,
+                size,
+                covered,
+                link_s,
+                host_s,
+            )
         if most >= k:
             break
     return best_covered, best_link_s, best_host_s, best
@@ -95,7 +101,9 @@ def _after(times, covered, link_s, host_s):
 def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
     """Recompute the layers from `first`, whose window is known, to `last`, and further until a window is unchanged."""
     for layer in range(first, len(budgets)):
-        covered, link_s, host_s, sizes[layer] = _covered(curves, times, layer, budgets[layer], windows[layer])
+        covered, link_s, host_s, sizes[layer] = _covered(
+            curves, times, layer, budgets[layer], windows[layer]
+        )
         exposed[layer], window = _after(times, covered, link_s, host_s)
         if layer >= last and window == windows[layer + 1]:
             return
@@ -119,7 +127,9 @@ def exposed_change(curves, times, budgets, windows, exposed, first, of_first, se
     return change
 
 
-@kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64[::1], float64[::1], int64[::1])", exact=True)
+@kernel(
+    f"void({_CURVES}, {_TIMES}, float64[::1], float64[::1], float64[::1], int64[::1])", exact=True
+)
 def split(curves, times, budgets, windows, exposed, sizes):
     """Fill `windows` but the first, `exposed` [L] and `sizes` [L]."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
@@ -138,7 +148,9 @@ def _exposed_after(curves, times, budgets, step, first_window):
         if can_take[layer]:
             shifted[layer] += step
     windows, exposed = np.full(len(budgets) + 1, first_window), np.zeros(len(budgets))
-    _walk(curves, times, shifted, 0, len(budgets), windows, exposed, np.zeros(len(budgets), np.int64))
+    _walk(
+        curves, times, shifted, 0, len(budgets), windows, exposed, np.zeros(len(budgets), np.int64)
+    )
     return exposed, can_take
 
 
@@ -164,7 +176,10 @@ def _published_pair(curves, times, budgets, step, first_window, exposed):
     return receiver, _most(exposed - less, can_give)
 
 
-@kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
+@kernel(
+    f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])",
+    exact=True,
+)
 def greedy(curves, times, budgets, step, windows, exposed, sizes):
     """While the sum falls, move a step of so many experts between the published pair of layers."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
@@ -173,17 +188,34 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
         receiver, giver = _published_pair(curves, times, budgets, step, windows[0], exposed)
         if receiver == _NO_LAYER or giver == _NO_LAYER:
             return
-        more, less = start[receiver] + (moved[receiver] + 1) * step, start[giver] + (moved[giver] - 1) * step
-        change = exposed_change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
+        more, less = (
+            start[receiver] + (moved[receiver] + 1) * step,
+            start[giver] + (moved[giver] - 1) * step,
+        )
+        change = exposed_change(
+            curves, times, budgets, windows, exposed, receiver, more, giver, less
+        )
         if change >= -_least_change(times):
             return
         moved[receiver] += 1
         moved[giver] -= 1
         budgets[receiver], budgets[giver] = more, less
-        _walk(curves, times, budgets, min(receiver, giver), max(receiver, giver), windows, exposed, sizes)
+        _walk(
+            curves,
+            times,
+            budgets,
+            min(receiver, giver),
+            max(receiver, giver),
+            windows,
+            exposed,
+            sizes,
+        )
 
 
-@kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
+@kernel(
+    f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])",
+    exact=True,
+)
 def refine(curves, times, budgets, step, windows, exposed, sizes):
     """Move gaining step at a time between any two layers, judged by the change of the whole sum, while it falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
@@ -206,7 +238,16 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
             return
         budgets[receiver] += step
         budgets[giver] -= step
-        _walk(curves, times, budgets, min(receiver, giver), max(receiver, giver), windows, exposed, sizes)
+        _walk(
+            curves,
+            times,
+            budgets,
+            min(receiver, giver),
+            max(receiver, giver),
+            windows,
+            exposed,
+            sizes,
+        )
 
 
 @exact_part

@@ -8,7 +8,9 @@ import numpy as np
 from artifacts.errors import BadUsage
 
 
-def loads_on_demand(hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarray, k: int) -> np.ndarray:
+def loads_on_demand(
+    hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarray, k: int
+) -> np.ndarray:
     """[L, E + 1] demand loads per token in each layer, by the number of experts that the layer holds.
 
     A token's k experts need a demand load unless they are held, hit [L, E + 1], or were not held but among the k
@@ -23,7 +25,9 @@ def fewest_loads(loads: np.ndarray, num_slots: int) -> np.ndarray:
     1] is minimal; of equal sums the first found gives lower layers more. Raises BadUsage when no such choice exists."""
     num_layers, most = len(loads), loads.shape[1] - 1
     if not num_layers <= num_slots <= num_layers * most:
-        raise BadUsage(f"{num_slots} slots cannot be from 1 to {most} in each of {num_layers} layers")
+        raise BadUsage(
+            f"{num_slots} slots cannot be from 1 to {most} in each of {num_layers} layers"
+        )
     best = np.full(num_slots + 1, np.inf)
     best[0] = 0.0
     chosen = np.zeros((num_layers, num_slots + 1), np.int64)

@@ -145,7 +145,10 @@ class SplitProblem:
     def dynamic(self, even: np.ndarray, greedy: Answer, step: float) -> Answer:
         """The best of greedy's answer and of what moves of at least `step` experts make of it and of a grid's best."""
         starts = (self.gridded(even, step), greedy[0])
-        return min([greedy, *(self.refined(start, step) for start in starts)], key=lambda answer: answer[1].sum())
+        return min(
+            [greedy, *(self.refined(start, step) for start in starts)],
+            key=lambda answer: answer[1].sum(),
+        )
 
     def even(self, total: float) -> np.ndarray:
         """Equal budgets [L] that add up to `total` experts, at most all. Raises BadUsage."""
@@ -175,7 +178,9 @@ class SplitProblem:
 
         num_layers, num_experts = self.shape
         cell = 1 / min(max(1, int(_NUM_CELLS / even.sum())), max(1, round(1 / step)))
-        spare = math.floor(even.sum() / cell + _CLOSE) - num_layers  # every layer has one cell already
+        spare = (
+            math.floor(even.sum() / cell + _CLOSE) - num_layers
+        )  # every layer has one cell already
         if spare < 0:
             return even
         values = cell * np.arange(1, round(num_experts / cell) + 1)
@@ -183,13 +188,17 @@ class SplitProblem:
         table = tabulate(self.curves, self.times, values, windows)
         budgets = values[best_cells(self.times, table, windows, self.first_window, spare)]
         rest = np.eye(num_layers) * max(0.0, even.sum() - budgets.sum())
-        choices = [budgets + extra for extra in rest if (budgets + extra <= num_experts + _CLOSE).all()]
+        choices = [
+            budgets + extra for extra in rest if (budgets + extra <= num_experts + _CLOSE).all()
+        ]
         return min(choices, key=lambda choice: self.answer(choice)[1].sum())
 
     def window_grid(self) -> np.ndarray:
         """Windows in seconds, ascending, from the shortest that a layer can leave to the longest."""
         moe_s, attention_s, load_s, k, latency_s, _ = self.times
-        hidden_s = load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0  # where loads and computing take as long
+        hidden_s = (
+            load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0
+        )  # where loads and computing take as long
         hidden_s = moe_s if latency_s else hidden_s
         ends = [moe_s - hidden_s + attention_s, moe_s + attention_s, self.first_window]
         return np.unique(np.append(np.linspace(min(ends), max(ends), _NUM_WINDOWS), ends))
@@ -199,7 +208,11 @@ class SplitProblem:
         # Compiled code takes a while to load: it is imported only where something is solved.
         from artifacts.splits import kernels
 
-        budgets, exposed, sizes = budgets.copy(), np.zeros(len(budgets)), np.zeros(len(budgets), np.int64)
+        budgets, exposed, sizes = (
+            budgets.copy(),
+            np.zeros(len(budgets)),
+            np.zeros(len(budgets), np.int64),
+        )
         windows = np.full(len(budgets) + 1, np.nan)
         windows[0] = self.first_window
         getattr(kernels, kernel)(self.curves, self.times, budgets, *step, windows, exposed, sizes)
@@ -210,7 +223,9 @@ class SplitProblem:
         budgets = np.array(budgets, np.float64)
         num_layers, num_experts = self.shape
         if budgets.shape != (num_layers,) or not ((budgets > 0) & (budgets <= num_experts)).all():
-            raise BadUsage(f"budgets: one for each of {num_layers} layers, above 0 and at most {num_experts} experts")
+            raise BadUsage(
+                f"budgets: one for each of {num_layers} layers, above 0 and at most {num_experts} experts"
+            )
         return budgets
 
 
@@ -238,7 +253,9 @@ def expert_split(
     cached one takes one, for its bottom. Raises BadUsage.
     """
     times = (moe_s, attention_s, load_s, k, latency_s, host_s)
-    return SplitProblem.of(first_window, times, (hit, prediction, prediction_hit)).split(budgets)[1:]
+    return SplitProblem.of(first_window, times, (hit, prediction, prediction_hit)).split(budgets)[
+        1:
+    ]
 
 
 def allocate(
@@ -279,6 +296,8 @@ def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: float
         or cached.shape != (*prediction.shape, num_sizes)
         or not 1 <= k < num_sizes
     ):
-        raise BadUsage(f"curves of L layers and E experts are [L, E+1], [L, Y] and [L, Y, E+1], k 1 to E, not {shapes}")
+        raise BadUsage(
+            f"curves of L layers and E experts are [L, E+1], [L, Y] and [L, Y, E+1], k 1 to E, not {shapes}"
+        )
     if not all(((curve >= 0) & (curve <= 1 + _CLOSE)).all() for curve in (hit, prediction, cached)):
         raise BadUsage("curves are shares: from 0 to 1")

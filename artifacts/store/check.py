@@ -49,15 +49,23 @@ class _Scan:
             try:
                 counted = f"SELECT run_id, count(*) AS n, bit_xor(hash({quoted(table)})) FROM {quoted(table)}"
                 rows = store.query(f"{counted} GROUP BY run_id")
-                self.counts[table] = dict(zip(rows["run_id"].to_pylist(), rows["n"].to_pylist(), strict=True))
+                self.counts[table] = dict(
+                    zip(rows["run_id"].to_pylist(), rows["n"].to_pylist(), strict=True)
+                )
             except BadInput as problem:
                 del self.counts[table]
-                self.findings.append(StoreFinding(table, str(problem), "restore the store from a copy or make it anew"))
+                self.findings.append(
+                    StoreFinding(
+                        table, str(problem), "restore the store from a copy or make it anew"
+                    )
+                )
 
 
 def _schema(store: Store) -> Iterator[StoreFinding]:
     """Report missing columns. A store of an older version rightly lacks what later versions added."""
-    [version] = store.query("SELECT max(version) AS version FROM schema_version")["version"].to_pylist()
+    [version] = store.query("SELECT max(version) AS version FROM schema_version")[
+        "version"
+    ].to_pylist()
     present = store.columns()
     for table, expected in TABLES.items() if version == SCHEMA_VERSION else ():
         if missing := expected.columns.keys() - present.get(table, set()):
@@ -71,7 +79,9 @@ def _schema(store: Store) -> Iterator[StoreFinding]:
 def _counts(runs: list[StoredRun], scan: _Scan) -> Iterator[StoreFinding]:
     for run in runs:
         for table, size in run.contents.items():
-            num_present = scan.counts[table].get(run.run_id, 0) if table in scan.counts else size.num_rows
+            num_present = (
+                scan.counts[table].get(run.run_id, 0) if table in scan.counts else size.num_rows
+            )
             if num_present != size.num_rows:
                 yield StoreFinding(
                     f"run {run.run_id}",
@@ -82,7 +92,9 @@ def _counts(runs: list[StoredRun], scan: _Scan) -> Iterator[StoreFinding]:
     for table, counts in scan.counts.items():
         for run_id in sorted(counts.keys() - run_ids):
             yield StoreFinding(
-                table, f"{counts[run_id]} rows are of run {run_id}, which is not there", "nothing reads them"
+                table,
+                f"{counts[run_id]} rows are of run {run_id}, which is not there",
+                "nothing reads them",
             )
 
 
@@ -91,12 +103,20 @@ def _references(store: Store, runs: list[StoredRun]) -> Iterator[StoreFinding]:
     for run in runs:
         again = f"run moectl {run.info.command} again"
         if run.info.model_id is not None and run.info.model_id not in models:
-            yield StoreFinding(f"run {run.run_id}", f"its model {run.info.model_id} is not in the store", again)
+            yield StoreFinding(
+                f"run {run.run_id}", f"its model {run.info.model_id} is not in the store", again
+            )
         if (other := run.info.parameters.get(_REFERENCE)) is not None and other not in run_ids:
-            yield StoreFinding(f"run {run.run_id}", f"it was made of run {other}, which is not there", again)
+            yield StoreFinding(
+                f"run {run.run_id}", f"it was made of run {other}, which is not there", again
+            )
     unfinished = store.query("SELECT run_id, status FROM runs WHERE status <> 'complete'")
-    for run_id, status in zip(*(unfinished[name].to_pylist() for name in ("run_id", "status")), strict=True):
-        yield StoreFinding(f"run {run_id}", f"its status is {status}", "nothing reads it: run its command again")
+    for run_id, status in zip(
+        *(unfinished[name].to_pylist() for name in ("run_id", "status")), strict=True
+    ):
+        yield StoreFinding(
+            f"run {run_id}", f"its status is {status}", "nothing reads it: run its command again"
+        )
 
 
 def _replicas(store: Store, runs: list[StoredRun]) -> tuple[set[Path], list[StoreFinding]]:

@@ -21,10 +21,14 @@ _READER_RETRIES = 5
 _RETRY_S = 0.2
 LONGEST_S = 600.0  # of one step: to write a trace of gigabytes to a slow disk takes a part of it
 _MOST_NBYTES, _MOST_SPILLED_NBYTES = 8 << 30, 32 << 30
-_OPENING = threading.Lock()  # connections of one file share its configuration, which the first of them locks
+_OPENING = (
+    threading.Lock()
+)  # connections of one file share its configuration, which the first of them locks
 
 
-def connect(path: Path, *, read_only: bool, patience_s: float | None = None) -> duckdb.DuckDBPyConnection:
+def connect(
+    path: Path, *, read_only: bool, patience_s: float | None = None
+) -> duckdb.DuckDBPyConnection:
     """Open the file; a writer creates it if it does not exist.
 
     A reader waits one second for a writer to finish; a writer waits for `patience_s`, by default not at all. Raises
@@ -32,7 +36,13 @@ def connect(path: Path, *, read_only: bool, patience_s: float | None = None) -> 
     its number).
     """
     _check_file(path, read_only=read_only)
-    retries = int(patience_s / _RETRY_S) if patience_s is not None else _READER_RETRIES if read_only else 0
+    retries = (
+        int(patience_s / _RETRY_S)
+        if patience_s is not None
+        else _READER_RETRIES
+        if read_only
+        else 0
+    )
     with translated(path):
         for _ in range(retries):
             try:
@@ -142,7 +152,9 @@ def _confine(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(f"SET search_path = {literal(_search_path(connection))}")
     [(is_locked,)] = connection.execute("SELECT current_setting('lock_configuration')").fetchall()
     if not is_locked:
-        connection.execute("SET enable_progress_bar = false")  # where Python is interactive it would go to stdout
+        connection.execute(
+            "SET enable_progress_bar = false"
+        )  # where Python is interactive it would go to stdout
         # `Store.close` does it: not when another process wrote the file meanwhile.
         connection.execute("PRAGMA disable_checkpoint_on_shutdown")
         connection.execute("SET lock_configuration = true")
@@ -157,7 +169,9 @@ def _search_path(connection: duckdb.DuckDBPyConnection) -> str:
 
 def _database(connection: duckdb.DuckDBPyConnection) -> str:
     """The name that DuckDB gives the file, quoted."""
-    databases = connection.execute("SELECT database_name, internal FROM system.main.duckdb_databases()").fetchall()
+    databases = connection.execute(
+        "SELECT database_name, internal FROM system.main.duckdb_databases()"
+    ).fetchall()
     [name] = [name for name, is_internal in databases if not is_internal]
     return quoted(name)
 
@@ -192,12 +206,18 @@ def _problem(error: duckdb.Error, path: Path) -> Problem:
             f"a query on {path} took longer than {LONGEST_S / 60:.0f} minutes and was stopped; nothing was changed"
         )
     if any(sign in text for sign in _FULL):
-        return OutOfResources(f"no space left on the disk of {path}; free some and try again: earlier runs are kept")
+        return OutOfResources(
+            f"no space left on the disk of {path}; free some and try again: earlier runs are kept"
+        )
     if isinstance(error, duckdb.OutOfMemoryException) or shortage(error):
-        return OutOfResources(f"cannot work on {path} ({first_line(error)}): {shortage(error) or 'not enough memory'}")
+        return OutOfResources(
+            f"cannot work on {path} ({first_line(error)}): {shortage(error) or 'not enough memory'}"
+        )
     if "Permission denied" in text or "Read-only file system" in text:
         return BadInput(f"may not write {path}; change its permissions or name another store")
-    return BadInput(f"{path} is damaged ({first_line(error)}); restore it from a copy or make it anew")
+    return BadInput(
+        f"{path} is damaged ({first_line(error)}); restore it from a copy or make it anew"
+    )
 
 
 def _is_locked(error: duckdb.Error) -> bool:

@@ -31,44 +31,65 @@ def map_arrays(rows: pa.Table, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     embeddings, flat = (_matrix(rows, name) for name in ("embedding", "probabilities"))
     size = (shape.num_layers, shape.num_experts)
     if flat.shape[1] != size[0] * size[1] or rows["map"].to_pylist() != list(range(rows.num_rows)):
-        raise BadInput("these expert maps are damaged or of another model: run moectl build-maps again")
+        raise BadInput(
+            "these expert maps are damaged or of another model: run moectl build-maps again"
+        )
     return embeddings, flat.reshape(-1, *size)
 
 
-def stored_maps(store: Store, *, model_id: str | None = None, run_id: int | None = None) -> ExpertMaps:
+def stored_maps(
+    store: Store, *, model_id: str | None = None, run_id: int | None = None
+) -> ExpertMaps:
     """The maps of a run, by default the newest (of a model if given), with their capacity and distance.
 
     Raises Incompatible when there are none, or the run belongs to another model.
     """
     run = latest_maps(store, model_id) if run_id is None else store.run(run_id)
     if run is None or TABLE not in run.contents:
-        raise Incompatible(f"{store.path} holds no expert maps{_of(run_id)}: run moectl build-maps first")
+        raise Incompatible(
+            f"{store.path} holds no expert maps{_of(run_id)}: run moectl build-maps first"
+        )
     if model_id is not None and run.info.model_id != model_id:
-        raise Incompatible(f"run {run.run_id} of {store.path} is of another model: run moectl build-maps on this one")
+        raise Incompatible(
+            f"run {run.run_id} of {store.path} is of another model: run moectl build-maps on this one"
+        )
     return _read(store, run)
 
 
 def latest_maps(store: Store, model_id: str | None = None) -> StoredRun | None:
     """The newest run with maps, built or learned, of one model if given; None if there is none."""
-    runs = [run for run in store.runs() if TABLE in run.contents and model_id in (None, run.info.model_id)]
+    runs = [
+        run
+        for run in store.runs()
+        if TABLE in run.contents and model_id in (None, run.info.model_id)
+    ]
     return runs[-1] if runs else None
 
 
 def stored_origins(store: Store, run_id: int) -> np.ndarray:
     """[N, 2] the request and iteration of each of a run's maps."""
     rows = store.read(TABLE, run_id)
-    return np.stack([rows[name].to_numpy() for name in ("request", "iteration")], axis=1).astype(np.int64)
+    return np.stack([rows[name].to_numpy() for name in ("request", "iteration")], axis=1).astype(
+        np.int64
+    )
 
 
 def _read(store: Store, run: StoredRun) -> ExpertMaps:
     shape = next(model.shape for model in store.models() if model.model_id == run.info.model_id)
     parameters = run.info.parameters
     with as_written(run, store.path):
-        dtype, distance, capacity = str(parameters["dtype"]), int(parameters["distance"]), int(parameters["capacity"])
+        dtype, distance, capacity = (
+            str(parameters["dtype"]),
+            int(parameters["distance"]),
+            int(parameters["capacity"]),
+        )
     if dtype not in DTYPES:
         raise BadInput(f"{store.path} has expert maps of {dtype[:40]}: run moectl build-maps again")
     # DuckDB's Arrow tables have no float16; values that were rounded to float16 convert back exactly.
-    arrays = [array.astype(dtype, copy=False) for array in map_arrays(store.read(TABLE, run.run_id), shape)]
+    arrays = [
+        array.astype(dtype, copy=False)
+        for array in map_arrays(store.read(TABLE, run.run_id), shape)
+    ]
     return ExpertMaps.of(*arrays, distance=distance, capacity=capacity)
 
 
@@ -79,7 +100,9 @@ def _of(run_id: int | None) -> str:
 def _lists(values: np.ndarray) -> pa.Array:
     """[N, ...] as N lists."""
     flat = values.reshape(len(values), -1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat.astype(np.float32, copy=False).ravel()), flat.shape[1])
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(flat.astype(np.float32, copy=False).ravel()), flat.shape[1]
+    )
 
 
 def _matrix(rows: pa.Table, name: str) -> np.ndarray:
@@ -91,5 +114,7 @@ def _matrix(rows: pa.Table, name: str) -> np.ndarray:
     values = values.to_numpy(zero_copy_only=True)
     width, rest = divmod(len(values), max(1, len(lists)))
     if rest or not np.isfinite(values).all() or (np.asarray(lists.value_lengths()) != width).any():
-        raise BadInput(f"expert maps differ in the length of {name}, or are not finite: run moectl build-maps again")
+        raise BadInput(
+            f"expert maps differ in the length of {name}, or are not finite: run moectl build-maps again"
+        )
     return values.reshape(len(lists), width)

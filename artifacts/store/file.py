@@ -19,7 +19,15 @@ from artifacts.store.database import (
     translated,
 )
 from artifacts.store.runs import utc_now, versions
-from artifacts.store.schema import SCHEMA_VERSION, TABLES, comments, migration, quoted, statements, unmendable
+from artifacts.store.schema import (
+    SCHEMA_VERSION,
+    TABLES,
+    comments,
+    migration,
+    quoted,
+    statements,
+    unmendable,
+)
 from artifacts.store.structure import refuse_strange, stored_columns
 
 _TRIES = 5
@@ -77,7 +85,9 @@ def _connect(
         if read_only or _identity(path) == before:
             return connection, before if is_new else None
         connection.close()
-    raise BadInput(f"{path} was replaced each time it was opened: name a store that nothing else moves")
+    raise BadInput(
+        f"{path} was replaced each time it was opened: name a store that nothing else moves"
+    )
 
 
 def _identity(path: Path) -> Identity | None:
@@ -132,7 +142,9 @@ def _is_old(connection: duckdb.DuckDBPyConnection, version: int | None) -> bool:
     return version is not None and (version < SCHEMA_VERSION or not is_whole)
 
 
-def _complete(connection: duckdb.DuckDBPyConnection, path: Path, version: int | None, *, is_old: bool) -> None:
+def _complete(
+    connection: duckdb.DuckDBPyConnection, path: Path, version: int | None, *, is_old: bool
+) -> None:
     """Fill a file that another DuckDB left without tables, upgrade an old one, and add comments that are missing."""
     if version is None:
         with defining(connection), transaction(connection):
@@ -146,7 +158,9 @@ def _complete(connection: duckdb.DuckDBPyConnection, path: Path, version: int | 
             connection.execute("; ".join(missing))
 
 
-def _check(connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool = True) -> int | None:
+def _check(
+    connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool = True
+) -> int | None:
     """The version of a store that this moectl can read; None for an empty file, which is an error if `is_filled`."""
     tables = stored_columns(connection)
     if not tables and not is_filled:
@@ -155,10 +169,14 @@ def _check(connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool
         raise BadInput(f"{path} is empty; moectl profile fills it")
     if "schema_version" not in tables:
         raise BadInput(f"{path} is a DuckDB file but not a store of moectl; name another file")
-    refuse_strange(connection, path, {"schema_version"})  # first: a newer moectl may have other tables
+    refuse_strange(
+        connection, path, {"schema_version"}
+    )  # first: a newer moectl may have other tables
     version = _version(connection)
     if version is None or version < 1:
-        raise BadInput(f"{path} is damaged: it has no version of its tables; restore it from a copy or make it anew")
+        raise BadInput(
+            f"{path} is damaged: it has no version of its tables; restore it from a copy or make it anew"
+        )
     if version > SCHEMA_VERSION:
         raise Incompatible(
             f"{path} was made by a newer moectl (schema {version}, this one knows {SCHEMA_VERSION}); upgrade moectl"
@@ -180,8 +198,14 @@ def _keep_copy(path: Path, version: int) -> None:
 
 def _upgrade(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> None:
     """Add what the present schema has and the file lacks, all of it or nothing; stored rows stay."""
-    present = {table: names for table, names in stored_columns(connection).items() if table in TABLES}
-    filled = {name for name in present if connection.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 1").fetchall()}
+    present = {
+        table: names for table, names in stored_columns(connection).items() if table in TABLES
+    }
+    filled = {
+        name
+        for name in present
+        if connection.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 1").fetchall()
+    }
     if lost := unmendable(present, filled):
         raise Incompatible(
             f"{path} was written by a moectl between two releases (schema {version}): {lost}. Nothing was changed; "
@@ -195,4 +219,6 @@ def _execute(connection: duckdb.DuckDBPyConnection, ddl: list[str]) -> None:
     """Run the statements and record the version that they lead to."""
     connection.execute("; ".join(ddl))
     made_with = versions().get("moectl", "not installed")
-    connection.execute("INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with])
+    connection.execute(
+        "INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with]
+    )

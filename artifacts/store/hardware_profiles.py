@@ -26,7 +26,9 @@ def profile_for(store: "Store", shape: Shape, *, name: str) -> HardwareProfile:
         if shapes[run.info.model_id] == shape:
             return _read(store, run)
     what = "hardware profiles of models of other shapes only" if runs else "no hardware profile"
-    raise Incompatible(f"{store.path} holds {what}, and seconds are those of one model: {REMEDY} with {name}")
+    raise Incompatible(
+        f"{store.path} holds {what}, and seconds are those of one model: {REMEDY} with {name}"
+    )
 
 
 def _read(store: "Store", run: StoredRun) -> HardwareProfile:

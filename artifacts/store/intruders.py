@@ -8,7 +8,9 @@ from pathlib import Path
 
 from artifacts.errors import OutOfResources
 
-_NBYTES = 3 * 4096  # of DuckDB: the header of the file, and two of the database, of which each checkpoint replaces one
+_NBYTES = (
+    3 * 4096
+)  # of DuckDB: the header of the file, and two of the database, of which each checkpoint replaces one
 
 
 class Intruders:
@@ -31,7 +33,9 @@ class Intruders:
         except FileNotFoundError:  # moved away, where what is written is still found, or removed
             if not os.fstat(self._descriptors[-1]).st_nlink:
                 return True
-        except OSError:  # no more files may be open: the last descriptor shows what this machine wrote
+        except (
+            OSError
+        ):  # no more files may be open: the last descriptor shows what this machine wrote
             pass
         return self._headers() != self._seen
 

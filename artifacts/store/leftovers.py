@@ -44,14 +44,26 @@ def unnamed(root: Path, named: set[Path]) -> Iterator[StoreFinding]:
     """Files among a store's replicas that no run names; folders that a running quantize holds are skipped."""
     folders = sorted(path for path in root.iterdir() if not _is_held(path)) if root.is_dir() else []
     for folder in folders:
-        files = [path for path in sorted(folder.iterdir()) if path.name != ".lock"] if folder.is_dir() else [folder]
+        files = (
+            [path for path in sorted(folder.iterdir()) if path.name != ".lock"]
+            if folder.is_dir()
+            else [folder]
+        )
         if folder not in {path.parent for path in named}:
             num_replicas = sum(path.suffix == ".safetensors" for path in files)
-            yield _left(folder, f"{num_replicas} replica files that no run names: a quantize that was stopped", _GO_ON)
+            yield _left(
+                folder,
+                f"{num_replicas} replica files that no run names: a quantize that was stopped",
+                _GO_ON,
+            )
             continue
         for path in files:
             if path not in named:
-                yield _left(path, "no run names it" if path.suffix == ".safetensors" else "half written", "remove it")
+                yield _left(
+                    path,
+                    "no run names it" if path.suffix == ".safetensors" else "half written",
+                    "remove it",
+                )
 
 
 def _left(path: Path, says: str, remedy: str) -> StoreFinding:

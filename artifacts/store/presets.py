@@ -31,7 +31,10 @@ class StoredPreset:
 
 _NUMBERS = ("max_loss", "tpot_ms", "perplexity_ratio")
 _SCHEMA = pa.schema(
-    [(name, pa.float64() if name in _NUMBERS else pa.string()) for name in StoredPreset.__dataclass_fields__]
+    [
+        (name, pa.float64() if name in _NUMBERS else pa.string())
+        for name in StoredPreset.__dataclass_fields__
+    ]
 )
 
 

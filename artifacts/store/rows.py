@@ -11,7 +11,9 @@ from artifacts.quantisation.widths import MADE_WIDTHS, WIDTHS, columns_of, liste
 from artifacts.routing.similarity import Similarity
 
 
-def activation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def activation_matrices(
+    rows: pa.Table, num_layers: int, num_experts: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Counts [L, E] int64 and weights [L, E] float64 by phase."""
     phases = np.array(rows["phase"].to_pylist())
     shape = (num_layers, num_experts)
@@ -26,7 +28,9 @@ def activation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> di
     return matrices
 
 
-def coactivation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+def coactivation_matrices(
+    rows: pa.Table, num_layers: int, num_experts: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Pair counts [L, E, E] int64 and weights [L, E, E] float64."""
     pairs = np.zeros((num_layers, num_experts, num_experts), np.int64)
     weighted = np.zeros(pairs.shape)
@@ -37,7 +41,9 @@ def coactivation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> 
 
 def similarity_rows(similarity: Similarity) -> pa.Table:
     """Rows of `similarity`, one per ordered pair; values of i alone are repeated for each j."""
-    layer, i, j = np.nonzero(np.broadcast_to(~np.eye(similarity.loss.shape[1], dtype=bool), similarity.loss.shape))
+    layer, i, j = np.nonzero(
+        np.broadcast_to(~np.eye(similarity.loss.shape[1], dtype=bool), similarity.loss.shape)
+    )
     return pa.table(
         {
             **_indices(("layer", "i", "j"), (layer, i, j)),
@@ -92,7 +98,9 @@ def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
     ]
     layer, pivot, rank, buddy = np.array(entries, dtype=np.int64).reshape(-1, 4).T
     share = q[layer, pivot, buddy]
-    cumulative = [part for layer, lists in enumerate(layers) for part in _cumulative(lists, q[layer])]
+    cumulative = [
+        part for layer, lists in enumerate(layers) for part in _cumulative(lists, q[layer])
+    ]
     return pa.table(
         {
             **_indices(("layer", "pivot", "rank", "buddy"), (layer, pivot, rank, buddy)),
@@ -102,7 +110,9 @@ def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
     )
 
 
-def buddy_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+def buddy_matrices(
+    rows: pa.Table, num_layers: int, num_experts: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Buddies [L, E, R] int64 padded with -1, and their q [L, E, R] float64 padded with 0."""
     names = ("layer", "pivot", "rank", "buddy")
     layer, pivot, rank, buddy = _at(rows, names, (num_layers, *[num_experts] * 3))
@@ -123,20 +133,30 @@ def curve_rows(hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarr
     ):
         at = _indices(names, [index.ravel() for index in np.indices(values.shape)])
         nothing = pa.nulls(values.size, pa.uint16())
-        columns = {name: pa.array(at[name]) if name in at else nothing for name in ("layer", "y", "size")}
+        columns = {
+            name: pa.array(at[name]) if name in at else nothing for name in ("layer", "y", "size")
+        }
         parts.append(pa.table({"kind": [kind] * values.size, **columns, "value": values.ravel()}))
     return pa.concat_tables(parts)
 
 
-def curve_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def curve_matrices(
+    rows: pa.Table, num_layers: int, num_experts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The arrays that `curve_rows` wrote."""
     kinds = rows["kind"].combine_chunks()
     size = (num_layers, num_experts)
-    shapes = {"hit": (num_layers, num_experts + 1), "prediction": size, "prediction_hit": (*size, num_experts + 1)}
+    shapes = {
+        "hit": (num_layers, num_experts + 1),
+        "prediction": size,
+        "prediction_hit": (*size, num_experts + 1),
+    }
     curves = []
     for kind, shape in shapes.items():
         of_kind = rows.filter(pc.equal(kinds, kind))
-        names = [name for name in ("layer", "y", "size") if of_kind[name].null_count < of_kind.num_rows]
+        names = [
+            name for name in ("layer", "y", "size") if of_kind[name].null_count < of_kind.num_rows
+        ]
         if len(names) != len(shape):
             raise _damaged(f"curves of {kind} without a place")
         curves.append(np.zeros(shape))
@@ -144,7 +164,9 @@ def curve_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[n
     return tuple(curves)
 
 
-def split_rows(budgets: np.ndarray, exposed: np.ndarray, theta: np.ndarray, cache_size: np.ndarray) -> pa.Table:
+def split_rows(
+    budgets: np.ndarray, exposed: np.ndarray, theta: np.ndarray, cache_size: np.ndarray
+) -> pa.Table:
     """Rows of `splits`, one per layer."""
     whole = _indices(("layer", "cache_size"), (np.arange(len(budgets)), cache_size))
     return pa.table({**whole, "budget": budgets, "theta": theta, "exposed_s": exposed})
@@ -153,7 +175,9 @@ def split_rows(budgets: np.ndarray, exposed: np.ndarray, theta: np.ndarray, cach
 def split_columns(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The arrays that `split_rows` wrote, layers in order."""
     order = np.argsort(_column(rows, "layer"))
-    return tuple(_column(rows, name)[order] for name in ("budget", "exposed_s", "theta", "cache_size"))
+    return tuple(
+        _column(rows, name)[order] for name in ("budget", "exposed_s", "theta", "cache_size")
+    )
 
 
 def _cumulative(lists: list[list[int]], q: np.ndarray) -> list[np.ndarray]:

@@ -53,7 +53,9 @@ def _commit(git: Path) -> str | None:
     try:
         if git.is_file():  # a worktree names its folder
             git = git.parent / git.read_text().removeprefix("gitdir:").strip()
-        shared = git / (git / "commondir").read_text().strip() if (git / "commondir").exists() else git
+        shared = (
+            git / (git / "commondir").read_text().strip() if (git / "commondir").exists() else git
+        )
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref: "):
             return head

@@ -323,7 +323,9 @@ ARTEFACT_TABLES = {
 TABLES = CONTROL_TABLES | ARTEFACT_TABLES
 
 # Columns whose type holds less in older stores.
-WIDENED = {table: {"bits": ("USMALLINT", "DOUBLE")} for table in ("quant_loss", "replicas", "hardware")}
+WIDENED = {
+    table: {"bits": ("USMALLINT", "DOUBLE")} for table in ("quant_loss", "replicas", "hardware")
+}
 
 
 def quoted(name: str) -> str:
@@ -338,9 +340,16 @@ def literal(text: str) -> str:
 
 def lacking(present: Mapping[str, Set[str]]) -> str:
     """What a store with these columns by table lacks, in words; empty if it is up to date."""
-    missing = {table: each.columns.keys() - present.get(table, set()) for table, each in TABLES.items()}
+    missing = {
+        table: each.columns.keys() - present.get(table, set()) for table, each in TABLES.items()
+    }
     tables = [table for table in missing if table not in present]
-    names = [f"{table}.{name}" for table, names in missing.items() if table in present for name in sorted(names)]
+    names = [
+        f"{table}.{name}"
+        for table, names in missing.items()
+        if table in present
+        for name in sorted(names)
+    ]
     return ", ".join([*tables, *names])
 
 
@@ -350,11 +359,17 @@ def unmendable(present: Mapping[str, Set[str]], filled: Set[str]) -> str:
     No release left such a store: columns that a version adds may be NULL.
     """
     missing = {
-        table: [name for name, column in each.columns.items() if name not in present[table] and column.is_required]
+        table: [
+            name
+            for name, column in each.columns.items()
+            if name not in present[table] and column.is_required
+        ]
         for table, each in TABLES.items()
         if table in present and table in filled
     }
-    return "; ".join(f"{table} lacks {', '.join(names)}" for table, names in missing.items() if names)
+    return "; ".join(
+        f"{table} lacks {', '.join(names)}" for table, names in missing.items() if names
+    )
 
 
 def migration(present: Mapping[str, Set[str]]) -> list[str]:
@@ -363,16 +378,24 @@ def migration(present: Mapping[str, Set[str]]) -> list[str]:
     changes = []
     for table, each in TABLES.items():
         name = quoted(table)
-        missing = {key: column for key, column in each.columns.items() if key not in present.get(table, ())}
+        missing = {
+            key: column for key, column in each.columns.items() if key not in present.get(table, ())
+        }
         is_required = any(column.is_required for column in missing.values())
         if table in present and is_required:  # it has no rows, or `unmendable` refused it
             changes.append(f"DROP TABLE {name}")
         elif table in present:
-            changes += [f"ALTER TABLE {name} ADD COLUMN {_defined(*column)}" for column in missing.items()]
+            changes += [
+                f"ALTER TABLE {name} ADD COLUMN {_defined(*column)}" for column in missing.items()
+            ]
             widened = WIDENED.get(table, {}).items()
-            changes += [f"ALTER TABLE {name} ALTER {quoted(key)} TYPE {kind}" for key, (_, kind) in widened]
+            changes += [
+                f"ALTER TABLE {name} ALTER {quoted(key)} TYPE {kind}" for key, (_, kind) in widened
+            ]
             continue
-        changes.append(f"CREATE TABLE {name} ({', '.join(_defined(*column) for column in each.columns.items())})")
+        changes.append(
+            f"CREATE TABLE {name} ({', '.join(_defined(*column) for column in each.columns.items())})"
+        )
     return changes
 
 

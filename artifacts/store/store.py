@@ -48,7 +48,9 @@ class Store:
         self._sized: set[str] = set()  # tables whose size was checked
 
     @classmethod
-    def open(cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None) -> "Store":
+    def open(
+        cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None
+    ) -> "Store":
         """Open a store, or create it unless `read_only`. A writer upgrades an older store, after a copy. `patience_s`
         is how long to wait for another process that holds it.
 
@@ -62,7 +64,9 @@ class Store:
     def __enter__(self) -> "Store":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -87,7 +91,9 @@ class Store:
 
     def models(self) -> list[ModelInfo]:
         """The models of this store, in the order in which they were added."""
-        rows = self._rows("SELECT name, fingerprint, family, num_layers, num_experts, top_k, expert_bytes FROM models")
+        rows = self._rows(
+            "SELECT name, fingerprint, family, num_layers, num_experts, top_k, expert_bytes FROM models"
+        )
         return [ModelInfo(*row[:3], Shape(*row[3:])) for row in rows]
 
     def add_model(self, model: ModelInfo) -> str:
@@ -125,13 +131,19 @@ class Store:
             if model.fingerprint == fingerprint:
                 return model
         others = ", ".join(f"{model.name} ({model.model_id})" for model in models) or "no model yet"
-        since = ", whose files have changed since" if any(model.name == name for model in models) else ""
+        since = (
+            ", whose files have changed since"
+            if any(model.name == name for model in models)
+            else ""
+        )
         raise Incompatible(
             f"{self.path} holds {others}, not {name} ({fingerprint[:16]}){since}; "
             "name another store or run moectl profile on this model first"
         )
 
-    def write_run(self, run: RunInfo, tables: Mapping[str, pa.Table], *, instead_of: int | None = None) -> int:
+    def write_run(
+        self, run: RunInfo, tables: Mapping[str, pa.Table], *, instead_of: int | None = None
+    ) -> int:
         """Write a run and its artefacts, whole or not at all; return the `run_id`.
 
         `tables` are Arrow tables by table name, with the columns of the schema less `run_id`. The run `instead_of`,
@@ -140,11 +152,16 @@ class Store:
         assert tables.keys() <= ARTEFACT_TABLES.keys(), (
             f"not tables of the store: {tables.keys() - ARTEFACT_TABLES.keys()}"
         )
-        contents = {name: {"num_rows": table.num_rows, "nbytes": table.nbytes} for name, table in tables.items()}
+        contents = {
+            name: {"num_rows": table.num_rows, "nbytes": table.nbytes}
+            for name, table in tables.items()
+        }
         self._intruders.check()
         with self._limited():
             with transaction(self._connection):
-                [(run_id,)] = self._connection.execute("SELECT coalesce(max(run_id), 0) + 1 FROM runs").fetchall()
+                [(run_id,)] = self._connection.execute(
+                    "SELECT coalesce(max(run_id), 0) + 1 FROM runs"
+                ).fetchall()
                 if instead_of is not None:
                     self._remove(instead_of)
                 self._insert_run(run_id, run, contents)
@@ -159,7 +176,9 @@ class Store:
 
     def runs(self) -> list[StoredRun]:
         """All complete runs, oldest first."""
-        return [_stored_run(row, self.path) for row in self._rows(f"{_SELECT_RUNS} ORDER BY run_id")]
+        return [
+            _stored_run(row, self.path) for row in self._rows(f"{_SELECT_RUNS} ORDER BY run_id")
+        ]
 
     def run(self, run_id: int) -> StoredRun:
         """The complete run with this number. Raises BadInput if there is none."""
@@ -172,7 +191,10 @@ class Store:
     def latest_run(self, command: str, model_id: str | None = None) -> StoredRun | None:
         """The newest complete run of a command, of one model if given; None if there is none."""
         runs = [run for run in self.runs() if run.info.command == command]
-        return next((run for run in reversed(runs) if model_id is None or run.info.model_id == model_id), None)
+        return next(
+            (run for run in reversed(runs) if model_id is None or run.info.model_id == model_id),
+            None,
+        )
 
     def read(self, table: str, run_id: int) -> pa.Table:
         """The rows that a run wrote to a table, in the order written, less `run_id`.
@@ -183,7 +205,9 @@ class Store:
         size = self.run(run_id).contents.get(table)
         if size is None:
             raise BadInput(f"run {run_id} in {self.path} wrote no {table}")
-        rows = self.query(f"SELECT * EXCLUDE (run_id) FROM {quoted(table)} WHERE run_id = {int(run_id)}")
+        rows = self.query(
+            f"SELECT * EXCLUDE (run_id) FROM {quoted(table)} WHERE run_id = {int(run_id)}"
+        )
         if rows.num_rows != size.num_rows:
             raise BadInput(
                 f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and {rows.num_rows} are "
@@ -243,7 +267,9 @@ class Store:
         with self._limited(query):
             return self._connection.execute(query).fetchall()
 
-    def _insert_run(self, run_id: int, run: RunInfo, contents: Mapping[str, Mapping[str, int]]) -> None:
+    def _insert_run(
+        self, run_id: int, run: RunInfo, contents: Mapping[str, Mapping[str, int]]
+    ) -> None:
         row = {
             "run_id": run_id,
             "command": run.command,
@@ -260,7 +286,9 @@ class Store:
             "contents": json.dumps(contents),
         }
         places = ", ".join("?" * len(row))
-        self._connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", list(row.values()))
+        self._connection.execute(
+            f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", list(row.values())
+        )
 
     def _remove(self, run_id: int) -> None:
         for name in (*(self.run(run_id).contents.keys() & ARTEFACT_TABLES.keys()), "runs"):
@@ -269,11 +297,19 @@ class Store:
     def _insert_rows(self, name: str, run_id: int, table: pa.Table) -> None:
         # When this fails the view needs no unregistering: it belongs to the transaction, which is rolled back.
         self._connection.register("incoming", table)
-        self._connection.execute(f"INSERT INTO {quoted(name)} BY NAME SELECT {int(run_id)} AS run_id, * FROM incoming")
+        self._connection.execute(
+            f"INSERT INTO {quoted(name)} BY NAME SELECT {int(run_id)} AS run_id, * FROM incoming"
+        )
         self._connection.unregister("incoming")
 
 
-def add_run(path: str | Path, run: RunInfo, tables: Mapping[str, pa.Table], *, model: ModelInfo | None = None) -> int:
+def add_run(
+    path: str | Path,
+    run: RunInfo,
+    tables: Mapping[str, pa.Table],
+    *,
+    model: ModelInfo | None = None,
+) -> int:
     """Open a store, write one run and its model, and close it; return the `run_id`.
 
     Long commands end this way: they wait for a process that holds the store at that moment. Raises as `Store.open`
@@ -288,9 +324,16 @@ def add_run(path: str | Path, run: RunInfo, tables: Mapping[str, pa.Table], *, m
 def _stored_run(row: tuple, path: Path) -> StoredRun:
     run_id, contents, *texts, parameters, made_with = row
     try:
-        parameters, made_with, contents = (dict(parse_json(text)) for text in (parameters, made_with, contents))
+        parameters, made_with, contents = (
+            dict(parse_json(text)) for text in (parameters, made_with, contents)
+        )
         info = RunInfo(*texts, parameters=parameters, versions=made_with)
-        sizes = {name: TableSize(int(size["num_rows"]), int(size["nbytes"])) for name, size in contents.items()}
+        sizes = {
+            name: TableSize(int(size["num_rows"]), int(size["nbytes"]))
+            for name, size in contents.items()
+        }
     except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} is damaged: what it says of run {run_id} cannot be read; restore it") from error
+        raise BadInput(
+            f"{path} is damaged: what it says of run {run_id} cannot be read; restore it"
+        ) from error
     return StoredRun(run_id=run_id, info=info, contents=sizes)

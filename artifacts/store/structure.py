@@ -13,7 +13,10 @@ from artifacts.store.schema import CONTROL_TABLES, TABLES, WIDENED, literal
 
 _SHOWN = 40  # characters of a name that the file gives
 _UNPACKED = 100  # bytes in memory for each of the file; what moectl writes has at most 20
-_MOST_CONTROL_NBYTES, _MOST_TEXT_NBYTES = 64 << 20, 4 << 20  # of the list of runs, and of one text anywhere
+_MOST_CONTROL_NBYTES, _MOST_TEXT_NBYTES = (
+    64 << 20,
+    4 << 20,
+)  # of the list of runs, and of one text anywhere
 _COLUMN = re.compile(r'(?:"(\w+)"|(\w+)) (.+)', re.DOTALL)
 _CHECK = re.compile(r"CHECK \((.+)\)")
 _BARE = str.maketrans("", "", '()"')
@@ -27,10 +30,14 @@ _EXTRAS = """
 def stored_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
     """Names of the columns in the file, by table. A name that is no plain word is left out: no moectl wrote it."""
     definitions = {table: _parts(sql) for table, sql in connection.execute(_TABLES).fetchall()}
-    return {table: {name for name in map(_name, parts) if name} for table, parts in definitions.items()}
+    return {
+        table: {name for name in map(_name, parts) if name} for table, parts in definitions.items()
+    }
 
 
-def refuse_strange(connection: duckdb.DuckDBPyConnection, path: Path, tables: Collection[str]) -> None:
+def refuse_strange(
+    connection: duckdb.DuckDBPyConnection, path: Path, tables: Collection[str]
+) -> None:
     """Raise BadInput where something about one of these tables is not what any moectl makes.
 
     Views, computed columns, defaults, checks, indexes and triggers would run what the file says. Tables and views of
@@ -45,14 +52,20 @@ def refuse_strange(connection: duckdb.DuckDBPyConnection, path: Path, tables: Co
 def check_size(connection: duckdb.DuckDBPyConnection, table: str, path: Path) -> None:
     """Raise OutOfResources when a table is far larger in memory than the file, or a text longer than any of moectl's;
     nothing is unpacked to find out."""
-    rows = connection.execute(f"SELECT segment_type, count, stats FROM pragma_storage_info({literal(table)})")
+    rows = connection.execute(
+        f"SELECT segment_type, count, stats FROM pragma_storage_info({literal(table)})"
+    )
     num_values = num_text_nbytes = longest = 0
     for kind, count, stats in rows.fetchall():
         num_values += count * (kind != "VALIDITY")
         num_text_nbytes += stats.get("total_string_length") or 0
         longest = max(longest, stats.get("max_string_length") or 0)
     nbytes = 8 * num_values + num_text_nbytes
-    most = _MOST_CONTROL_NBYTES if table in CONTROL_TABLES else max(memory_limit(), _UNPACKED * path.stat().st_size)
+    most = (
+        _MOST_CONTROL_NBYTES
+        if table in CONTROL_TABLES
+        else max(memory_limit(), _UNPACKED * path.stat().st_size)
+    )
     if longest > _MOST_TEXT_NBYTES:
         raise OutOfResources(
             f"{path} holds a text of {longest / 2**20:,.0f} MiB in {table}, more than moectl writes: make it anew"
@@ -67,14 +80,19 @@ def _strange(connection: duckdb.DuckDBPyConnection, tables: Collection[str]) -> 
     """Return one thing that no moectl made, in words; empty where there is none."""
     stored = dict(connection.execute(_TABLES).fetchall())
     for table, sql in stored.items():
-        if table.lower() in tables and (strange := [part for part in _parts(sql) if not _is_ours(table, part)]):
+        if table.lower() in tables and (
+            strange := [part for part in _parts(sql) if not _is_ours(table, part)]
+        ):
             return f"{_shown(strange[0])} in {_shown(table)}"
     for kind, table in connection.execute(_EXTRAS).fetchall():
         if table.lower() in tables:
             return f"{kind} {table.lower()}"
     # It takes as long as all the rest, and no view can have the name of a table.
     views = connection.execute(_VIEWS).fetchall() if tables - stored.keys() else ()
-    return next((f"a view in the place of {_shown(name)}" for (name,) in views if name.lower() in tables), "")
+    return next(
+        (f"a view in the place of {_shown(name)}" for (name,) in views if name.lower() in tables),
+        "",
+    )
 
 
 def _parts(sql: str) -> list[str]:
@@ -89,7 +107,11 @@ def _parts(sql: str) -> list[str]:
 def _name(part: str) -> str | None:
     """The column that a part of a table's definition defines."""
     match = _COLUMN.fullmatch(part)
-    return None if match is None or part.startswith(("CHECK(", "PRIMARY KEY(")) else match[1] or match[2]
+    return (
+        None
+        if match is None or part.startswith(("CHECK(", "PRIMARY KEY("))
+        else match[1] or match[2]
+    )
 
 
 def _is_ours(table: str, part: str) -> bool:
@@ -97,7 +119,9 @@ def _is_ours(table: str, part: str) -> bool:
     columns = TABLES[table].columns if table in TABLES else {}
     conditions = [_CHECK.search(column.definition) for column in columns.values()]
     if part.startswith("CHECK("):
-        return part.translate(_BARE) in {f"CHECK{match[1]}".translate(_BARE) for match in conditions if match}
+        return part.translate(_BARE) in {
+            f"CHECK{match[1]}".translate(_BARE) for match in conditions if match
+        }
     name = _name(part)
     if name not in columns:
         return False

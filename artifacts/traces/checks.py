@@ -29,7 +29,9 @@ def check_rows(trace: Trace) -> tuple[str, ...]:
         return ()
     starts = np.flatnonzero(np.diff(ordered // num_layers, prepend=-1))
     short = np.count_nonzero(np.diff(starts, append=len(trace)) < num_layers)
-    return (f"{short:,} of {len(starts):,} tokens have no row in some layers: they are left out there",)
+    return (
+        f"{short:,} of {len(starts):,} tokens have no row in some layers: they are left out there",
+    )
 
 
 def _is_complete(ordered: np.ndarray, num_layers: int) -> bool:
@@ -54,7 +56,9 @@ def _row_numbers(columns: Sequence[np.ndarray]) -> np.ndarray:
     for column in columns[1:]:
         own_size = int(column.max()) + 1
         if size * own_size > _MOST:
-            numbers, column = (np.unique(each, return_inverse=True)[1] for each in (numbers, column))
+            numbers, column = (
+                np.unique(each, return_inverse=True)[1] for each in (numbers, column)
+            )
             size, own_size = int(numbers.max()) + 1, int(column.max()) + 1
         numbers *= own_size
         numbers += column

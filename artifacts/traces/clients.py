@@ -34,7 +34,9 @@ class Clients:
         if not 1 <= self.count <= _MOST_CLIENTS:
             raise BadUsage(f"--clients {self.count}: give 1 to {_MOST_CLIENTS:,}")
         if self.chunk < 1:
-            raise BadUsage(f"--chunk {self.chunk}: a pass reads at least one token of the prompts that wait")
+            raise BadUsage(
+                f"--chunk {self.chunk}: a pass reads at least one token of the prompts that wait"
+            )
 
 
 def clients_of(count: int | None, chunk: int | None = None, *, seed: int = 0) -> Clients | None:
@@ -63,7 +65,10 @@ class Served:
         requests, and tokens per second over all passes, the reading of prompts included; `ends_s` [P] is when each pass
         ends. A value is None where no request shows it."""
         spread = {}
-        for name, seconds in (("ttft", self.first_token_s(ends_s)), ("tpot", self.each_token_s(ends_s))):
+        for name, seconds in (
+            ("ttft", self.first_token_s(ends_s)),
+            ("tpot", self.each_token_s(ends_s)),
+        ):
             for suffix, percent in (("ms", 50), ("p95_ms", 95)):
                 value = float(np.percentile(seconds, percent)) * 1e3 if seconds.size else None
                 spread[f"{name}_{suffix}"] = value
@@ -120,7 +125,9 @@ class _Serving:
         self._arrived: list[int] = []
         self._running: list[_Request] = []
         self._waiting: deque[_Request] = deque()
-        self._computed: list[tuple[int, int, int, int]] = []  # pass, request, first token and their number
+        self._computed: list[
+            tuple[int, int, int, int]
+        ] = []  # pass, request, first token and their number
         self._answers: list[tuple[int, int]] = []
         self._pass = 0
         for client in range(clients.count):
@@ -130,8 +137,12 @@ class _Serving:
         """Find the rows of each token, and the tokens of each request in the order in which requests began."""
         trace, passes = self._trace, self._trace.pass_indices()
         self._rows = rows = np.lexsort((trace.layer, trace.token, passes, trace.request))
-        is_new = np.logical_or.reduce([np.diff(column[rows]) != 0 for column in (trace.request, passes, trace.token)])
-        self._starts = np.append(np.append(0, np.flatnonzero(is_new) + 1), len(rows))  # of each token's rows
+        is_new = np.logical_or.reduce(
+            [np.diff(column[rows]) != 0 for column in (trace.request, passes, trace.token)]
+        )
+        self._starts = np.append(
+            np.append(0, np.flatnonzero(is_new) + 1), len(rows)
+        )  # of each token's rows
         of_token = rows[self._starts[:-1]]
         _, first, counts = np.unique(trace.request[of_token], return_index=True, return_counts=True)
         prompts = np.add.reduceat((trace.phase[of_token] == PREFILL).astype(np.int64), first)
@@ -142,7 +153,9 @@ class _Serving:
         """Begin the next request, half-way if its client `is_met`."""
         number = len(self._arrived)
         which = number % len(self._first)
-        first, count, prompt = (int(column[which]) for column in (self._first, self._counts, self._prompts))
+        first, count, prompt = (
+            int(column[which]) for column in (self._first, self._counts, self._prompts)
+        )
         done = int(self._random.integers(prompt, count)) if is_met and prompt < count else 0
         self._arrived.append(-1 if done else self._pass)
         request = _Request(number, first + done, first + count, max(0, prompt - done))
@@ -188,7 +201,9 @@ class _Serving:
         num_rows = np.diff(self._starts)[tokens]
         trace = self._trace.take(self._rows[_ranges(self._starts[tokens], num_rows)])
         numbers = {"pass_": np.repeat(passes, num_rows), "request": np.repeat(requests, num_rows)}
-        trace = replace(trace, **{name: column.astype(np.int32) for name, column in numbers.items()})
+        trace = replace(
+            trace, **{name: column.astype(np.int32) for name, column in numbers.items()}
+        )
         num_repeated = max(0, len(self._arrived) - len(self._first))
         return Served(trace, np.array(self._arrived), np.array(self._answers), num_repeated)
 

@@ -120,12 +120,16 @@ class _Priorities:
         """[S, E]: at each step, its own uses counted, the experts by rising priority; equals by the lower expert."""
         num_tokens = steps.num_tokens[:, None]
         at = np.repeat(np.arange(len(num_tokens)), np.diff(steps.starts)), steps.wanted
-        added, last_token = (np.zeros((len(num_tokens), len(self._uses)), np.int64) for _ in range(2))
+        added, last_token = (
+            np.zeros((len(num_tokens), len(self._uses)), np.int64) for _ in range(2)
+        )
         added[at], last_token[at] = steps.uses, num_tokens[at[0], 0] - steps.ages
         uses = self._uses + np.cumsum(added, axis=0)
         last = np.maximum(self._last, np.maximum.accumulate(last_token, axis=0))
         self._uses, self._last = uses[-1], last[-1]
-        return np.argsort(uses * self._rho ** ((num_tokens - last) / self._omega), axis=1, kind="stable")
+        return np.argsort(
+            uses * self._rho ** ((num_tokens - last) / self._omega), axis=1, kind="stable"
+        )
 
 
 class _Counts:
@@ -143,7 +147,14 @@ class _Counts:
         from artifacts.traces.curve_kernels import follow
 
         ranked = np.argsort(-steps.predicted, axis=1, kind="stable")
-        taken = (steps.wanted, steps.starts, steps.is_counted, order, ranked, steps.predicted_starts)
+        taken = (
+            steps.wanted,
+            steps.starts,
+            steps.is_counted,
+            order,
+            ranked,
+            steps.predicted_starts,
+        )
         follow(self._resident, self._held, *taken, self.hits, self.cached)
         is_counted = np.repeat(steps.is_counted, np.diff(steps.predicted_starts))
         is_selected = np.zeros(ranked.shape, bool)
@@ -153,7 +164,9 @@ class _Counts:
         self.requests += int(np.diff(steps.starts)[steps.is_counted].sum())
 
 
-def _layers(trace: Trace, shape: Shape, phases: Collection[int], *, by_token: bool) -> Iterator[tuple[int, _Steps]]:
+def _layers(
+    trace: Trace, shape: Shape, phases: Collection[int], *, by_token: bool
+) -> Iterator[tuple[int, _Steps]]:
     """The steps of each layer that occurs; uses are counted by token, or one a pass."""
     ordered, spans = trace.scheduled()
     pass_index, phase, layer, rows = zip(*spans, strict=True)
@@ -183,14 +196,22 @@ def _by_token(steps: _Steps, experts: np.ndarray, rows: list[slice]) -> _Steps:
 
 
 def _steps(
-    trace: Trace, sources: np.ndarray, rows: list[slice], num_tokens: np.ndarray, is_counted: np.ndarray
+    trace: Trace,
+    sources: np.ndarray,
+    rows: list[slice],
+    num_tokens: np.ndarray,
+    is_counted: np.ndarray,
 ) -> _Steps:
     experts = trace.experts.astype(np.int64)
     wanted = [list(dict.fromkeys(experts[step].ravel().tolist())) for step in rows]
     starts = _starts(wanted)
     predicted_rows = [np.arange(step.start, step.stop)[sources[step] != _NONE] for step in rows]
     of_rows = np.concatenate(predicted_rows)
-    predicted = np.zeros((0, 1), np.float32) if trace.predicted is None else trace.predicted[sources[of_rows], 0]
+    predicted = (
+        np.zeros((0, 1), np.float32)
+        if trace.predicted is None
+        else trace.predicted[sources[of_rows], 0]
+    )
     return _Steps(
         wanted=np.concatenate(wanted),
         uses=np.ones(starts[-1], np.int64),
@@ -234,7 +255,11 @@ def _starts(parts: list) -> np.ndarray:
 
 def _check(trace: Trace, shape: Shape) -> None:
     highest = int(trace.experts.max())
-    if highest >= shape.num_experts or trace.num_layers > shape.num_layers or trace.top_k != shape.top_k:
+    if (
+        highest >= shape.num_experts
+        or trace.num_layers > shape.num_layers
+        or trace.top_k != shape.top_k
+    ):
         raise BadInput(
             f"the trace has {trace.num_layers} layers, experts up to {highest} and {trace.top_k} a token, the model "
             f"{shape.num_layers}, {shape.num_experts - 1} and {shape.top_k}: it is another model's"

@@ -56,7 +56,9 @@ def _unpacked(file: pq.ParquetFile, path: Path) -> pa.Table:
     for piece in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
         nbytes += piece.nbytes
         if nbytes > MOST_NBYTES:
-            raise OutOfResources(f"{path} unpacks to more than {MOST_NBYTES / 2**30:.0f} GiB: cut it into several")
+            raise OutOfResources(
+                f"{path} unpacks to more than {MOST_NBYTES / 2**30:.0f} GiB: cut it into several"
+            )
         pieces.append(piece)
     return pa.Table.from_batches(pieces, schema=file.schema_arrow)
 
@@ -66,7 +68,9 @@ def to_table(trace: Trace) -> pa.Table:
     columns = {
         "request": pa.array(trace.request),
         "pass": pa.array(trace.pass_),
-        "phase": pa.DictionaryArray.from_arrays(pa.array(trace.phase.astype(np.int8)), list(PHASES)),
+        "phase": pa.DictionaryArray.from_arrays(
+            pa.array(trace.phase.astype(np.int8)), list(PHASES)
+        ),
         "layer": pa.array(trace.layer),
         "token": pa.array(trace.token),
         "experts": _lists(trace.experts),
@@ -89,13 +93,19 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     if not table.num_rows:
         raise BadInput("it holds no rows")
     # The store's table has every column: those that a trace lacked are empty there.
-    table = table.select([name for name in table.column_names if table[name].null_count < table.num_rows])
+    table = table.select(
+        [name for name in table.column_names if table[name].null_count < table.num_rows]
+    )
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
         raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
     experts = matrix_of(table, "experts", pa.uint16())
     _check_ids(experts, num_experts)
-    probabilities = matrix_of(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None
+    probabilities = (
+        matrix_of(table, "probabilities", pa.float32())
+        if "probabilities" in table.column_names
+        else None
+    )
     if probabilities is not None:
         _check_ids(experts, probabilities.shape[1])
         if num_experts not in (None, probabilities.shape[1]):
@@ -103,9 +113,13 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
             raise BadInput(f"column probabilities has {told}: it is another model's")
     layer = _numbers(table, "layer")
     if layer.max() >= MOST_LAYERS:
-        raise BadInput(f"row {layer.argmax()} has a layer {layer.max()}; no model has more than {MOST_LAYERS:,}")
+        raise BadInput(
+            f"row {layer.argmax()} has a layer {layer.max()}; no model has more than {MOST_LAYERS:,}"
+        )
     trace = Trace(
-        request=_numbers(table, "request") if "request" in table.column_names else _zeros(table, np.int32),
+        request=_numbers(table, "request")
+        if "request" in table.column_names
+        else _zeros(table, np.int32),
         pass_=_numbers(table, "pass"),
         phase=_zeros(table, np.uint8),
         layer=layer,
@@ -113,13 +127,19 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         experts=experts,
         weights=_weights(table, experts),
         probabilities=probabilities,
-        **{name: _predicted(table, name, num_experts) for name in _PREDICTED_LAYERS if name in table.column_names},
+        **{
+            name: _predicted(table, name, num_experts)
+            for name in _PREDICTED_LAYERS
+            if name in table.column_names
+        },
         assumed=_assumed(table),
     )
     trace = replace(trace, assumed=(*trace.assumed, *check_rows(trace)))
     if "embedding" in table.column_names:
         trace = replace(trace, **_embeddings(table, trace))
-    return replace(trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace))
+    return replace(
+        trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace)
+    )
 
 
 def _assumed(table: pa.Table) -> tuple[str, ...]:
@@ -128,7 +148,11 @@ def _assumed(table: pa.Table) -> tuple[str, ...]:
         "phase": "a pass with several tokens of one request is prefill, any other decode",
         "weights": "selected experts weigh the same",
     }
-    return tuple(f"no column {name}: {text}" for name, text in stand_ins.items() if name not in table.column_names)
+    return tuple(
+        f"no column {name}: {text}"
+        for name, text in stand_ins.items()
+        if name not in table.column_names
+    )
 
 
 def _zeros(table: pa.Table, dtype: type) -> np.ndarray:
@@ -139,15 +163,24 @@ def _numbers(table: pa.Table, name: str) -> np.ndarray:
     """A column of non-negative whole numbers as [N] int32."""
     values = _cast(table[name].combine_chunks(), pa.int32(), name)
     if values.min() < 0:
-        raise BadInput(f"column {name} holds {values.min()} in row {values.argmin()}; it counts from 0")
+        raise BadInput(
+            f"column {name} holds {values.min()} in row {values.argmin()}; it counts from 0"
+        )
     return values
 
 
 def matrix_of(
-    table: pa.Table, name: str, kind: pa.DataType, *, least: float = 0, rows: np.ndarray | None = None
+    table: pa.Table,
+    name: str,
+    kind: pa.DataType,
+    *,
+    least: float = 0,
+    rows: np.ndarray | None = None,
 ) -> np.ndarray:
     """A column of lists of one length as [N, length]; of `rows` [N] only if they are given."""
-    column = table[name].combine_chunks() if rows is None else table[name].combine_chunks().take(rows)
+    column = (
+        table[name].combine_chunks() if rows is None else table[name].combine_chunks().take(rows)
+    )
     rows = range(len(column)) if rows is None else rows
     length = _length(column, name, rows)
     values = _cast(column.flatten(), kind, name, rows, length).reshape(-1, length)
@@ -160,13 +193,17 @@ def matrix_of(
 def _length(column: pa.Array, name: str, rows: Sequence[int]) -> int:
     """The length of every list of the column. Raises BadInput where they differ."""
     kind = column.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    ):
         raise BadInput(f"column {name} holds {kind}, not lists")
     is_fixed = pa.types.is_fixed_size_list(kind)
     lengths = pa.array([kind.list_size]) if is_fixed else column.value_lengths()
     shortest, longest = (value.as_py() for value in pc.min_max(lengths).values())
     if column.null_count or shortest != longest or not longest:
-        all_lengths = np.full(len(column), kind.list_size) if is_fixed else lengths.fill_null(0).to_numpy()
+        all_lengths = (
+            np.full(len(column), kind.list_size) if is_fixed else lengths.fill_null(0).to_numpy()
+        )
         each = np.where(column.is_valid(), all_lengths, 0)
         other = (each != each[0]).argmax()
         told = f"{each[0]} in row {rows[0]}, {each[other]} in row {rows[other]}"
@@ -175,7 +212,11 @@ def _length(column: pa.Array, name: str, rows: Sequence[int]) -> int:
 
 
 def _cast(
-    values: pa.Array, kind: pa.DataType, name: str, rows: Sequence[int] | None = None, width: int = 1
+    values: pa.Array,
+    kind: pa.DataType,
+    name: str,
+    rows: Sequence[int] | None = None,
+    width: int = 1,
 ) -> np.ndarray:
     """The numbers of a column, `width` of them in a row."""
     rows = range(len(values)) if rows is None else rows
@@ -191,7 +232,9 @@ def _cast(
     except pa.ArrowInvalid as error:
         limits = np.iinfo(kind.to_pandas_dtype())
         is_inside = pc.and_(pc.greater_equal(values, limits.min), pc.less_equal(values, limits.max))
-        kept = pc.and_(is_inside, pc.equal(values.cast(kind, safe=False).cast(values.type, safe=False), values))
+        kept = pc.and_(
+            is_inside, pc.equal(values.cast(kind, safe=False).cast(values.type, safe=False), values)
+        )
         row = rows[pc.index(kept, False).as_py() // width]
         raise BadInput(f"column {name}, row {row}: {first_line(error)}") from error
 
@@ -216,10 +259,16 @@ def _weights(table: pa.Table, experts: np.ndarray) -> np.ndarray:
 
 def _phase(table: pa.Table) -> np.ndarray:
     texts = table["phase"].combine_chunks()
-    codes = _codes(texts.dictionary).take(texts.indices) if pa.types.is_dictionary(texts.type) else _codes(texts)
+    codes = (
+        _codes(texts.dictionary).take(texts.indices)
+        if pa.types.is_dictionary(texts.type)
+        else _codes(texts)
+    )
     if codes.null_count:
         row = pc.index(codes.is_null(), True)
-        raise BadInput(f"column phase must say {' or '.join(PHASES)} in every row, and does not in row {row}")
+        raise BadInput(
+            f"column phase must say {' or '.join(PHASES)} in every row, and does not in row {row}"
+        )
     return codes.to_numpy().astype(np.uint8)
 
 
@@ -227,22 +276,30 @@ def _codes(texts: pa.Array) -> pa.Array:
     """The phase of each text, null for a text that names none."""
     is_text = _is_text(texts.type)
     return (
-        pc.index_in(texts, value_set=pa.array(PHASES).cast(texts.type)) if is_text else pa.nulls(len(texts), pa.int32())
+        pc.index_in(texts, value_set=pa.array(PHASES).cast(texts.type))
+        if is_text
+        else pa.nulls(len(texts), pa.int32())
     )
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarray:
     """The predictions as [N, D, E]. D is in the file's metadata; the store keeps none, but knows E from the model."""
     flat, key = matrix_of(table, name, pa.float32()), _PREDICTED_LAYERS[name]
-    assumed = flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
+    assumed = (
+        flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
+    )
     text = (table.schema.metadata or {}).get(key, str(assumed).encode())
     num_layers = int(text) if text.isdigit() and len(text) < 10 else 0
     if num_layers < 1 or flat.shape[1] % num_layers:
-        raise BadInput(f"column {name} needs the file's metadata {key.decode()} to divide its lists")
+        raise BadInput(
+            f"column {name} needs the file's metadata {key.decode()} to divide its lists"
+        )
     return flat.reshape(len(flat), num_layers, -1)
 
 
@@ -264,7 +321,9 @@ def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
     numbers, at = np.unique(given_rows, return_index=True)
     iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)
     if len(numbers) < len(given_rows) or (numbers[iteration] != rows).any():
-        raise BadInput("column embedding needs a list in one row of every request in every pass, and in no other")
+        raise BadInput(
+            "column embedding needs a list in one row of every request in every pass, and in no other"
+        )
     return {"iteration": at[iteration].astype(np.int32), "embeddings": embeddings}
 
 

@@ -78,10 +78,14 @@ def recall(trace: Trace, width: int) -> float | None:
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> float | None:
     """Mean share of the ids of `second` [n, K] that are in `first` too."""
-    return float((second[:, :, None] == first[:, None, :]).any(axis=2).mean()) if len(first) else None
+    return (
+        float((second[:, :, None] == first[:, None, :]).any(axis=2).mean()) if len(first) else None
+    )
 
 
-def _counts(group: np.ndarray, experts: np.ndarray, num_experts: int, *, size: int | None = None) -> np.ndarray:
+def _counts(
+    group: np.ndarray, experts: np.ndarray, num_experts: int, *, size: int | None = None
+) -> np.ndarray:
     """[groups, E] uses."""
     size = int(group.max()) + 1 if size is None else size
     cell = np.repeat(group.astype(np.int64) * num_experts, experts.shape[1]) + experts.ravel()

@@ -42,11 +42,17 @@ class Dials:
             raise BadUsage(f"synthetic: skew is between 0 and {MOST_SKEW:g}, not {self.skew}")
         for name in ("locality", "similarity", "predictability", "grading"):
             if not 0 <= getattr(self, name) <= 1:
-                raise BadUsage(f"synthetic: {name} is a chance between 0 and 1, not {getattr(self, name)}")
+                raise BadUsage(
+                    f"synthetic: {name} is a chance between 0 and 1, not {getattr(self, name)}"
+                )
         if min(self.requests, self.batch) < 1 or min(self.prompt, self.seed) < 0:
-            raise BadUsage("synthetic: requests and batch are at least 1, prompt and seed not negative")
+            raise BadUsage(
+                "synthetic: requests and batch are at least 1, prompt and seed not negative"
+            )
         if max(self.tokens, self.requests, self.prompt, self.batch) > MOST_TOKENS:
-            raise BadUsage(f"synthetic: tokens, requests, prompt and batch are at most {MOST_TOKENS:,}")
+            raise BadUsage(
+                f"synthetic: tokens, requests, prompt and batch are at most {MOST_TOKENS:,}"
+            )
         if self.length <= self.prompt:
             raise BadUsage(
                 f"synthetic: {self.tokens} tokens in {self.requests} requests leave nothing to decode after prompts of "
@@ -74,7 +80,9 @@ def parse_dials(text: str) -> Dials:
         try:
             given[name] = kinds[name](value)
         except ValueError:
-            raise BadUsage(f"synthetic: {name} takes a value of type {kinds[name].__name__}, not {value!r}") from None
+            raise BadUsage(
+                f"synthetic: {name} takes a value of type {kinds[name].__name__}, not {value!r}"
+            ) from None
         if not isfinite(given[name]):
             raise BadUsage(f"synthetic: {name} takes a number, not {value!r}")
     return Dials(**given)
@@ -90,7 +98,9 @@ def generate(dials: Dials, shape: Shape, *, detailed: bool = True) -> Trace:
     order = _Rows(dials, shape)
     selected = np.empty((dials.length, dials.requests, shape.num_layers, shape.top_k), np.uint16)
     weights = np.empty(selected.shape, np.float32)
-    probabilities = np.empty((*selected.shape[:3], shape.num_experts), np.float32) if detailed else None
+    probabilities = (
+        np.empty((*selected.shape[:3], shape.num_experts), np.float32) if detailed else None
+    )
     previous = None
     for token in range(dials.length):
         liked = prompt if token < dials.prompt else answer
@@ -128,7 +138,13 @@ class _Rows:
         pass_ = request // dials.batch * per_batch + decoded
         self._order = np.lexsort((token, request, layer, pass_))
         phase = np.where(token < dials.prompt, PREFILL, DECODE).astype(np.uint8)
-        self._places = {"request": request, "pass_": pass_, "phase": phase, "layer": layer, "token": token}
+        self._places = {
+            "request": request,
+            "pass_": pass_,
+            "phase": phase,
+            "layer": layer,
+            "token": token,
+        }
 
     def places(self) -> dict[str, np.ndarray]:
         return {name: column[self._order] for name, column in self._places.items()}
@@ -138,10 +154,14 @@ class _Rows:
         return values.reshape(-1, values.shape[-1])[self._order]
 
 
-def _popularity(dials: Dials, shape: Shape, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _popularity(
+    dials: Dials, shape: Shape, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Log popularity [R, L, E] in prompts, equal for all requests, and in each request's answer."""
     size = (dials.requests, shape.num_layers, shape.num_experts)
-    ranks = rng.permuted(np.tile(np.arange(1, shape.num_experts + 1), (shape.num_layers, 1)), axis=1)
+    ranks = rng.permuted(
+        np.tile(np.arange(1, shape.num_experts + 1), (shape.num_layers, 1)), axis=1
+    )
     prompt = np.broadcast_to(-dials.skew * np.log(ranks), size)
     # Experts that differ swap places among themselves; both orders leave the others where they are.
     differs = rng.random(size) >= dials.similarity
@@ -153,7 +173,9 @@ def _popularity(dials: Dials, shape: Shape, rng: np.random.Generator) -> tuple[n
     return prompt, answer
 
 
-def _predictions(dials: Dials, selected: np.ndarray, liked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _predictions(
+    dials: Dials, selected: np.ndarray, liked: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """[T, R, L, E] distributions over the experts of the next layer; after the last layer, over those of the next
     token."""
     predicted = np.empty((*selected.shape[:3], liked.shape[-1]), np.float32)
@@ -169,7 +191,11 @@ def _predictions(dials: Dials, selected: np.ndarray, liked: np.ndarray, rng: np.
 
 
 def _grade(
-    dials: Dials, predicted: np.ndarray, selected: np.ndarray, probabilities: np.ndarray, rng: np.random.Generator
+    dials: Dials,
+    predicted: np.ndarray,
+    selected: np.ndarray,
+    probabilities: np.ndarray,
+    rng: np.random.Generator,
 ) -> None:
     """Replace predictions [T, R, L, E] by the next layer's logits plus noise, each with probability `grading`."""
     noise = _noise(dials.predictability, selected, probabilities, rng)
@@ -179,7 +205,9 @@ def _grade(
         said[is_graded] = _softmax(logits + noise * rng.standard_normal(logits.shape))
 
 
-def _noise(wanted: float, selected: np.ndarray, probabilities: np.ndarray, rng: np.random.Generator) -> float:
+def _noise(
+    wanted: float, selected: np.ndarray, probabilities: np.ndarray, rng: np.random.Generator
+) -> float:
     """Return the standard deviation of noise with which the K largest logits are the `wanted` share of the selected
     experts, by bisection on some of the tokens."""
     every = len(selected.reshape(-1, selected.shape[-1])) // _SAMPLE + 1
@@ -205,7 +233,9 @@ def _upcoming(values: np.ndarray) -> Iterator[np.ndarray]:
         yield np.concatenate([values[token][:, 1:], following[:, :1]], axis=1)
 
 
-def _lifted(logits: np.ndarray, ids: np.ndarray, chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _lifted(
+    logits: np.ndarray, ids: np.ndarray, chosen: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """Raise the `chosen` ones of `ids` above all others, in random order."""
     unlifted = np.take_along_axis(logits, ids, axis=-1)
     above = logits.max(axis=-1, keepdims=True) + rng.random(ids.shape)

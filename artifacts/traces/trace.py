@@ -80,13 +80,25 @@ class Trace:
 
     def columns(self) -> dict[str, np.ndarray]:
         """The columns that this trace has, by field name."""
-        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NO_COLUMNS}
+        named = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in _NO_COLUMNS
+        }
         return {name: column for name, column in named.items() if column is not None}
 
     def digest(self) -> str:
         """SHA-256 of what was selected: the rows without what routers said beside it."""
         whole = hashlib.sha256()
-        for column in (self.request, self.pass_, self.phase, self.layer, self.token, self.experts, self.weights):
+        for column in (
+            self.request,
+            self.pass_,
+            self.phase,
+            self.layer,
+            self.token,
+            self.experts,
+            self.weights,
+        ):
             whole.update(f"{column.dtype}{column.shape}".encode())
             whole.update(np.ascontiguousarray(column))
         return whole.hexdigest()
@@ -127,7 +139,9 @@ class Trace:
                 token=ordered.token[rows],
                 experts=ordered.experts[rows],
                 weights=ordered.weights[rows],
-                probabilities=None if ordered.probabilities is None else ordered.probabilities[rows],
+                probabilities=None
+                if ordered.probabilities is None
+                else ordered.probabilities[rows],
                 predicted=None if ordered.predicted is None else ordered.predicted[rows],
             )
 
@@ -156,7 +170,9 @@ def concatenate(parts: Sequence[Trace]) -> Trace:
     joined = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
     if "iteration" in joined:
         counts = [len(part.embeddings) for part in parts]
-        joined["iteration"] += np.repeat(np.cumsum([0, *counts[:-1]]), list(map(len, parts))).astype(np.int32)
+        joined["iteration"] += np.repeat(
+            np.cumsum([0, *counts[:-1]]), list(map(len, parts))
+        ).astype(np.int32)
         joined["embeddings"] = np.concatenate([part.embeddings for part in parts])
     return replace(parts[0], **joined)
 
@@ -184,9 +200,13 @@ def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
     request."""
     requests: Sequence[int] = np.unique(trace.request).tolist()
     if len(requests) < 2:
-        raise BadInput("the trace has one request: nothing is left to check what is tuned on it; record a longer one")
+        raise BadInput(
+            "the trace has one request: nothing is left to check what is tuned on it; record a longer one"
+        )
     border = requests[min(len(requests) - 1, max(1, round(len(requests) * (1 - share))))]
-    return trace.take(np.flatnonzero(trace.request < border)), trace.take(np.flatnonzero(trace.request >= border))
+    return trace.take(np.flatnonzero(trace.request < border)), trace.take(
+        np.flatnonzero(trace.request >= border)
+    )
 
 
 def _is_numbered_anew(pass_: np.ndarray, request: np.ndarray) -> bool:

@@ -21,7 +21,15 @@ COMMAND, BY_LAYER = "bench", "bench_layers"
 LIVE, SIMULATED, PEER = "live", "simulated", "peer"
 _COUNTS = ("late", "misses", "collisions", "demand_bytes", "prefetch_bytes", "wasted_bytes")
 _LAYER_COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
-_ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "learn", "build-predictor", "split")
+_ARTEFACTS = (
+    "profile",
+    "build-buddies",
+    "quantize",
+    "build-maps",
+    "learn",
+    "build-predictor",
+    "split",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,17 @@ class BenchRow:
 
 
 _BESIDE = (  # not columns of the table
-    *("ttft_quartiles", "tpot_quartiles", "tasks", "altered", "loss_error", "scored", "run", "best", "why"),
+    *(
+        "ttft_quartiles",
+        "tpot_quartiles",
+        "tasks",
+        "altered",
+        "loss_error",
+        "scored",
+        "run",
+        "best",
+        "why",
+    ),
 )
 
 
@@ -142,7 +160,9 @@ class BenchJob:
 
     @property
     def digest(self) -> str:
-        identity = {name: value for name, value in asdict(self).items() if name != "asked"} | {"versions": versions()}
+        identity = {name: value for name, value in asdict(self).items() if name != "asked"} | {
+            "versions": versions()
+        }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -150,7 +170,12 @@ class Ledger:
     """The rows of one bench in a store: read when it starts, written one by one."""
 
     def __init__(
-        self, path: Path, job: BenchJob, *, model: ModelInfo | None = None, model_id: str | None = None
+        self,
+        path: Path,
+        job: BenchJob,
+        *,
+        model: ModelInfo | None = None,
+        model_id: str | None = None,
     ) -> None:
         """`model` is written to the store unless it is there already; then, or without a model, pass `model_id`."""
         self.path, self._job, self._model = path, job, model
@@ -194,7 +219,9 @@ class Ledger:
                 **self._job.conditions,
             },
         )
-        tables = {COMMAND: bench_table([row])} | ({BY_LAYER: layers_table(by_layer)} if by_layer else {})
+        tables = {COMMAND: bench_table([row])} | (
+            {BY_LAYER: layers_table(by_layer)} if by_layer else {}
+        )
         return replace(row, run=add_run(self.path, info, tables, model=self._model))
 
     def _is_ours(self, run: StoredRun) -> bool:
@@ -203,7 +230,9 @@ class Ledger:
 
 def bench_table(rows: Sequence[BenchRow]) -> pa.Table:
     """Rows of the store's `bench`."""
-    return pa.Table.from_pylist([{name: getattr(row, name) for name in _SCHEMA.names} for row in rows], schema=_SCHEMA)
+    return pa.Table.from_pylist(
+        [{name: getattr(row, name) for name in _SCHEMA.names} for row in rows], schema=_SCHEMA
+    )
 
 
 def layers_table(by_layer: Sequence[Mapping[str, int]]) -> pa.Table:
@@ -236,14 +265,18 @@ def artefact_runs(path: Path, model_id: str) -> dict[str, int]:
 def _row(store: Store, run: StoredRun) -> BenchRow:
     [columns] = store.read(COMMAND, run.run_id).to_pylist()
     layers = store.read(BY_LAYER, run.run_id).to_pylist() if BY_LAYER in run.contents else None
-    spread = {name: values and tuple(values) for name, values in run.info.parameters["spread"].items()}
+    spread = {
+        name: values and tuple(values) for name, values in run.info.parameters["spread"].items()
+    }
     quality = run.info.parameters.get("quality") or {}  # an earlier moectl wrote none
     return BenchRow(
         **columns,
         ttft_quartiles=spread["ttft_ms"],
         tpot_quartiles=spread["tpot_ms"],
         tasks=tuple(TaskScore(**score) for score in run.info.parameters["tasks"]),
-        altered=None if layers is None else sum(layer["few_bits"] + layer["replaced"] for layer in layers),
+        altered=None
+        if layers is None
+        else sum(layer["few_bits"] + layer["replaced"] for layer in layers),
         loss_error=quality.get("loss_error"),
         scored=quality.get("scored"),
         run=run.run_id,

@@ -20,7 +20,15 @@ from moectl.shared.stores import check_store, refuse_former, stored_artefacts
 from moectl.shared.text import read_text
 from moectl.show.grounds import Grounds
 from moectl.show.grounds import measured as grounds_of
-from profilers.compare.bench import Bench, BenchSample, BenchSetting, BenchText, LinkEmulations, schedule, summary
+from profilers.compare.bench import (
+    Bench,
+    BenchSample,
+    BenchSetting,
+    BenchText,
+    LinkEmulations,
+    schedule,
+    summary,
+)
 from profilers.compare.peers import PEERS, PeerBench
 from profilers.compare.samples import KeptSamples
 from profilers.compare.tasks import Tasks, TaskScore, load_tasks
@@ -32,13 +40,13 @@ from runtime.session.equip import model_on_base
 from runtime.session.link_choice import resolve_link
 from runtime.session.settings import FUSED
 
-PEERS_AS_THEY_ARE = (
-    "peers: other programs in processes of their own, on this machine as it is, whatever link is emulated for presets"
-)
+PEERS_AS_THEY_ARE = "peers: other programs in processes of their own, on this machine as it is, whatever link is emulated for presets"
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
 
-def live(name: str, request: BenchRequest, phases: Phases, *, store: Path, device: str, threads: int) -> Benched:
+def live(
+    name: str, request: BenchRequest, phases: Phases, *, store: Path, device: str, threads: int
+) -> Benched:
     """Measure every setting; resume where the same bench was stopped."""
     phases.begin("opening the model")
     torch.set_num_threads(threads)
@@ -46,17 +54,33 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path, devic
     documents(request.data)  # a wrong path is reported before a model is opened
     checkpoint = open_quietly(name, device=device)
     refuse_former(store, checkpoint, name=name)
-    measured = checkpoint if request.dense is None else open_quietly(name, device=device, dense=request.dense)
-    opened, artefacts = model_on_base(measured, stored_artefacts(store, checkpoint, base=request.base), request.base)
+    measured = (
+        checkpoint
+        if request.dense is None
+        else open_quietly(name, device=device, dense=request.dense)
+    )
+    opened, artefacts = model_on_base(
+        measured, stored_artefacts(store, checkpoint, base=request.base), request.base
+    )
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)
     info = model_info(name, opened)
     request = request.of_model(store, info.model_id)
-    text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)
+    text = read_text(
+        opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed
+    )
     settings = request.settings()
     here = LocalMachine.look(opened.model.device)
     tasks = load_tasks(request.task_names) if request.task_names else None
-    job = _job(request, text, settings, tasks, here=here, artefacts=artefact_runs(store, info.model_id), opened=opened)
+    job = _job(
+        request,
+        text,
+        settings,
+        tasks,
+        here=here,
+        artefacts=artefact_runs(store, info.model_id),
+        opened=opened,
+    )
     ledger, kept = Ledger(store, job, model=info), KeptSamples(store, job.digest)
     if request.again:
         kept.remove()
@@ -69,14 +93,25 @@ def live(name: str, request: BenchRequest, phases: Phases, *, store: Path, devic
     taken_up = len(under_way.rows)
     _measure(under_way, settings, request, phases, num_decoded=text.num_decoded)
     kept.remove()
-    rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
+    rows = [
+        under_way.rows.get(setting) or _refused(setting, under_way.refused[setting])
+        for setting in settings
+    ]
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
     if text.shortfall:
         notes.append(f"only {text.shortfall}")
     if request.base != FULL_BITS or request.dense is not None:
         notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base, request.dense))
     conditions = _conditions(request, text, here, taken_up, opened)
-    return Benched(rows, opened.shape, _grounds(request, opened), request.asked, conditions, tuple(notes), job.digest)
+    return Benched(
+        rows,
+        opened.shape,
+        _grounds(request, opened),
+        request.asked,
+        conditions,
+        tuple(notes),
+        job.digest,
+    )
 
 
 @dataclass(slots=True)
@@ -97,7 +132,11 @@ class _UnderWay:
         """Measure a setting once and keep the sample, or record why it cannot run."""
         try:
             is_peer = setting.preset in PEERS
-            sample = self.peers.measure(setting, self.bench.full) if is_peer else self.bench.measure(setting, progress)
+            sample = (
+                self.peers.measure(setting, self.bench.full)
+                if is_peer
+                else self.bench.measure(setting, progress)
+            )
         except Problem as problem:
             self.refused[setting] = str(problem)
             return
@@ -106,7 +145,9 @@ class _UnderWay:
 
     def finish(self, setting: BenchSetting, rounds: int) -> None:
         """Write a setting that has a sample of every round."""
-        samples = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
+        samples = [
+            self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples
+        ]
         if len(samples) == rounds:
             load, measured = LocalMachine.look(torch.device("cpu")).load, summary(samples)
             row = measured_row(setting, measured, scored=self.bench.num_scored)
@@ -129,10 +170,17 @@ class _UnderWay:
 
 
 def _measure(
-    under_way: _UnderWay, settings: Sequence[BenchSetting], request: BenchRequest, phases: Phases, *, num_decoded: int
+    under_way: _UnderWay,
+    settings: Sequence[BenchSetting],
+    request: BenchRequest,
+    phases: Phases,
+    *,
+    num_decoded: int,
 ) -> None:
     order = [
-        one for one in schedule(settings, rounds=request.rounds, seed=request.seed) if one[1] not in under_way.rows
+        one
+        for one in schedule(settings, rounds=request.rounds, seed=request.seed)
+        if one[1] not in under_way.rows
     ]
     phases.begin("reading the text by the full model")
     if order:
@@ -144,7 +192,11 @@ def _measure(
                 continue
             if (turn, setting) not in under_way.samples:
                 before, total = number * num_decoded, len(order) * num_decoded
-                under_way.sample(turn, setting, lambda done, before=before, total=total: advance(before + done, total))
+                under_way.sample(
+                    turn,
+                    setting,
+                    lambda done, before=before, total=total: advance(before + done, total),
+                )
             under_way.finish(setting, request.rounds)
 
 
@@ -183,23 +235,31 @@ def _job(
     if request.batch:
         conditions["batch"] = request.batch
     digest = data_digest(text.sequences)
-    return BenchJob(request.data, digest, text.num_tokens, request.seed, conditions, asked=text.asked)
+    return BenchJob(
+        request.data, digest, text.num_tokens, request.seed, conditions, asked=text.asked
+    )
 
 
 def _grounds(request: BenchRequest, opened: MoeModel) -> Grounds:
     """Those of all links together: proportions of a machine are never mixed with others."""
     found = [grounds_of(link, device=str(opened.model.device)) for link in request.link_names]
-    return Grounds("; ".join(dict.fromkeys(one.says for one in found)), all(one.is_absolute for one in found))
+    return Grounds(
+        "; ".join(dict.fromkeys(one.says for one in found)), all(one.is_absolute for one in found)
+    )
 
 
-def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, taken_up: int, opened: MoeModel) -> str:
+def _conditions(
+    request: BenchRequest, text: BenchText, here: LocalMachine, taken_up: int, opened: MoeModel
+) -> str:
     cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
     load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
     experts = f", experts in {opened.expert_format}"
     dense = dense_suffix(request.dense)
     fused = ", a token's experts fused" if request.experts == FUSED else ""
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
-    resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
+    resumed = (
+        f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
+    )
     return (
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
         f"{request.length - text.prefill} decoded each; losses of these {text.num_decoded:,} tokens (+- standard "

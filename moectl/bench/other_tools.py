@@ -56,8 +56,16 @@ def read_results(path: Path) -> Imported:
 def keep(imported: Imported, *, store: Path) -> list[BenchRow]:
     """Return the rows with the run that holds them; the run is written unless the store has the same file already."""
     with Store.open(store) as held:
-        known = [run for run in held.runs() if (run.info.command, run.info.data_digest) == (COMMAND, imported.digest)]
-        run_id = known[-1].run_id if known else held.write_run(_info(imported), {"bench": bench_table(imported.rows)})
+        known = [
+            run
+            for run in held.runs()
+            if (run.info.command, run.info.data_digest) == (COMMAND, imported.digest)
+        ]
+        run_id = (
+            known[-1].run_id
+            if known
+            else held.write_run(_info(imported), {"bench": bench_table(imported.rows)})
+        )
     return [replace(row, run=run_id) for row in imported.rows]
 
 
@@ -75,9 +83,15 @@ def _info(imported: Imported) -> RunInfo:
 
 def _reader(result: object, path: Path) -> Callable[[Mapping], tuple[BenchRow, str]]:
     """Choose the reader by fields that only one tool writes."""
-    if isinstance(result, Mapping) and {"build_commit", "n_prompt", "n_gen", "samples_ns"} <= result.keys():
+    if (
+        isinstance(result, Mapping)
+        and {"build_commit", "n_prompt", "n_gen", "samples_ns"} <= result.keys()
+    ):
         return _llama
-    if isinstance(result, Mapping) and {"median_ttft_ms", "median_tpot_ms", "output_throughput"} <= result.keys():
+    if (
+        isinstance(result, Mapping)
+        and {"median_ttft_ms", "median_tpot_ms", "output_throughput"} <= result.keys()
+    ):
         return _vllm
     raise BadInput(f"{path} is not of a tool that is known: {_FORMS}")
 
@@ -93,20 +107,30 @@ def _llama(result: Mapping) -> tuple[BenchRow, str]:
         why = "llama-bench timed prompt and answer together: give -p and -n, not -pg"
         return _row(f"llama.cpp pp{prompt}+tg{generated}{depth}", layers, why=why), condition
     milliseconds = np.array(result["samples_ns"], np.float64) / 1e6 / (generated or 1)
-    if milliseconds.ndim != 1 or not (milliseconds > 0).all() or not np.isfinite(milliseconds).all():
+    if (
+        milliseconds.ndim != 1
+        or not (milliseconds > 0).all()
+        or not np.isfinite(milliseconds).all()
+    ):
         raise ValueError(f"times of {milliseconds} ms")
     lower, median, upper = map(float, np.percentile(milliseconds, (25, 50, 75)))
     if generated:
         times = {"tpot_ms": median, "tpot_quartiles": (lower, upper), "tokens_per_s": 1e3 / median}
         return _row(f"llama.cpp tg{generated}{depth}", layers, **times), condition
-    return _row(f"llama.cpp pp{prompt}{depth}", layers, ttft_ms=median, ttft_quartiles=(lower, upper)), condition
+    return _row(
+        f"llama.cpp pp{prompt}{depth}", layers, ttft_ms=median, ttft_quartiles=(lower, upper)
+    ), condition
 
 
 def _vllm(result: Mapping) -> tuple[BenchRow, str]:
     """A result of vLLM. Its tokens a second cover all concurrent requests, so they need not be 1 over TPOT."""
     rate = f"{result.get('completed', '?')} requests at {result.get('request_rate', '?')} a second"
     condition = f"vLLM, {result.get('model_id')}, {rate}"
-    names = {"ttft_ms": "median_ttft_ms", "tpot_ms": "median_tpot_ms", "tokens_per_s": "output_throughput"}
+    names = {
+        "ttft_ms": "median_ttft_ms",
+        "tpot_ms": "median_tpot_ms",
+        "tokens_per_s": "output_throughput",
+    }
     times = {name: float(result[theirs]) for name, theirs in names.items()}
     if not all(0 <= value < math.inf for value in times.values()):
         raise ValueError(f"times of {times}")

@@ -89,11 +89,17 @@ class BenchRequest:
 
     def _check_mode(self) -> None:
         if not self.simulate and (self.jobs or self.executor != LOCAL):
-            raise BadUsage("a live bench measures one setting after another: --jobs and --executor are of --simulate")
+            raise BadUsage(
+                "a live bench measures one setting after another: --jobs and --executor are of --simulate"
+            )
         if self.batch and not self.tasks:
-            raise BadUsage("--batch is of --tasks: give both; --clients N of --simulate serves many requests at a time")
+            raise BadUsage(
+                "--batch is of --tasks: give both; --clients N of --simulate serves many requests at a time"
+            )
         if self.clients and not self.simulate:
-            raise BadUsage("a live bench measures one request at a time: --clients is of --simulate")
+            raise BadUsage(
+                "a live bench measures one request at a time: --clients is of --simulate"
+            )
         if self.simulate and self.peers:
             raise BadUsage("--peers are measured live: leave out --simulate")
         if self.peers and (self.base != FULL_BITS or self.dense is not None):
@@ -105,7 +111,9 @@ class BenchRequest:
         if self.simulate and self.scaled_to:
             raise BadUsage("--scaled-to is of a live bench: with --simulate give --machine")
         if not self.simulate and (self.trace or self.machine):
-            raise BadUsage("--trace and --machine are of a simulated bench: give --simulate, or live --scaled-to")
+            raise BadUsage(
+                "--trace and --machine are of a simulated bench: give --simulate, or live --scaled-to"
+            )
         if self.scaled_to and self.links != AUTO:
             raise BadUsage("--scaled-to sets the link itself: leave out --links")
         for name in (self.scaled_to, self.machine):
@@ -125,7 +133,9 @@ class BenchRequest:
     @property
     def preset_names(self) -> list[str]:
         """The fixed presets first, then the requested ones, then the random control of each that has one."""
-        controls = [control for name in self._presets_asked if (control := f"{name}-random") in presets()]
+        controls = [
+            control for name in self._presets_asked if (control := f"{name}-random") in presets()
+        ]
         return list(dict.fromkeys((*FIXED, *self._presets_asked, *controls)))
 
     @property
@@ -135,7 +145,9 @@ class BenchRequest:
 
     @property
     def _presets_asked(self) -> list[str]:
-        return list(presets()) if self.presets.strip() == ALL else names_of(self.presets, "--presets")
+        return (
+            list(presets()) if self.presets.strip() == ALL else names_of(self.presets, "--presets")
+        )
 
     def of_model(self, store: Path, model_id: str) -> "BenchRequest":
         """The request with stored presets of this model. Raises Incompatible for a preset tuned for another model."""
@@ -168,13 +180,20 @@ class BenchRequest:
         names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
         tried = product(self.link_names, names_of(self.budgets, "--budgets"), names)
         ours = [BenchSetting(name, _budget(name, budget), link) for link, budget, name in tried]
-        peers = product((PEERS[name] for name in self.peer_names), names_of(self.budgets, "--budgets"))
-        theirs = [BenchSetting(one.name, budget if one.offload else EVERYTHING, one.link) for one, budget in peers]
+        peers = product(
+            (PEERS[name] for name in self.peer_names), names_of(self.budgets, "--budgets")
+        )
+        theirs = [
+            BenchSetting(one.name, budget if one.offload else EVERYTHING, one.link)
+            for one, budget in peers
+        ]
         return list(dict.fromkeys(ours + theirs))
 
 
 def _budget(name: str, budget: str) -> str:
-    return (presets()[base].budget if (base := name.partition(":")[0]) in presets() else None) or budget
+    return (
+        presets()[base].budget if (base := name.partition(":")[0]) in presets() else None
+    ) or budget
 
 
 def names_of(text: str, option: str) -> list[str]:

@@ -65,9 +65,13 @@ def _absolute() -> list[Column]:
 def _ratios(benched: Benched) -> list[Column]:
     """Times over those of `full`; the time spent waiting for the link over that of `on-demand`."""
 
-    def to_full(row: BenchRow, name: str, quartiles: tuple[float, float] | None) -> str | float | None:
+    def to_full(
+        row: BenchRow, name: str, quartiles: tuple[float, float] | None
+    ) -> str | float | None:
         ratio, own = benched.to(FULL, row, name), getattr(row, name)
-        return ratio and _spread(ratio, quartiles and tuple(value * ratio / own for value in quartiles))
+        return ratio and _spread(
+            ratio, quartiles and tuple(value * ratio / own for value in quartiles)
+        )
 
     return [
         ("time, full = 1", lambda row: to_full(row, "tpot_ms", row.tpot_quartiles)),
@@ -93,9 +97,14 @@ _IMPORTED: list[Column] = [
 ]
 
 
-def _sheet(title: str, columns: Sequence[Column], rows: Sequence[BenchRow], note: str = "") -> Sheet:
+def _sheet(
+    title: str, columns: Sequence[Column], rows: Sequence[BenchRow], note: str = ""
+) -> Sheet:
     return Sheet(
-        title, tuple(name for name, _ in columns), [tuple(cell(row) for _, cell in columns) for row in rows], note
+        title,
+        tuple(name for name, _ in columns),
+        [tuple(cell(row) for _, cell in columns) for row in rows],
+        note,
     )
 
 
@@ -106,7 +115,9 @@ def _tells(column: Column, rows: Sequence[BenchRow]) -> bool:
 
 
 def _name(benched: Benched, row: BenchRow) -> str:
-    return f"{row.preset}, {PEER}" if row.mode == PEER else row.preset + " *" * benched.is_added(row)
+    return (
+        f"{row.preset}, {PEER}" if row.mode == PEER else row.preset + " *" * benched.is_added(row)
+    )
 
 
 def _output(row: BenchRow) -> str | None:
@@ -115,7 +126,9 @@ def _output(row: BenchRow) -> str | None:
 
 def _loss(row: BenchRow) -> str | None:
     """Perplexity lost, where the output is not that of the full model."""
-    return _output(row) if row.loss is None or row.is_exact else loss_words(row.loss, row.loss_error)
+    return (
+        _output(row) if row.loss is None or row.is_exact else loss_words(row.loss, row.loss_error)
+    )
 
 
 def _score(row: BenchRow, wanted: tuple[str, str]) -> str | None:

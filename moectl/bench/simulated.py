@@ -42,10 +42,14 @@ from runtime.session.session import Session, Settings
 
 NOT_MEASURED = "quality: not of a simulation; a live bench measures it"
 _DISTANCE = 3  # layers ahead that a recorded trace predicts
-BOUND = "oracle: Belady with prefetching of what is really wanted, in the scope where that is faster"
+BOUND = (
+    "oracle: Belady with prefetching of what is really wanted, in the scope where that is faster"
+)
 
 
-def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, device: str, threads: int) -> Benched:
+def simulated(
+    name: str, request: BenchRequest, phases: Phases, *, store: Path, device: str, threads: int
+) -> Benched:
     """Replay every setting; resume where the same bench was stopped."""
     phases.begin("taking or recording a trace")
     torch.set_num_threads(threads)
@@ -58,7 +62,9 @@ def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, 
     opened, target, costs = place_trace(
         opened, request.machine or DEFAULT_MACHINE, store, base=request.base, dense=request.dense
     )
-    workloads = {link: _workload(opened, target, costs, request, link=link) for link in request.link_names}
+    workloads = {
+        link: _workload(opened, target, costs, request, link=link) for link in request.link_names
+    }
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
     job = _job(opened, target, costs, request, artefacts)
     ledger = Ledger(store, job, model_id=opened.model_id)
@@ -68,7 +74,10 @@ def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, 
     known = [note for workload in workloads.values() for note in workload.assumed]
     assumed: dict[BenchSetting, list[str]] = {}
     phases.begin(f"simulating {len(settings)} settings")
-    with executing(request.executor, request.workers) as executor, progress_bar("simulating", unit="settings") as bar:
+    with (
+        executing(request.executor, request.workers) as executor,
+        progress_bar("simulating", unit="settings") as bar,
+    ):
         bar(len(rows), len(settings))
 
         def on_replayed(done: Replayed) -> None:
@@ -79,12 +88,17 @@ def simulated(name: str, request: BenchRequest, phases: Phases, *, store: Path, 
         lost = _replay(work, missing, executor, on_replayed)
     if lost:
         raise Partly(_what_is_lost(lost, len(settings)))
-    assumptions = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
+    assumptions = dict.fromkeys(
+        [*known, *(note for setting in missing for note in assumed[setting])]
+    )
     short = [f"recorded: only {shortfall}"] * bool(shortfall)
     notes = (BOUND, NOT_MEASURED, *short, *(f"assumed: {note}" for note in assumptions))
     conditions = _conditions(opened, target, request, len(settings) - len(missing))
     shape = opened.model.shape
-    grounds, ordered = grounds_of(target.name, shape.nbytes), [rows[setting] for setting in settings]
+    grounds, ordered = (
+        grounds_of(target.name, shape.nbytes),
+        [rows[setting] for setting in settings],
+    )
     return Benched(ordered, shape, grounds, request.asked, conditions, notes, job.digest)
 
 
@@ -103,23 +117,32 @@ class Replayed:
 class Replays:
     """The task of a worker process: replays a setting on the workload of its link."""
 
-    def __init__(self, workloads: Mapping[str, Workload], stored: Mapping[str, Preset], *, devices: int) -> None:
+    def __init__(
+        self, workloads: Mapping[str, Workload], stored: Mapping[str, Preset], *, devices: int
+    ) -> None:
         self._workloads, self._stored, self._devices = workloads, stored, devices
         self._of_trace = {link: list(workload.assumed) for link, workload in workloads.items()}
 
     def __call__(self, setting: BenchSetting) -> Replayed:
         workload, started_at, begin_s = self._workloads[setting.link], utc_now(), perf_counter()
-        workload.assumed[:] = self._of_trace[setting.link]  # drops assumptions of earlier settings; the list is shared
+        workload.assumed[:] = self._of_trace[
+            setting.link
+        ]  # drops assumptions of earlier settings; the list is shared
         outcome, why = None, ""
         try:
             outcome = _outcome(workload, setting, self._stored, devices=self._devices)
         except Problem as problem:
             why = str(problem)
-        return Replayed(setting, outcome, why, list(workload.assumed), started_at, perf_counter() - begin_s)
+        return Replayed(
+            setting, outcome, why, list(workload.assumed), started_at, perf_counter() - begin_s
+        )
 
 
 def _replay(
-    work: Replays, settings: list[BenchSetting], executor: Executor, on_replayed: Callable[[Replayed], None]
+    work: Replays,
+    settings: list[BenchSetting],
+    executor: Executor,
+    on_replayed: Callable[[Replayed], None],
 ) -> Lost:
     """Replay every setting; return the errors of those that failed, by setting."""
     with Workers(work, executor, on_replayed) as workers:
@@ -141,10 +164,14 @@ def _row(done: Replayed, ledger: Ledger) -> BenchRow:
     if done.outcome is None:
         return BenchRow(**asdict(done.setting), mode=SIMULATED, why=done.why)
     row, by_layer = simulated_row(done.setting, done.outcome), done.outcome.by_layer
-    return ledger.write(row, by_layer=by_layer, started_at=done.started_at, seconds=done.seconds, beside={})
+    return ledger.write(
+        row, by_layer=by_layer, started_at=done.started_at, seconds=done.seconds, beside={}
+    )
 
 
-def _outcome(workload: Workload, setting: BenchSetting, stored: Mapping[str, Preset], *, devices: int) -> Outcome:
+def _outcome(
+    workload: Workload, setting: BenchSetting, stored: Mapping[str, Preset], *, devices: int
+) -> Outcome:
     """Replay a setting; for the oracle, the faster of its two scopes."""
     room = {"budget": setting.budget, "devices": devices}
     if setting.preset != ORACLE:
@@ -177,18 +204,28 @@ def _workload(
     )
 
 
-def _source(name: str, request: BenchRequest, *, store: Path, device: str) -> tuple[TraceSource, str]:
+def _source(
+    name: str, request: BenchRequest, *, store: Path, device: str
+) -> tuple[TraceSource, str]:
     """The trace file of the request, else the newest trace of this model in the store, else one recorded now; and by
     how much less text than was asked for it was recorded on."""
     if request.trace is not None:
         return TraceSource(request.trace, model=name, store=store), ""
     if name in MODELS and not Path(name).exists():
-        raise BadUsage(f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE")
+        raise BadUsage(
+            f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE"
+        )
     opened = open_quietly(name, device=device)
     refuse_former(store, opened, name=name)
     run, shortfall = _stored_trace(store, opened), ""
     if run is None:
-        text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)
+        text = read_text(
+            opened,
+            request.data,
+            length=request.length,
+            num_tokens=request.tokens,
+            seed=request.seed,
+        )
         shortfall = text.shortfall
         run = record_trace(name, opened, text, store, data=request.data, seed=request.seed)
     return TraceSource(run=run, store=store), shortfall
@@ -203,7 +240,9 @@ def _stored_trace(path: Path, opened: MoeModel) -> int | None:
     return next((run.run_id for run in reversed(runs) if run.info.model_id == model_id), None)
 
 
-def record_trace(name: str, opened: MoeModel, text: BenchText, path: Path, *, data: str, seed: int) -> int:
+def record_trace(
+    name: str, opened: MoeModel, text: BenchText, path: Path, *, data: str, seed: int
+) -> int:
     """Record the routing of a text, with predictions, into the store; return its run."""
     started_at, begin_s = utc_now(), perf_counter()
     info = model_info(name, opened)
@@ -217,22 +256,38 @@ def record_trace(name: str, opened: MoeModel, text: BenchText, path: Path, *, da
         data_digest=data_digest(text.sequences),
         tokens=text.num_tokens,
         seed=seed,
-        parameters={"length": len(text.sequences[0]), "prefill": text.prefill, "tokens_asked": text.asked},
+        parameters={
+            "length": len(text.sequences[0]),
+            "prefill": text.prefill,
+            "tokens_asked": text.asked,
+        },
     )
     return add_run(path, run, {"traces": to_table(trace)}, model=info)
 
 
 def _traced(opened: MoeModel, text: BenchText, store: Path) -> Trace:
-    with Session(opened, Settings()) as session, progress_bar("recording", unit="tokens") as advance:
+    with (
+        Session(opened, Settings()) as session,
+        progress_bar("recording", unit="tokens") as advance,
+    ):
         recorder = session.record()
         ahead = foresight_for(opened, min(_DISTANCE, opened.shape.num_layers), store=store)
         session.watcher.see_predictions(ahead.distance, ahead.predictor)
-        read(session, text.sequences, prefill=text.prefill, progress=lambda done: advance(done, text.num_decoded))
+        read(
+            session,
+            text.sequences,
+            prefill=text.prefill,
+            progress=lambda done: advance(done, text.num_decoded),
+        )
         return recorder.trace()
 
 
 def _job(
-    opened: OpenedTrace, target: Machine, costs: Costs | None, request: BenchRequest, artefacts: dict[str, int]
+    opened: OpenedTrace,
+    target: Machine,
+    costs: Costs | None,
+    request: BenchRequest,
+    artefacts: dict[str, int],
 ) -> BenchJob:
     conditions = {
         "mode": SIMULATED,

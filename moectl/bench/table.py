@@ -47,11 +47,19 @@ class Benched:
         """The bench as JSON values."""
         rows = [
             asdict(row)
-            | {"is_exact": row.is_exact, "loss": row.loss, "is_distinguishable": row.is_distinguishable}
+            | {
+                "is_exact": row.is_exact,
+                "loss": row.loss,
+                "is_distinguishable": row.is_distinguishable,
+            }
             | {"is_added": self.is_added(row), "times_full": self.to(FULL, row)}
             for row in self.arranged()
         ]
-        about = {"conditions": self.conditions, "notes": list(self.notes), "grounds": self.grounds.says}
+        about = {
+            "conditions": self.conditions,
+            "notes": list(self.notes),
+            "grounds": self.grounds.says,
+        }
         return {"rows": rows, **about, "is_absolute": self.grounds.is_absolute}
 
     def is_added(self, row: BenchRow) -> bool:
@@ -60,7 +68,10 @@ class Benched:
 
     def to(self, preset: str, row: BenchRow, name: str = "tpot_ms") -> float | None:
         """A time over that of `preset`, at the same budget and link where it has that."""
-        own, others = getattr(row, name), [one for one in self.rows if one.preset == preset and getattr(one, name)]
+        own, others = (
+            getattr(row, name),
+            [one for one in self.rows if one.preset == preset and getattr(one, name)],
+        )
         if own is None or not others or row.mode == IMPORTED:
             return None
         near = sorted(others, key=lambda one: (one.link != row.link, one.budget != row.budget))
@@ -74,18 +85,30 @@ class Benched:
 def _marked(group: list[BenchRow]) -> list[BenchRow]:
     """The rows of one budget over one link by time, with the fastest and the fastest lossless one marked."""
     ordered = sorted(group, key=lambda row: (row.tpot_ms is None, row.tpot_ms or 0.0))
-    chosen = [row for row in ordered if row.tpot_ms is not None and row.preset not in _BOUNDS and row.mode != PEER]
+    chosen = [
+        row
+        for row in ordered
+        if row.tpot_ms is not None and row.preset not in _BOUNDS and row.mode != PEER
+    ]
     fastest, exact = chosen[:1], [row for row in chosen if row.is_exact][:1]
     return [replace(row, best=_best(row in fastest, row in exact)) for row in ordered]
 
 
 def _best(is_fastest: bool, is_exact: bool) -> str:
-    return "fastest, lossless" if is_fastest and is_exact else "fastest" if is_fastest else "lossless" * is_exact
+    return (
+        "fastest, lossless"
+        if is_fastest and is_exact
+        else "fastest"
+        if is_fastest
+        else "lossless" * is_exact
+    )
 
 
 def loss_of_base(quality: Quality, base: int, dense: int | None = None) -> str:
     """One line on the loss of the base itself, or of dense weights of few bits, to which the losses of the rows add."""
-    experts = f"every expert is a replica of {base} bits, budgets are of these bytes" * (base != FULL_BITS)
+    experts = f"every expert is a replica of {base} bits, budgets are of these bytes" * (
+        base != FULL_BITS
+    )
     lost = loss_words(quality.perplexity_ratio - 1, quality.loss_error)
     others = "" if dense is None else f"linear layers besides experts and routers have {dense} bits"
     return (

@@ -52,7 +52,9 @@ def _in_one_line() -> Iterator[None]:
         message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
         if not message:
             raise SystemExit(error.exit_code) from None
-        raise BadUsage(f"{message} (see `{context.command_path if context else 'moectl'} --help`)") from None
+        raise BadUsage(
+            f"{message} (see `{context.command_path if context else 'moectl'} --help`)"
+        ) from None
 
 
 class _Program(TyperGroup):
@@ -122,7 +124,10 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def _moectl(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and end."
+        ),
     ] = False,
 ) -> None:
     pass

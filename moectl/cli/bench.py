@@ -43,16 +43,23 @@ class BenchOptions:
             autocompletion=completion.listed(completion.presets),
         ),
     ] = "on-demand,near,shadow"
-    budgets: Annotated[str, typer.Option(help="Budgets, each like --budget elsewhere.")] = "12.5%,25%,50%"
+    budgets: Annotated[str, typer.Option(help="Budgets, each like --budget elsewhere.")] = (
+        "12.5%,25%,50%"
+    )
     links: Annotated[
-        str, typer.Option(help="Links, each like --link elsewhere; with --simulate auto (the machine's) or rates.")
+        str,
+        typer.Option(
+            help="Links, each like --link elsewhere; with --simulate auto (the machine's) or rates."
+        ),
     ] = "auto"
     scaled_to: ScaledTo = None
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="On a trace and virtual time: the oracle too, no quality.")
+        bool,
+        typer.Option("--simulate", help="On a trace and virtual time: the oracle too, no quality."),
     ] = False
     trace: Annotated[
-        Path | None, typer.Option(help="A Parquet trace; else the store's newest, or one recorded first.")
+        Path | None,
+        typer.Option(help="A Parquet trace; else the store's newest, or one recorded first."),
     ] = None
     machine: Annotated[
         str | None,
@@ -64,15 +71,26 @@ class BenchOptions:
     ] = None
     clients: Clients = None
     data: Data = "builtin:held-out"
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each setting reads in a round.")] = 768
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128
+    tokens: Annotated[
+        int, typer.Option(min=2, help="Tokens of it that each setting reads in a round.")
+    ] = 768
+    length: Annotated[
+        int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")
+    ] = 128
     rounds: Annotated[int, typer.Option(min=1, help="Times that each setting is measured.")] = 3
-    again: Annotated[bool, typer.Option("--again", help="Measure anew what an earlier run has finished.")] = False
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure anew what an earlier run has finished.")
+    ] = False
     results: Annotated[
         list[Path] | None,
-        typer.Option("--import", help="Show what another tool measured too: llama-bench -o json, vllm bench serve."),
+        typer.Option(
+            "--import",
+            help="Show what another tool measured too: llama-bench -o json, vllm bench serve.",
+        ),
     ] = None
-    report: Annotated[Path | None, typer.Option(help="Write it all as one HTML page, with charts.")] = None
+    report: Annotated[
+        Path | None, typer.Option(help="Write it all as one HTML page, with charts.")
+    ] = None
     peers: Annotated[
         str,
         typer.Option(
@@ -88,10 +106,16 @@ class BenchOptions:
     ] = ""
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Requests of --tasks at a time; else 64, or 1 where a preset alters the output."),
+        typer.Option(
+            min=1,
+            help="Requests of --tasks at a time; else 64, or 1 where a preset alters the output.",
+        ),
     ] = None
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="With --simulate: settings at a time, each in a process of its own.")
+        int | None,
+        typer.Option(
+            min=1, help="With --simulate: settings at a time, each in a process of its own."
+        ),
     ] = None
     executor: Executor = "local"
     base: Base = 16

@@ -14,14 +14,20 @@ def build_buddies(
     run: RunId = None,
     alpha: Annotated[
         str,
-        typer.Option(help="Share of the metric that a list covers: one number, one per layer, or LAYER:NUMBER,..."),
+        typer.Option(
+            help="Share of the metric that a list covers: one number, one per layer, or LAYER:NUMBER,..."
+        ),
     ] = "0.95",
     k_max: Annotated[int, typer.Option(min=1, help="Longest list.")] = 16,
     metric: Annotated[
-        str, typer.Option(help="What ranks buddies: loss or output (both measured), coactivation or weighted.")
+        str,
+        typer.Option(
+            help="What ranks buddies: loss or output (both measured), coactivation or weighted."
+        ),
     ] = "loss",
     epsilon: Annotated[
-        float, typer.Option(help="Laplace smoothing: added to every count of coactivation or weighted.")
+        float,
+        typer.Option(help="Laplace smoothing: added to every count of coactivation or weighted."),
     ] = 0.0,
     json: Json = False,
 ) -> None:
@@ -31,5 +37,7 @@ def build_buddies(
     """
     from moectl.commands import build_buddies as command
 
-    built = command.build_buddies(store, run=run, alpha=alpha, k_max=k_max, metric=metric, epsilon=epsilon)
+    built = command.build_buddies(
+        store, run=run, alpha=alpha, k_max=k_max, metric=metric, epsilon=epsilon
+    )
     command.show(built, as_json=json)

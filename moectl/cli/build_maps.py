@@ -15,15 +15,25 @@ from moectl.shared.importing import importing
 class MapOptions:
     """The maps to keep, and the requests that they are made from."""
 
-    capacity: Annotated[int, typer.Option(min=1, help="Maps to keep: later ones replace those most like them.")] = 1000
+    capacity: Annotated[
+        int, typer.Option(min=1, help="Maps to keep: later ones replace those most like them.")
+    ] = 1000
     distance: Annotated[int, typer.Option(min=1, help="Layers ahead that a match is to guide.")] = 3
     data: Data = "builtin"
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of all requests together, at most.")] = 16_384
+    tokens: Annotated[
+        int, typer.Option(min=2, help="Tokens of all requests together, at most.")
+    ] = 16_384
     requests: Annotated[int | None, typer.Option(min=1, help="Requests, at most.")] = None
     length: Annotated[int, typer.Option(min=2, help="Tokens of a request, at most.")] = 128
-    prefill: Annotated[int, typer.Option(min=0, help="Of them the prompt: one map; each further token has one.")] = 64
-    batch: Annotated[int, typer.Option(min=1, help="Requests at a time; an expert is loaded once for all.")] = 16
-    dtype: Annotated[str, typer.Option(help="float32, or float16: half the memory, slower to match.")] = "float32"
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Of them the prompt: one map; each further token has one.")
+    ] = 64
+    batch: Annotated[
+        int, typer.Option(min=1, help="Requests at a time; an expert is loaded once for all.")
+    ] = 16
+    dtype: Annotated[
+        str, typer.Option(help="float32, or float16: half the memory, slower to match.")
+    ] = "float32"
 
 
 def build_maps(

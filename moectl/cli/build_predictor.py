@@ -15,12 +15,20 @@ from moectl.shared.importing import importing
 class PredictorOptions:
     """The predictors to fit, and the text that they are fitted and tested on."""
 
-    distance: Annotated[int, typer.Option(min=1, help="Layers ahead to predict: each of 1 to this.")] = 3
-    features: Annotated[int, typer.Option(min=0, help="Random features beside a router's input; 0: linear.")] = 512
+    distance: Annotated[
+        int, typer.Option(min=1, help="Layers ahead to predict: each of 1 to this.")
+    ] = 3
+    features: Annotated[
+        int, typer.Option(min=0, help="Random features beside a router's input; 0: linear.")
+    ] = 512
     data: Data = "builtin"
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens; three tenths of them choose and test.")] = 32_768
+    tokens: Annotated[
+        int, typer.Option(min=2, help="Tokens; three tenths of them choose and test.")
+    ] = 32_768
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256
-    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")] = 16
+    batch: Annotated[
+        int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")
+    ] = 16
 
 
 def build_predictor(

@@ -60,6 +60,10 @@ def listed(choices: Callable[[], Words]) -> Callable[[str], Words]:
 
     def offered(incomplete: str) -> Words:
         before, comma, _ = incomplete.rpartition(",")
-        return [(before + comma + word, line) for word, line in choices() if word not in before.split(",")]
+        return [
+            (before + comma + word, line)
+            for word, line in choices()
+            if word not in before.split(",")
+        ]
 
     return offered

@@ -15,12 +15,16 @@ def demo(
     budget: Budget = "25%",
     scaled_to: Annotated[
         str,
-        typer.Option(help="The machine whose proportions are emulated.", autocompletion=completion.machines),
+        typer.Option(
+            help="The machine whose proportions are emulated.", autocompletion=completion.machines
+        ),
     ] = "rtx3090-pcie4",
     tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
     threads: Threads = DEFAULT_THREADS,
     store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw time against quality to this SVG file.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw time against quality to this SVG file.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Try presets on the bundled model, offline, in a minute."""
@@ -31,7 +35,9 @@ def demo(
 
     if picture:
         check_picture(picture)
-    demonstration = command.demo(budget=budget, scaled_to=scaled_to, tokens=tokens, store=store, threads=threads)
+    demonstration = command.demo(
+        budget=budget, scaled_to=scaled_to, tokens=tokens, store=store, threads=threads
+    )
     command.show(demonstration, as_json=json)
     if picture:
         write_picture(drawing(demonstration), picture)

@@ -14,7 +14,10 @@ def doctor(
     engine: EngineOptions,
     store: StorePath = DEFAULT_STORE,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure too, a quarter of a minute or more, and check a prediction.")
+        bool,
+        typer.Option(
+            "--measure", help="Measure too, a quarter of a minute or more, and check a prediction."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

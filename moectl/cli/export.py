@@ -22,10 +22,15 @@ def export(
         ),
     ] = "gptq",
     out: Annotated[
-        Path | None, typer.Option(help="The file to write, else stdout; of gptq a new folder, of gguf a new file.")
+        Path | None,
+        typer.Option(
+            help="The file to write, else stdout; of gptq a new folder, of gguf a new file."
+        ),
     ] = None,
     bits: Annotated[int, typer.Option(help="Of gptq: 2, 3, 4 or 8.")] = 4,
-    type: Annotated[str, typer.Option(help="Of gguf: f32, f16, bf16, q8_0, q4_0 or mxfp4.")] = "bf16",
+    type: Annotated[
+        str, typer.Option(help="Of gguf: f32, f16, bf16, q8_0, q4_0 or mxfp4.")
+    ] = "bf16",
     budget: Budget = "25%",
     store: StorePath = DEFAULT_STORE,
     run: RunId = None,

@@ -12,12 +12,19 @@ from moectl.shared.defaults import DEFAULT_STORE
 def fit_trace(
     *,
     like: Annotated[Path | None, typer.Option(help="The Parquet trace to be like.")] = None,
-    run: Annotated[int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace.")] = None,
+    run: Annotated[
+        int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace.")
+    ] = None,
     hits: Annotated[
-        list[str] | None, typer.Option(help="Hit rates to reach: lru:10=.23,20=.4 (experts held a layer); repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Hit rates to reach: lru:10=.23,20=.4 (experts held a layer); repeatable."
+        ),
     ] = None,
     num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
-    model: Annotated[str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, or a folder.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, or a folder.")
+    ] = None,
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,

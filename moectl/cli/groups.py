@@ -28,11 +28,15 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     run.__signature__ = Signature(in_order(_parameters(command, hints, groups)))
-    run.__annotations__ = {name: parameter.annotation for name, parameter in run.__signature__.parameters.items()}
+    run.__annotations__ = {
+        name: parameter.annotation for name, parameter in run.__signature__.parameters.items()
+    }
     return run
 
 
-def _parameters(command: Callable[..., None], hints: dict[str, object], groups: dict[str, type]) -> Iterator[Parameter]:
+def _parameters(
+    command: Callable[..., None], hints: dict[str, object], groups: dict[str, type]
+) -> Iterator[Parameter]:
     for parameter in signature(command).parameters.values():
         if parameter.name not in groups:
             yield parameter.replace(
@@ -43,13 +47,18 @@ def _parameters(command: Callable[..., None], hints: dict[str, object], groups: 
         of_group = get_type_hints(kind, include_extras=True)
         for field in fields(kind):
             annotation = shown(field.name, of_group[field.name])
-            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+            yield Parameter(
+                field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
+            )
 
 
 def fill(kind: type[Built], *groups: object, **others: object) -> Built:
     """Build a dataclass from the fields of the groups that it has too, and from `others`, which take precedence."""
     names = {field.name for field in fields(kind)}
     values = {
-        field.name: getattr(group, field.name) for group in groups for field in fields(group) if field.name in names
+        field.name: getattr(group, field.name)
+        for group in groups
+        for field in fields(group)
+        if field.name in names
     }
     return kind(**values | others)

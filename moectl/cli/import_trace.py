@@ -15,14 +15,25 @@ def import_trace(
     file: Annotated[Path, typer.Argument(help="The log: a file, or a folder of one file a layer.")],
     kind: Annotated[
         str,
-        typer.Option("--as", help=f"What it is: {', '.join(KINDS)}.", autocompletion=completion.kinds_of_logs),
+        typer.Option(
+            "--as", help=f"What it is: {', '.join(KINDS)}.", autocompletion=completion.kinds_of_logs
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="The trace to write. [default: NAME-trace.parquet]")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Take only the first so many tokens.")] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="moe-jsonl, csv: take the calls that decode so many requests together.")
+    out: Annotated[
+        Path | None, typer.Option(help="The trace to write. [default: NAME-trace.parquet]")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="router-logits: experts that a token selects.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Take only the first so many tokens.")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="moe-jsonl, csv: take the calls that decode so many requests together."
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="router-logits: experts that a token selects.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Read another program's log of its routers.

@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from moectl.cli.groups import fill
-from moectl.cli.options import DEFAULT_THREADS, Budget, Device, Json, RunId, Seed, StorePath, Threads, Window
+from moectl.cli.options import (
+    DEFAULT_THREADS,
+    Budget,
+    Device,
+    Json,
+    RunId,
+    Seed,
+    StorePath,
+    Threads,
+    Window,
+)
 from moectl.shared.defaults import DEFAULT_STORE
 
 
@@ -17,18 +27,38 @@ class InspectOptions:
 
     run: RunId = None
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None
-    heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False
-    picture: Annotated[Path | None, typer.Option(help="Write that picture to this SVG file.")] = None
-    verify: Annotated[bool, typer.Option("--verify", help="Of store and replicas: read it all and compare.")] = False
-    data: Annotated[str, typer.Option(help="Held-out text, for substitution and precision.")] = "builtin:held-out"
+    heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = (
+        False
+    )
+    picture: Annotated[Path | None, typer.Option(help="Write that picture to this SVG file.")] = (
+        None
+    )
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Of store and replicas: read it all and compare.")
+    ] = False
+    data: Annotated[str, typer.Option(help="Held-out text, for substitution and precision.")] = (
+        "builtin:held-out"
+    )
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096
-    draws: Annotated[int, typer.Option(min=1, help="Random draws: of resident experts, of widths.")] = 3
-    shares: Annotated[str, typer.Option(help="Shares of resident experts, for substitution.")] = "0.75,0.5,0.375"
-    trace: Annotated[Path | None, typer.Option(help="For prefetch: a Parquet trace; else the store's.")] = None
-    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer, of that trace.")] = None
-    distance: Annotated[int, typer.Option(min=1, help="For prefetch: up to so many layers ahead.")] = 3
+    draws: Annotated[
+        int, typer.Option(min=1, help="Random draws: of resident experts, of widths.")
+    ] = 3
+    shares: Annotated[str, typer.Option(help="Shares of resident experts, for substitution.")] = (
+        "0.75,0.5,0.375"
+    )
+    trace: Annotated[
+        Path | None, typer.Option(help="For prefetch: a Parquet trace; else the store's.")
+    ] = None
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer, of that trace.")] = (
+        None
+    )
+    distance: Annotated[
+        int, typer.Option(min=1, help="For prefetch: up to so many layers ahead.")
+    ] = 3
     budget: Budget = "25%"
-    eviction: Annotated[str, typer.Option(help="For prefetch: what is evicted meanwhile.")] = "least_stale"
+    eviction: Annotated[str, typer.Option(help="For prefetch: what is evicted meanwhile.")] = (
+        "least_stale"
+    )
     window: Window = None
     device: Device = "auto"
     threads: Threads = DEFAULT_THREADS
@@ -45,7 +75,8 @@ def inspect(
         ),
     ] = "store",
     model: Annotated[
-        str | None, typer.Argument(help="A checkpoint, or after presets the name of one.", show_default=False)
+        str | None,
+        typer.Argument(help="A checkpoint, or after presets the name of one.", show_default=False),
     ] = None,
     store: StorePath = DEFAULT_STORE,
     options: InspectOptions,
@@ -73,33 +104,45 @@ def inspect(
         _show_view(name, model, options, store=store, as_json=json)
 
 
-def _price_substitution(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+def _price_substitution(
+    model: str | None, options: InspectOptions, *, store: Path, as_json: bool
+) -> None:
     from moectl.commands.inspect import substitution as command
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer)
-    request = fill(command.SubstitutionRequest, options, shares=command.parse_shares(options.shares))
+    request = fill(
+        command.SubstitutionRequest, options, shares=command.parse_shares(options.shares)
+    )
     priced = command.substitution(
         model, request, store=store, run=options.run, device=options.device, threads=options.threads
     )
     command.show(priced, as_json=as_json)
 
 
-def _price_precision(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+def _price_precision(
+    model: str | None, options: InspectOptions, *, store: Path, as_json: bool
+) -> None:
     from moectl.commands.inspect import precision as command
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run)
     request = fill(command.PrecisionRequest, options)
-    priced = command.precision(model, request, store=store, device=options.device, threads=options.threads)
+    priced = command.precision(
+        model, request, store=store, device=options.device, threads=options.threads
+    )
     command.show(priced, as_json=as_json)
 
 
-def _price_prefetching(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+def _price_prefetching(
+    model: str | None, options: InspectOptions, *, store: Path, as_json: bool
+) -> None:
     from moectl.commands.inspect import prefetching as command
     from moectl.shared.trace_source import TraceSource
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, model=model)
     source = fill(TraceSource, options, store=store)
-    command.show(command.prefetching(source, fill(command.PrefetchRequest, options)), as_json=as_json)
+    command.show(
+        command.prefetching(source, fill(command.PrefetchRequest, options)), as_json=as_json
+    )
 
 
 def _check_store(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
@@ -111,7 +154,9 @@ def _check_store(model: str | None, options: InspectOptions, *, store: Path, as_
     raise typer.Exit(verified.exit_code)
 
 
-def _show_view(name: str, model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+def _show_view(
+    name: str, model: str | None, options: InspectOptions, *, store: Path, as_json: bool
+) -> None:
     from moectl.commands import inspect as command
 
     if name == "presets" and model is not None:

@@ -27,7 +27,11 @@ def or_bundled(context: typer.Context, name: str | None) -> str | None:
 
     `--store` is read before the model, for it is eager.
     """
-    if name is None and not context.resilient_parsing and (hint := bundled.also_held(context.params["store"])):
+    if (
+        name is None
+        and not context.resilient_parsing
+        and (hint := bundled.also_held(context.params["store"]))
+    ):
         typer.echo(f"moectl: {hint}: name it after `{context.info_name}` to mean it", err=True)
     named = bundled.as_named(name)
     if named is not None and named not in MODELS and not context.resilient_parsing:
@@ -59,21 +63,37 @@ def known_presets(context: typer.Context, names: str) -> str:
 
 
 StorePath = Annotated[
-    Path, typer.Option("--store", envvar="MOECTL_STORE", is_eager=True, help="The store, one DuckDB file.")
+    Path,
+    typer.Option(
+        "--store", envvar="MOECTL_STORE", is_eager=True, help="The store, one DuckDB file."
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Print counters by layer and the receipt too.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of text and tables.")
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Print counters by layer and the receipt too.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 Clients = Annotated[
-    int | None, typer.Option("--clients", help="Requests in progress at a time, each client's next after its last.")
+    int | None,
+    typer.Option(
+        "--clients", help="Requests in progress at a time, each client's next after its last."
+    ),
 ]
-RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the store; the newest that fits by default.")]
+RunId = Annotated[
+    int | None,
+    typer.Option("--run", min=1, help="A run of the store; the newest that fits by default."),
+]
 
 Model = Annotated[
     str | None,
     typer.Argument(callback=or_bundled, help="A local folder or a hub id; else the bundled one."),
 ]
-AnyModel = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else whichever fits.")]
+AnyModel = Annotated[
+    str | None,
+    typer.Argument(help="A checkpoint: a local folder or a hub id; else whichever fits."),
+]
 Budget = Annotated[
     str,
     typer.Option(
@@ -92,7 +112,10 @@ Link = Annotated[
     ),
 ]
 Device = Annotated[
-    str, typer.Option("--device", help="auto, cpu or cuda.", autocompletion=completion.words(completion.DEVICES))
+    str,
+    typer.Option(
+        "--device", help="auto, cpu or cuda.", autocompletion=completion.words(completion.DEVICES)
+    ),
 ]
 Devices = Annotated[
     int,
@@ -136,10 +159,17 @@ AvgBits = Annotated[
     typer.Option(help="Bits of cold experts: 1 to 4, or 16."),
 ]
 Executor = Annotated[
-    str, typer.Option("--executor", help="Where jobs run: local, ray (a cluster begun here), ray:auto, ray:HOST:PORT.")
+    str,
+    typer.Option(
+        "--executor",
+        help="Where jobs run: local, ray (a cluster begun here), ray:auto, ray:HOST:PORT.",
+    ),
 ]
 Data = Annotated[
-    str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
+    str,
+    typer.Option(
+        help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out."
+    ),
 ]
 _AUTO = "auto: the best lossless. See: inspect presets."
 Preset = Annotated[
@@ -167,7 +197,9 @@ ScaledTo = Annotated[
         autocompletion=completion.machines,
     ),
 ]
-Window = Annotated[str | None, typer.Option(metavar="SIZE", help="To prefetch per layer, as 64MiB; else measured.")]
+Window = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="To prefetch per layer, as 64MiB; else measured.")
+]
 ReconfigureEvery = Annotated[
     int | None,
     typer.Option(
@@ -179,7 +211,11 @@ ReconfigureEvery = Annotated[
 
 def _replacing(axis: str) -> OptionInfo:
     """The option that replaces the preset's policy of one axis."""
-    return typer.Option(metavar="POLICY", help="name or name:field=value,...", autocompletion=completion.policies(axis))
+    return typer.Option(
+        metavar="POLICY",
+        help="name or name:field=value,...",
+        autocompletion=completion.policies(axis),
+    )
 
 
 Routing = Annotated[str | None, _replacing("routing")]
@@ -209,11 +245,15 @@ class EngineOptions:
 class PresetOptions:
     """A preset, and the fast tier that it gets."""
 
-    preset: Annotated[str, typer.Option(metavar="NAME", help=_AUTO, autocompletion=completion.presets_or_auto)] = "auto"
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help=_AUTO, autocompletion=completion.presets_or_auto)
+    ] = "auto"
     budget: Budget = "25%"
     scope: Scope = None
 
-    def settings(self, store: Path, *groups: object, model: str | None, base: int, **others: object) -> "Settings":
+    def settings(
+        self, store: Path, *groups: object, model: str | None, base: int, **others: object
+    ) -> "Settings":
         """Return the settings of a run, with the preset that the store holds under this name if there is one. Imports
         no torch, so that a wrong name or budget is refused at once, and what the preset requires of the store too."""
         from moectl.shared.preset_choice import AUTO
@@ -226,10 +266,14 @@ class PresetOptions:
         preset = {AUTO.name: AUTO}
         try:
             preset |= find_presets([self.preset], store)
-        except OutOfResources:  # held by another process, of which the choice of a preset makes a note
+        except (
+            OutOfResources
+        ):  # held by another process, of which the choice of a preset makes a note
             if self.preset != AUTO.name:
                 raise
-        settings = fill(Settings, self, *groups, preset=preset.get(self.preset, self.preset), **others)
+        settings = fill(
+            Settings, self, *groups, preset=preset.get(self.preset, self.preset), **others
+        )
         name = model or str(bundled.demo_model())
         check_stored(build(settings.texts()), store, name=name, base=base, learns=settings.learn)
         return settings
@@ -253,6 +297,8 @@ class PolicyOptions:
         policies = {axis.name: getattr(self, axis.name) for axis in fields(self)}
         if avg_bits is not None:
             if self.residency is not None:
-                raise BadUsage("--avg-bits is short for --residency hot:avg_bits=N: give one of them")
+                raise BadUsage(
+                    "--avg-bits is short for --residency hot:avg_bits=N: give one of them"
+                )
             policies["residency"] = f"hot:avg_bits={avg_bits:g}"
         return {axis: text for axis, text in policies.items() if text is not None}

@@ -30,7 +30,9 @@ def shown(name: str, annotation: object) -> object:
         return annotation
     option = copy(option)
     option.rich_help_panel = option.rich_help_panel or _PANEL_OF.get(name)
-    option.metavar = _VALUES.get(_kind(annotation.__origin__)) if option.metavar is None else option.metavar
+    option.metavar = (
+        _VALUES.get(_kind(annotation.__origin__)) if option.metavar is None else option.metavar
+    )
     return Annotated[annotation.__origin__, option]
 
 
@@ -47,7 +49,10 @@ def in_order(parameters: Iterable[Parameter]) -> list[Parameter]:
 
 
 def _option(annotation: object) -> OptionInfo | None:
-    return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, OptionInfo)), None)
+    return next(
+        (each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, OptionInfo)),
+        None,
+    )
 
 
 def _kind(annotation: object) -> object:

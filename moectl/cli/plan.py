@@ -27,18 +27,25 @@ def plan(
         ),
     ] = None,
     vram: Annotated[
-        str | None, typer.Option(help="Memory of the GPU, as 24GB.", show_default="all that the machine has")
+        str | None,
+        typer.Option(help="Memory of the GPU, as 24GB.", show_default="all that the machine has"),
     ] = None,
     dense: Dense = None,
-    context: Annotated[int, typer.Option(help="Tokens of a request that the attention cache holds.")] = 4096,
+    context: Annotated[
+        int, typer.Option(help="Tokens of a request that the attention cache holds.")
+    ] = 4096,
     clients: Clients = None,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Replay every preset too, in half a minute.")] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Replay every preset too, in half a minute.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Say what fits into a GPU, from a model's config alone."""
     from moectl.commands import plan as command
 
-    deployment = command.plan(model, vram=vram, machine=machine, context=context, dense=dense, clients=clients)
+    deployment = command.plan(
+        model, vram=vram, machine=machine, context=context, dense=dense, clients=clients
+    )
     if json:
         command.show_record(command.simulate(deployment) if simulate else deployment)
         return

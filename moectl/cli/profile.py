@@ -18,23 +18,42 @@ class ProfileOptions:
 
     data: Data = "builtin"
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to profile.")] = 65_536
-    trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = False
-    distance: Annotated[int, typer.Option(min=1, help="Layers ahead of which the trace keeps what was foreseen.")] = 1
+    trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = (
+        False
+    )
+    distance: Annotated[
+        int, typer.Option(min=1, help="Layers ahead of which the trace keeps what was foreseen.")
+    ] = 1
     hardware: Annotated[
-        bool, typer.Option("--hardware", help="Measure the machine instead: seconds of parts, loads, near memory.")
+        bool,
+        typer.Option(
+            "--hardware", help="Measure the machine instead: seconds of parts, loads, near memory."
+        ),
     ] = False
     similarity: Annotated[
         bool,
-        typer.Option("--similarity/--no-similarity", help="Measure what experts are worth in each other's place."),
+        typer.Option(
+            "--similarity/--no-similarity",
+            help="Measure what experts are worth in each other's place.",
+        ),
     ] = True
     samples: Annotated[int, typer.Option(min=1, help="Tokens on which that is measured.")] = 512
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256
-    prefill: Annotated[int, typer.Option(min=0, help="Of them the prompt; the rest counts as decode.")] = 64
-    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")] = 16
-    shard: Annotated[str, typer.Option(help="i/N: only this share of the batches; `moectl merge` joins them.")] = "1/1"
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Of them the prompt; the rest counts as decode.")
+    ] = 64
+    batch: Annotated[
+        int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")
+    ] = 16
+    shard: Annotated[
+        str, typer.Option(help="i/N: only this share of the batches; `moectl merge` joins them.")
+    ] = "1/1"
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that count, each on one thread and with the budget; else this one alone."),
+        typer.Option(
+            min=1,
+            help="Processes that count, each on one thread and with the budget; else this one alone.",
+        ),
     ] = None
     executor: Executor = "local"
 
@@ -82,7 +101,9 @@ def _profile_hardware(
 
 def merge(
     *,
-    shards: Annotated[list[Path], typer.Argument(help="Stores that hold the shards of one profile.")],
+    shards: Annotated[
+        list[Path], typer.Argument(help="Stores that hold the shards of one profile.")
+    ],
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:

@@ -40,14 +40,21 @@ class QuantizeOptions:
             show_default="trellis",
         ),
     ] = None
-    damp: Annotated[float, typer.Option(help="Added to the Hessian's diagonal, as a share of its mean.")] = 0.01
+    damp: Annotated[
+        float, typer.Option(help="Added to the Hessian's diagonal, as a share of its mean.")
+    ] = 0.01
     min_samples: Annotated[
-        int, typer.Option(min=0, help="Experts with fewer tokens of their own are judged on their layer's.")
+        int,
+        typer.Option(
+            min=0, help="Experts with fewer tokens of their own are judged on their layer's."
+        ),
     ] = 64
     data: Data = "builtin"
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Experts at a time, each in a process of one thread; else one a core."),
+        typer.Option(
+            min=1, help="Experts at a time, each in a process of one thread; else one a core."
+        ),
     ] = None
     executor: Executor = "local"
     device: Device = "auto"

@@ -11,9 +11,14 @@ from moectl.shared.defaults import DEFAULT_STORE
 
 def report(
     *,
-    out: Annotated[Path, typer.Argument(help="The page to write, as report.html; or a folder, for SVG pictures.")],
+    out: Annotated[
+        Path,
+        typer.Argument(help="The page to write, as report.html; or a folder, for SVG pictures."),
+    ],
     store: StorePath = DEFAULT_STORE,
-    run: Annotated[int | None, typer.Option("--run", min=1, help="A run: of its model, led by its bench.")] = None,
+    run: Annotated[
+        int | None, typer.Option("--run", min=1, help="A run: of its model, led by its bench.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write what a store knows as one HTML page, or as pictures.

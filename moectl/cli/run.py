@@ -39,7 +39,9 @@ class RunOptions:
     """How the run reaches its experts and computes them."""
 
     link: Link = "auto"
-    near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate: 40GB/s.")] = None
+    near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate: 40GB/s.")] = (
+        None
+    )
     scaled_to: ScaledTo = None
     window: Window = None
     base: Base = 16
@@ -57,19 +59,29 @@ class SamplingOptions:
     """How the next token is drawn."""
 
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most probable token.")] = False
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most probable token.")] = (
+        False
+    )
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8
     top_k: Annotated[int, typer.Option(min=0, help="Draw from the N likeliest; 0: all.")] = 50
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest up to this.")] = 0.95
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 repeats less; else the model's.")] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False
-    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.", rich_help_panel="Sampling")] = 0
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1 repeats less; else the model's.")
+    ] = None
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")
+    ] = False
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of what is drawn.", rich_help_panel="Sampling")
+    ] = 0
 
 
 def run(
     *,
     model: Model = None,
-    prompt: Annotated[str | None, typer.Option(help="The text to go on from; else it chats.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="The text to go on from; else it chats.")
+    ] = None,
     is_chat: Annotated[bool, typer.Option("--chat", help="Chat, as without --prompt.")] = False,
     chosen: PresetOptions,
     policies: PolicyOptions,
@@ -77,10 +89,15 @@ def run(
     options: RunOptions,
     drawn: SamplingOptions,
     trace: Annotated[
-        Path | None, typer.Option(help="Write the routing trace here, as Parquet.", rich_help_panel="Output")
+        Path | None,
+        typer.Option(help="Write the routing trace here, as Parquet.", rich_help_panel="Output"),
     ] = None,
-    learn: Annotated[bool, typer.Option("--learn", help="Add to the store's expert maps (fmoe).")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Check replica files by their hashes first.")] = False,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Add to the store's expert maps (fmoe).")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check replica files by their hashes first.")
+    ] = False,
     store: StorePath = DEFAULT_STORE,
     verbose: Verbose = False,
     json: Json = False,

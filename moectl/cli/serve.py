@@ -34,17 +34,27 @@ class ServerOptions:
     host: Annotated[str, typer.Option(help="127.0.0.1 is this machine alone.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000
     api_key: Annotated[
-        str | None, typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send.")
+        str | None,
+        typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send."),
     ] = None
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Servers behind Ray Serve, each with the budget; else this process.")
+        int | None,
+        typer.Option(
+            min=1, help="Servers behind Ray Serve, each with the budget; else this process."
+        ),
     ] = None
     executor: Annotated[
-        str, typer.Option(help="Where those run: ray (a cluster begun here), ray:auto, ray:HOST:PORT.")
+        str,
+        typer.Option(help="Where those run: ray (a cluster begun here), ray:auto, ray:HOST:PORT."),
     ] = "ray"
-    batch: Annotated[int, typer.Option(min=1, help="Requests that share each pass of the model; 1: none does.")] = 1
+    batch: Annotated[
+        int, typer.Option(min=1, help="Requests that share each pass of the model; 1: none does.")
+    ] = 1
     rows: Annotated[
-        int | None, typer.Option(min=1, show_default="8", help="With --batch 1: requests answered at a time, in turns.")
+        int | None,
+        typer.Option(
+            min=1, show_default="8", help="With --batch 1: requests answered at a time, in turns."
+        ),
     ] = None
     kept_prompts: Annotated[
         str | None,
@@ -56,7 +66,10 @@ class ServerOptions:
     ] = None
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides.")] = 64
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="The longest answer that may be asked for.", rich_help_panel="Server")
+        int,
+        typer.Option(
+            min=1, help="The longest answer that may be asked for.", rich_help_panel="Server"
+        ),
     ] = 1024
 
     @property
@@ -65,7 +78,9 @@ class ServerOptions:
         if self.batch == 1:
             return self.rows or _TURNS
         if self.rows:
-            raise BadUsage(f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how many run")
+            raise BadUsage(
+                f"--rows {self.rows} is for turns: leave it out, --batch {self.batch} says how many run"
+            )
         return self.batch
 
     @property
@@ -74,7 +89,9 @@ class ServerOptions:
         from runtime.control.sizes import nbytes
 
         if self.kept_prompts and self.batch == 1:
-            raise BadUsage("--kept-prompts is for requests that share passes: give --batch N too, or leave it out")
+            raise BadUsage(
+                "--kept-prompts is for requests that share passes: give --batch N too, or leave it out"
+            )
         return nbytes(self.kept_prompts) if self.kept_prompts else None
 
 
@@ -107,7 +124,9 @@ def serve(
     """
     from moectl.commands import serve as command
 
-    settings = chosen.settings(store, options, model=model, base=options.base, policies=policies.given())
+    settings = chosen.settings(
+        store, options, model=model, base=options.base, policies=policies.given()
+    )
     limits = command.ServerLimits(
         num_rows=server.num_rows,
         shares_passes=server.batch > 1,
@@ -115,5 +134,12 @@ def serve(
         max_tokens=server.max_new_tokens,
         kept_nbytes=server.kept_nbytes,
     )
-    request = fill(command.ServeRequest, server, settings=settings, limits=limits, store=store, base=options.base)
+    request = fill(
+        command.ServeRequest,
+        server,
+        settings=settings,
+        limits=limits,
+        store=store,
+        base=options.base,
+    )
     command.serve_command(model, request)

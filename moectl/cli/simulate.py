@@ -34,15 +34,26 @@ class TraceOptions:
     """The trace to replay, and the model and machine that it is replayed for."""
 
     trace: Annotated[
-        Path | None, typer.Option(help="A Parquet trace, as `moectl run --trace` writes it; or gpt-oss-20b, bundled.")
+        Path | None,
+        typer.Option(
+            help="A Parquet trace, as `moectl run --trace` writes it; or gpt-oss-20b, bundled."
+        ),
     ] = None
     run: Annotated[
-        int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace; else the newest.")
+        int | None,
+        typer.Option(
+            "--run", min=1, help="A run of the store that kept its trace; else the newest."
+        ),
     ] = None
-    synthetic: Annotated[str | None, typer.Option(help="Make a trace by dials: skew=0.8,locality=0.4,...")] = None
+    synthetic: Annotated[
+        str | None, typer.Option(help="Make a trace by dials: skew=0.8,locality=0.4,...")
+    ] = None
     num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None
     model: Annotated[
-        str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, a folder with a config.json, or bundled.")
+        str | None,
+        typer.Option(
+            help="Whose shape: a name as mixtral-8x7b, a folder with a config.json, or bundled."
+        ),
     ] = None
     machine: Annotated[
         str,
@@ -60,11 +71,14 @@ class ReplayOptions:
     """What to replay instead of one preset, and the fast tier that it gets."""
 
     compare: Annotated[
-        str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
+        str | None,
+        typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c."),
     ] = None
     reproduce: Annotated[
         str | None,
-        typer.Option(help="A paper's figures: moepic-table1, moepic, specmd, buddymoe, context-aware or fmoe."),
+        typer.Option(
+            help="A paper's figures: moepic-table1, moepic, specmd, buddymoe, context-aware or fmoe."
+        ),
     ] = None
     budget: Budget = "25%"
     scope: Scope = None
@@ -74,7 +88,9 @@ class ReplayOptions:
     base: Base = 16
     dense: Dense = None
     clients: Clients = None
-    chunk: Annotated[int | None, typer.Option(help="With --clients: tokens of prompts read in a pass.")] = None
+    chunk: Annotated[
+        int | None, typer.Option(help="With --clients: tokens of prompts read in a pass.")
+    ] = None
     seed: Seed = 0
     serving: Annotated[
         str,
@@ -128,4 +144,7 @@ def _reproduce(source: TraceOptions, replay: ReplayOptions, *, as_json: bool) ->
 
     others = (source.run, source.synthetic, source.num_experts, source.model, replay.compare)
     is_other = any(option is not None for option in others)
-    command.show(command.reproduce(replay.reproduce, trace=source.trace, other_options=is_other), as_json=as_json)
+    command.show(
+        command.reproduce(replay.reproduce, trace=source.trace, other_options=is_other),
+        as_json=as_json,
+    )

@@ -17,16 +17,25 @@ from moectl.shared.importing import importing
 class SplitOptions:
     """The trace, the machine whose latencies count, and how to solve."""
 
-    trace: Annotated[Path | None, typer.Option(help="A Parquet trace with predictions, as `moectl run` writes it.")] = (
-        None
-    )
-    run: Annotated[
-        int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace; else the newest.")
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="A Parquet trace with predictions, as `moectl run` writes it."),
     ] = None
-    synthetic: Annotated[str | None, typer.Option(help="Make a trace: skew=0.8,locality=0.4,...")] = None
+    run: Annotated[
+        int | None,
+        typer.Option(
+            "--run", min=1, help="A run of the store that kept its trace; else the newest."
+        ),
+    ] = None
+    synthetic: Annotated[
+        str | None, typer.Option(help="Make a trace: skew=0.8,locality=0.4,...")
+    ] = None
     num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None
     model: Annotated[
-        str | None, typer.Option(help="Whose trace: a folder, bundled, or a name as mixtral-8x7b for its shape alone.")
+        str | None,
+        typer.Option(
+            help="Whose trace: a folder, bundled, or a name as mixtral-8x7b for its shape alone."
+        ),
     ] = None
     machine: Annotated[
         str,
@@ -36,7 +45,9 @@ class SplitOptions:
             callback=known_machine,
         ),
     ] = "here"
-    link: Annotated[str | None, typer.Option(help="Which link of the hardware profile; else the one of a run.")] = None
+    link: Annotated[
+        str | None, typer.Option(help="Which link of the hardware profile; else the one of a run.")
+    ] = None
     budget: Budget = "25%"
     solver: Annotated[
         str,
@@ -44,10 +55,12 @@ class SplitOptions:
             help="dynamic; greedy, as published; or replay: of both and of even cuts what runs the trace fastest."
         ),
     ] = "replay"
-    zeta: Annotated[float, typer.Option(help="Share of the whole budget that greedy moves at a time.")] = 0.01
-    eviction: Annotated[str, typer.Option(help="What the caches evict by, as in the run that follows the split.")] = (
-        "lcp"
-    )
+    zeta: Annotated[
+        float, typer.Option(help="Share of the whole budget that greedy moves at a time.")
+    ] = 0.01
+    eviction: Annotated[
+        str, typer.Option(help="What the caches evict by, as in the run that follows the split.")
+    ] = "lcp"
 
 
 def split(

@@ -33,25 +33,34 @@ class TuneOptions:
     budget: Budget = "25%"
     scaled_to: ScaledTo = None
     link: Link = "auto"
-    max_loss: Annotated[str, typer.Option(help="Of perplexity, at most: 0.5%, or 0 for lossless alone.")] = "0.5%"
+    max_loss: Annotated[
+        str, typer.Option(help="Of perplexity, at most: 0.5%, or 0 for lossless alone.")
+    ] = "0.5%"
     minutes: Annotated[float, typer.Option(help="How long all of it takes, about.")] = 3.0
     candidates: Annotated[
-        int | None, typer.Option(min=1, help="Combinations to try of each kind, whatever time that takes.")
+        int | None,
+        typer.Option(min=1, help="Combinations to try of each kind, whatever time that takes."),
     ] = None
-    data: Annotated[str, typer.Option(help="Text to record a trace on, if the store has none.")] = "builtin"
+    data: Annotated[str, typer.Option(help="Text to record a trace on, if the store has none.")] = (
+        "builtin"
+    )
     held_out: Annotated[str, typer.Option(help="Text to verify on.")] = "builtin:held-out"
     check_data: Annotated[
-        str | None, typer.Option(help="Text of another kind, to see what the picks are worth there.")
+        str | None,
+        typer.Option(help="Text of another kind, to see what the picks are worth there."),
     ] = None
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to verify on.")] = 2048
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128
+    length: Annotated[
+        int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")
+    ] = 128
     rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured live.")] = 5
     base: Base = 16
     experts: Experts = "exact"
     name: Annotated[str, typer.Option(help="The preset that the pick becomes.")] = "tuned"
     clients: Clients = None
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Candidates replayed at a time, each in a process of its own.")
+        int | None,
+        typer.Option(min=1, help="Candidates replayed at a time, each in a process of its own."),
     ] = None
     executor: Executor = "local"
     device: Device = "auto"
@@ -76,5 +85,7 @@ def tune(
     from moectl.tune.table import show
 
     request = fill(TuneRequest, options, max_loss=share(options.max_loss))
-    tuned = command.tune(model, request, store=store, device=options.device, threads=options.threads, is_quiet=json)
+    tuned = command.tune(
+        model, request, store=store, device=options.device, threads=options.threads, is_quiet=json
+    )
     show(tuned, as_json=json)

@@ -14,7 +14,12 @@ from artifacts.routing.buddies import buddy_lists
 from artifacts.routing.coactivation import conditional
 from artifacts.routing.similarity import loss_scores, output_scores
 from artifacts.shape import Shape
-from artifacts.store.rows import buddy_matrices, buddy_rows, coactivation_matrices, similarity_matrices
+from artifacts.store.rows import (
+    buddy_matrices,
+    buddy_rows,
+    coactivation_matrices,
+    similarity_matrices,
+)
 from artifacts.store.runs import RunInfo, StoredRun, utc_now
 from artifacts.store.store import Store
 from moectl.show.render import Sheet, show_json, show_sheet
@@ -53,7 +58,9 @@ def build_buddies(
     started_at, start_s = utc_now(), time.monotonic()
     with Store.open(store, read_only=True) as opened:
         profile = find_profile(opened, run)
-        shape = next(model.shape for model in opened.models() if model.model_id == profile.info.model_id)
+        shape = next(
+            model.shape for model in opened.models() if model.model_id == profile.info.model_id
+        )
         q = metric_scores(opened, profile, shape, metric, epsilon=epsilon)
     alphas = parse_alphas(alpha, shape.num_layers)
     rows = cut(q, alphas, k_max)
@@ -90,10 +97,14 @@ def _check_epsilon(epsilon: float, metric: str) -> None:
     if not 0 <= epsilon <= _MOST_EPSILON:
         raise BadUsage(f"epsilon is a number from 0 to {_MOST_EPSILON:,}, not {epsilon:g}")
     if epsilon and metric not in COUNTED:
-        raise BadUsage(f"--epsilon smooths counts, which {metric} does not have: add --metric coactivation or weighted")
+        raise BadUsage(
+            f"--epsilon smooths counts, which {metric} does not have: add --metric coactivation or weighted"
+        )
 
 
-def metric_scores(store: Store, profile: StoredRun, shape: Shape, metric: str, *, epsilon: float = 0.0) -> np.ndarray:
+def metric_scores(
+    store: Store, profile: StoredRun, shape: Shape, metric: str, *, epsilon: float = 0.0
+) -> np.ndarray:
     """Return q [L, E, E]: by a metric, the share of each peer in standing in for an expert. Each row sums to 1; counts
     are smoothed by `epsilon`.
 
@@ -102,7 +113,12 @@ def metric_scores(store: Store, profile: StoredRun, shape: Shape, metric: str, *
     size = (shape.num_layers, shape.num_experts)
     if metric in COUNTED:
         pairs, weighted = coactivation_matrices(store.read("coactivations", profile.run_id), *size)
-        return np.stack([conditional(layer, epsilon) for layer in (pairs if metric == "coactivation" else weighted)])
+        return np.stack(
+            [
+                conditional(layer, epsilon)
+                for layer in (pairs if metric == "coactivation" else weighted)
+            ]
+        )
     if "similarity" not in profile.contents:
         raise Incompatible(
             f"run {profile.run_id} of {store.path} was profiled without similarity, which the metric {metric} needs: "
@@ -116,13 +132,20 @@ def metric_scores(store: Store, profile: StoredRun, shape: Shape, metric: str, *
 
 def cut(q: np.ndarray, alphas: Sequence[float], k_max: int) -> pa.Table:
     """Cut the lists of every layer from q [L, E, E]; return the rows of the table `buddies`."""
-    return buddy_rows([buddy_lists(layer, alpha, k_max) for layer, alpha in zip(q, alphas, strict=True)], q)
+    return buddy_rows(
+        [buddy_lists(layer, alpha, k_max) for layer, alpha in zip(q, alphas, strict=True)], q
+    )
 
 
 def show(built: BuiltBuddies, *, as_json: bool) -> None:
     """Print the sizes of the lists by layer, or one JSON object."""
     if as_json:
-        summary = {"run": built.run_id, "profile_run": built.profile_run, "metric": built.metric, "k_max": built.k_max}
+        summary = {
+            "run": built.run_id,
+            "profile_run": built.profile_run,
+            "metric": built.metric,
+            "k_max": built.k_max,
+        }
         show_json(summary | {"layers": built.sizes.records()})
     else:
         show_sheet(built.sizes)
@@ -135,9 +158,13 @@ def find_profile(store: Store, run_id: int | None, *, model_id: str | None = Non
     """
     run = store.latest_run(PROFILE, model_id) if run_id is None else store.run(run_id)
     if run is None:
-        raise Incompatible(f"{store.path} holds no profile to build from; run moectl profile MODEL first")
+        raise Incompatible(
+            f"{store.path} holds no profile to build from; run moectl profile MODEL first"
+        )
     if run.info.command != PROFILE:
-        raise BadUsage(f"run {run_id} is a {run.info.command}, not a profile; moectl inspect runs lists them")
+        raise BadUsage(
+            f"run {run_id} is a {run.info.command}, not a profile; moectl inspect runs lists them"
+        )
     return run
 
 
@@ -149,11 +176,15 @@ def parse_alphas(text: str, num_layers: int) -> list[float]:
         for part in parts:
             layer, _, number = part.partition(":")
             if not layer.isdecimal() or int(layer) >= num_layers:
-                raise BadUsage(f"alpha {part!r}: write LAYER:NUMBER with a layer from 0 to {num_layers - 1}")
+                raise BadUsage(
+                    f"alpha {part!r}: write LAYER:NUMBER with a layer from 0 to {num_layers - 1}"
+                )
             alphas[int(layer)] = _alpha(number)
         return alphas
     if len(parts) not in (1, num_layers):
-        raise BadUsage(f"alpha needs one number or one for each of the {num_layers} layers, not {len(parts)}")
+        raise BadUsage(
+            f"alpha needs one number or one for each of the {num_layers} layers, not {len(parts)}"
+        )
     return [_alpha(part) for part in parts] * (num_layers if len(parts) == 1 else 1)
 
 

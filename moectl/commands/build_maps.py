@@ -8,7 +8,9 @@ from profilers.routing.maps import BuiltMaps, ExpertMapPlan, build_maps
 from runtime.session.settings import Settings
 
 
-def build(name: str | None, settings: Settings, request: BuildRequest[ExpertMapPlan], *, store: Path) -> BuiltMaps:
+def build(
+    name: str | None, settings: Settings, request: BuildRequest[ExpertMapPlan], *, store: Path
+) -> BuiltMaps:
     """Run the model `name` (None: the bundled one) over the text as requests, and write its expert maps.
 
     Raises BadUsage (distance, dtype), BadInput (model, data, store) and OutOfResources (capacity).
@@ -46,6 +48,15 @@ def summary(built: BuiltMaps) -> Sheet:
         NumBytes(maps.nbytes),
         NumBytes(maps.capacity * maps.map_nbytes),
     )
-    columns = ("maps", "capacity", "distance", "requests", "iterations", "replaced", "bytes", "bytes when full")
+    columns = (
+        "maps",
+        "capacity",
+        "distance",
+        "requests",
+        "iterations",
+        "replaced",
+        "bytes",
+        "bytes when full",
+    )
     note = f"run {built.run_id}: {built.num_tokens:,} tokens in {built.seconds:.1f} s{fewer(built.shortfall)}"
     return Sheet("Expert maps", columns, [row], note)

@@ -16,7 +16,9 @@ def build(
 
     Raises BadUsage (distance, features), BadInput (model, data, store) and OutOfResources (disk).
     """
-    return build_on_text(name, settings, request, build_predictors, store=store, doing="running text")
+    return build_on_text(
+        name, settings, request, build_predictors, store=store, doing="running text"
+    )
 
 
 def show(fitted: FittedPredictors, *, as_json: bool) -> None:

@@ -85,7 +85,10 @@ def chat(session: Session, sampling: Sampling, *, load_s: float, verbose: bool) 
     """Answer turns from stdin until it ends; with `verbose` say after each what it took, and show all counters and the
     receipt at the end."""
     if sys.stdin.isatty():
-        print("Chat: Ctrl-D or /exit leaves, Ctrl-C ends an answer, /help lists commands", file=sys.stderr)
+        print(
+            "Chat: Ctrl-D or /exit leaves, Ctrl-C ends an answer, /help lists commands",
+            file=sys.stderr,
+        )
     talk = Chat(session, sampling, load_s=load_s)
     with suppress(EOFError):
         while (line := _ask()) is not None:
@@ -114,6 +117,8 @@ def _ask() -> str | None:
         return next((line.strip() for line in sys.stdin if line.strip()), None)
     except UnicodeDecodeError:
         encoding = sys.stdin.encoding.upper()
-        raise BadInput(f"what came on stdin is not text in {encoding}: convert it, or set PYTHONIOENCODING") from None
+        raise BadInput(
+            f"what came on stdin is not text in {encoding}: convert it, or set PYTHONIOENCODING"
+        ) from None
     except OSError as error:  # a folder, a terminal that is gone
         raise BadInput(f"stdin cannot be read: {error.strerror}") from None

@@ -37,7 +37,10 @@ PUBLISHED = "50%"  # the middle one of the budgets that BuddyMoE's paper reports
 AT_PUBLISHED = (PLAIN, "buddymoe")
 _NUM_SEQUENCES, _PREFILL, _DECODE = 6, 32, 32
 _PROBES = 20  # times that the machine's speed is measured; the link is scaled to the fastest, the least disturbed one
-_CALIBRATION = {"samples": 16, "length": 256}  # of replicas by the quick recipe: enough for these experts, in seconds
+_CALIBRATION = {
+    "samples": 16,
+    "length": 256,
+}  # of replicas by the quick recipe: enough for these experts, in seconds
 
 
 @dataclass(slots=True)
@@ -55,7 +58,10 @@ class _Entry:
         return TextReading(
             torch.cat([one.logits for one in self.readings]),
             torch.cat([one.targets for one in self.readings]),
-            *(sum((getattr(one, name) for one in self.readings), ()) for name in ("prefill_s", "decode_s", "stall_s")),
+            *(
+                sum((getattr(one, name) for one in self.readings), ())
+                for name in ("prefill_s", "decode_s", "stall_s")
+            ),
         )
 
     def token_s(self) -> list[float]:
@@ -64,7 +70,9 @@ class _Entry:
 
 
 @resumable()
-def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, threads: int) -> Demonstration:
+def demo(
+    *, budget: str, scaled_to: str, tokens: int, store: Path | None, threads: int
+) -> Demonstration:
     """Profile the bundled model on `tokens` tokens of docstrings, then measure every preset on held-out ones.
 
     A round is one text, which every preset reads over the same emulated link, in an order drawn anew; `full` is the
@@ -76,12 +84,22 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
         check_store(store)
     opened = open_quietly(str(demo_model()))
     window = scaled_window(opened.shape, target)
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as sessions, Phases(3, 4, 10) as phases:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ExitStack() as sessions,
+        Phases(3, 4, 10) as phases,
+    ):
         artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens, phases)
-        rates = max((scaled_rates(opened, target) for _ in range(_PROBES)), key=lambda rates: rates.link)
+        rates = max(
+            (scaled_rates(opened, target) for _ in range(_PROBES)), key=lambda rates: rates.link
+        )
         phases.begin("measuring presets on held-out text")
         entries = [
-            _Entry(preset, held, sessions.enter_context(_session(preset, held, artefacts, rates, window)))
+            _Entry(
+                preset,
+                held,
+                sessions.enter_context(_session(preset, held, artefacts, rates, window)),
+            )
             for preset, held in _places(budget)
         ]
         sequences = _held_out(opened)
@@ -131,7 +149,9 @@ def _held_out(opened: MoeModel) -> list[np.ndarray]:
     length = _PREFILL + _DECODE
     sequences: list[np.ndarray] = []
     for document in documents("builtin:held-out"):
-        sequence = next(iter(token_sequences([document], opened.tokenizer, length=length, num_tokens=length)))
+        sequence = next(
+            iter(token_sequences([document], opened.tokenizer, length=length, num_tokens=length))
+        )
         if len(sequence) == length:
             sequences.append(sequence)
         if len(sequences) == _NUM_SEQUENCES + 1:
@@ -153,7 +173,9 @@ def _measure(entries: Sequence[_Entry], sequences: Sequence[np.ndarray]) -> None
             entry.readings.append(read(entry.session, [text], prefill=_PREFILL))
 
 
-def _turns(entries: Sequence[_Entry], texts: Sequence[np.ndarray]) -> Iterator[tuple[_Entry, np.ndarray]]:
+def _turns(
+    entries: Sequence[_Entry], texts: Sequence[np.ndarray]
+) -> Iterator[tuple[_Entry, np.ndarray]]:
     rng = np.random.default_rng(0)
     for text in texts:
         for index in rng.permutation(len(entries)):
@@ -173,7 +195,9 @@ def _demonstration(entries: Sequence[_Entry], budget: str, scaled_to: str) -> De
         "experts only; its paper holds 37.5% to 75%."
     )
     receipts = {_name(entry, budget): entry.session.receipt() for entry in entries}
-    return Demonstration(rows, budget, rounds * _DECODE, measured(scaled_to).says, conditions, receipts)
+    return Demonstration(
+        rows, budget, rounds * _DECODE, measured(scaled_to).says, conditions, receipts
+    )
 
 
 def _name(entry: _Entry, budget: str) -> str:

@@ -50,7 +50,9 @@ def doctor(
     """
     named = as_named(name)
     request = DoctorRequest(named or str(demo_model()), named, budget, link, device, threads, store)
-    with Phases(*(_MEASURING if measure else _LOOKING), is_quiet=is_quiet, at_once=not measure) as phases:
+    with Phases(
+        *(_MEASURING if measure else _LOOKING), is_quiet=is_quiet, at_once=not measure
+    ) as phases:
         if not measure:
             return _looked(request, phases)
         phases.begin("opening the model")
@@ -74,10 +76,16 @@ def _looked(request: DoctorRequest, phases: Phases) -> Diagnosis:
     phases.begin("looking at the model, the store and its disk")
     all_findings += _of_checkpoint(seen)
     if seen.shape is not None:
-        all_findings.append(findings.of_room(request.store, seen.shape, weight_nbytes=seen.weight_nbytes))
-    all_findings += findings.of_store(request.store, model_ids, model=request.named, shown=request.store_option)
+        all_findings.append(
+            findings.of_room(request.store, seen.shape, weight_nbytes=seen.weight_nbytes)
+        )
+    all_findings += findings.of_store(
+        request.store, model_ids, model=request.named, shown=request.store_option
+    )
     if profile is not None:
-        all_findings += findings.of_disk(profile.profile) + findings.of_profile(profile.profile, here)
+        all_findings += findings.of_disk(profile.profile) + findings.of_profile(
+            profile.profile, here
+        )
     return Diagnosis(request.path, all_findings, profile, is_stored=profile is not None)
 
 
@@ -85,7 +93,9 @@ def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
     """Print the profile if there is one, the findings, and the prediction if one was checked; or one JSON object."""
     measured = diagnosis.measured
     if as_json:
-        source = measured and {"run": measured.run, "is_stored": diagnosis.is_stored} | record(measured.profile)
+        source = measured and {"run": measured.run, "is_stored": diagnosis.is_stored} | record(
+            measured.profile
+        )
         show_json(
             {
                 "model": diagnosis.model,
@@ -112,9 +122,14 @@ def _check_options(link: str, device: str) -> None:
 def _of_checkpoint(seen: CheckpointGlance) -> list[findings.DoctorFinding]:
     if seen.shape is None:
         return [
-            findings.DoctorFinding("experts", f"their size is not known before the model is opened: {seen.unknown}")
+            findings.DoctorFinding(
+                "experts", f"their size is not known before the model is opened: {seen.unknown}"
+            )
         ]
-    return [findings.of_experts(seen.expert_format, seen.dtype), findings.of_dense(seen.dense_nbytes)]
+    return [
+        findings.of_experts(seen.expert_format, seen.dtype),
+        findings.of_dense(seen.dense_nbytes),
+    ]
 
 
 def _held(path: Path, model: str) -> tuple[list[str], HardwareMeasurement | None]:
@@ -125,25 +140,40 @@ def _held(path: Path, model: str) -> tuple[list[str], HardwareMeasurement | None
         model_ids = [each.model_id for each in store.models() if _is_same(each.name, model)]
         for model_id in reversed(model_ids):
             if profile := stored_profile(store, model_id):
-                return model_ids, HardwareMeasurement(model, profile, store.latest_run(COMMAND, model_id).run_id)
+                return model_ids, HardwareMeasurement(
+                    model, profile, store.latest_run(COMMAND, model_id).run_id
+                )
     return model_ids, None
 
 
 def _is_same(held: str, model: str) -> bool:
     if is_bundled(held) or is_bundled(model):
         return is_bundled(held) and is_bundled(model)
-    return held == model or Path(held).exists() and Path(model).exists() and Path(held).samefile(model)
+    return (
+        held == model or Path(held).exists() and Path(model).exists() and Path(held).samefile(model)
+    )
 
 
 def _findings(diagnosis: Diagnosis) -> list[Sheet]:
     """What is in order, and what stands in the way."""
-    fine = [(finding.topic, finding.says) for finding in diagnosis.findings if finding.remedy is None]
-    wrong = [(finding.topic, finding.says, finding.remedy) for finding in diagnosis.findings if finding.remedy]
+    fine = [
+        (finding.topic, finding.says) for finding in diagnosis.findings if finding.remedy is None
+    ]
+    wrong = [
+        (finding.topic, finding.says, finding.remedy)
+        for finding in diagnosis.findings
+        if finding.remedy
+    ]
     note = (
-        "" if diagnosis.prediction else "nothing was measured: --measure does, and checks a prediction on a short run"
+        ""
+        if diagnosis.prediction
+        else "nothing was measured: --measure does, and checks a prediction on a short run"
     )
     in_order = Sheet("In order", ("about", "what there is"), fine)
-    columns, nothing = ("about", "what there is", "what mends it"), [("all", "nothing was found", None)]
+    columns, nothing = (
+        ("about", "what there is", "what mends it"),
+        [("all", "nothing was found", None)],
+    )
     return [in_order, Sheet("What stands in the way", columns, wrong or nothing, note)]
 
 

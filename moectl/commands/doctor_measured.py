@@ -51,15 +51,23 @@ def diagnose(request: DoctorRequest, phases: Phases) -> Diagnosis:
     phases.begin("looking at the installation, the machine and the store")
     all_findings = findings.of_installation()
     all_findings += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
-    all_findings.append(findings.of_experts(opened.expert_format, str(opened.dtype).removeprefix("torch.")))
-    all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes))
+    all_findings.append(
+        findings.of_experts(opened.expert_format, str(opened.dtype).removeprefix("torch."))
+    )
+    all_findings.append(
+        findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes)
+    )
     all_findings += _of_former(store, opened, model=path)
-    all_findings += findings.of_store(store, [opened.fingerprint[:16]], model=request.named, shown=request.store_option)
+    all_findings += findings.of_store(
+        store, [opened.fingerprint[:16]], model=request.named, shown=request.store_option
+    )
     if stored is not None:
         all_findings += findings.of_profile(stored.profile, here)
     phases.begin("checking a prediction on a short run")
     sequences = _sequences(opened)
-    prediction = check(opened, measured.profile, sequences, prefill=_PREFILL, budget=request.budget, link=link)
+    prediction = check(
+        opened, measured.profile, sequences, prefill=_PREFILL, budget=request.budget, link=link
+    )
     return Diagnosis(path, all_findings, measured, is_stored, prediction)
 
 
@@ -83,14 +91,19 @@ def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | No
 
 def _fits(profile: HardwareProfile, here: LocalMachine, link: str) -> bool:
     """Return whether the profile was measured on this machine and over this link."""
-    is_changed = any(profile.conditions.get(name) != getattr(here, name) for name in ("processor", "cores", "threads"))
+    is_changed = any(
+        profile.conditions.get(name) != getattr(here, name)
+        for name in ("processor", "cores", "threads")
+    )
     device = "cuda" if here.gpu else "cpu"
     return not is_changed and (profile.conditions["link"], profile.device) == (link, device)
 
 
 def _measured(name: str, opened: MoeModel, link: str, store: Path) -> HardwareMeasurement:
     replicas = stored_artefacts(store, opened).replicas
-    return HardwareMeasurement(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
+    return HardwareMeasurement(
+        name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK)
+    )
 
 
 def _check_room(opened: MoeModel, budget: str, here: LocalMachine) -> None:
@@ -108,10 +121,14 @@ def _sequences(opened: MoeModel) -> list[np.ndarray]:
     """Return the beginnings of held-out docstrings; random tokens for a model without a tokenizer."""
     length = _PREFILL + _DECODE
     if opened.tokenizer is None:
-        return list(np.random.default_rng(0).integers(0, opened.config.vocab_size, (_NUM_SEQUENCES, length)))
+        return list(
+            np.random.default_rng(0).integers(0, opened.config.vocab_size, (_NUM_SEQUENCES, length))
+        )
     sequences = []
     for document in documents(_TEXT):
-        first = next(token_sequences([document], opened.tokenizer, length=length, num_tokens=length))
+        first = next(
+            token_sequences([document], opened.tokenizer, length=length, num_tokens=length)
+        )
         sequences += [first] if len(first) == length else []
         if len(sequences) == _NUM_SEQUENCES:
             break

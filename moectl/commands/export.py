@@ -15,7 +15,15 @@ from artifacts.quantisation.widths import listed
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.commands.export_forms import FORMS, JSON_FORMS, OVERRIDE_TENSOR, Exportable, find, override_tensor, routing
+from moectl.commands.export_forms import (
+    FORMS,
+    JSON_FORMS,
+    OVERRIDE_TENSOR,
+    Exportable,
+    find,
+    override_tensor,
+    routing,
+)
 from moectl.commands.export_gguf import GGUF
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
@@ -61,7 +69,11 @@ def export_text(
         raise BadUsage(unknown("export", what, (GPTQ, GGUF, *FORMS)))
     opened = open_quietly(name, device="cpu") if name else None
     with Store.open(store, read_only=True) as kept:
-        model = kept.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name) if opened else None
+        model = (
+            kept.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+            if opened
+            else None
+        )
         source = find(kept, what, run_id=run, model=model, budget=budget)
         text = _text(what, source)
     if out:
@@ -73,7 +85,11 @@ def export_text(
 def _text(what: str, source: Exportable) -> str:
     if what in JSON_FORMS:
         return json.dumps(JSON_FORMS[what](source)) + "\n"
-    return override_tensor(source, _blocks(source.model.name)) if what == OVERRIDE_TENSOR else routing(source)
+    return (
+        override_tensor(source, _blocks(source.model.name))
+        if what == OVERRIDE_TENSOR
+        else routing(source)
+    )
 
 
 def _blocks(name: str) -> list[int]:
@@ -85,7 +101,14 @@ def show_text(text: ExportedText, *, as_json: bool) -> None:
     """Print the text, or the file that holds it. In JSON a text that is not JSON itself is a string."""
     if as_json:
         content = json.loads(text.text) if text.what in JSON_FORMS else text.text
-        show_json({"what": text.what, "run": text.run_id, "out": text.out and str(text.out), "content": content})
+        show_json(
+            {
+                "what": text.what,
+                "run": text.run_id,
+                "out": text.out and str(text.out),
+                "content": content,
+            }
+        )
     elif text.out is None:
         print(text.text, end="")
     else:
@@ -93,13 +116,17 @@ def show_text(text: ExportedText, *, as_json: bool) -> None:
 
 
 @resumable()
-def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: int | None) -> Exported:
+def export(
+    name: str | None, out: Path | None, *, bits: int, store: Path, run: int | None
+) -> Exported:
     """Write the model `name` (None: the bundled one) with its experts at `bits` to the new folder `out`.
 
     Every replica file is compared with its hash before it is used.
     """
     if out is None:
-        raise BadUsage("a GPTQ checkpoint is a folder: give --out FOLDER, which must not be there yet")
+        raise BadUsage(
+            "a GPTQ checkpoint is a folder: give --out FOLDER, which must not be there yet"
+        )
     if bits not in WIDTHS:
         raise BadUsage(f"GPTQ checkpoints have {listed(WIDTHS, last=' or ')} bits, not {bits}")
     name = name or str(demo_model())
@@ -107,13 +134,18 @@ def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: i
     with Store.open(store, read_only=True) as kept:
         model = kept.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
         chosen = _run(kept, run, model.model_id)
-        rows = [row for row in kept.read("replicas", chosen.run_id).to_pylist() if row["bits"] == bits]
+        rows = [
+            row for row in kept.read("replicas", chosen.run_id).to_pylist() if row["bits"] == bits
+        ]
     if not rows:
         raise BadInput(
             f"run {chosen.run_id} of {store} has no replicas of {bits} bits: run moectl quantize --recipe refined "
             f"--bits {bits}"
         )
-    files = {(row["layer"], row["expert"]): (inside(replica_root(store), row["file"]), row["hash"]) for row in rows}
+    files = {
+        (row["layer"], row["expert"]): (inside(replica_root(store), row["file"]), row["hash"])
+        for row in rows
+    }
 
     def read(layer: int, expert: int) -> Parts:
         path, hash = files[layer, expert]
@@ -132,13 +164,19 @@ def show(exported: Exported, *, as_json: bool) -> None:
         record = {"folder": str(exported.folder), "run": exported.run_id, "bits": exported.bits}
         show_json(record | {"nbytes": exported.nbytes})
     else:
-        what = f"{exported.bits}-bit experts of run {exported.run_id}, {human_bytes(exported.nbytes)}"
+        what = (
+            f"{exported.bits}-bit experts of run {exported.run_id}, {human_bytes(exported.nbytes)}"
+        )
         console().print(f"{exported.folder}: {what}, in the layout gptq_v2", markup=False)
 
 
 def _run(store: Store, run_id: int | None, model_id: str) -> StoredRun:
     """Return the run asked for, else the newest run of this model that wrote replicas of GPTQ's recipes."""
-    made = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("quantize", model_id)]
+    made = [
+        run
+        for run in store.runs()
+        if (run.info.command, run.info.model_id) == ("quantize", model_id)
+    ]
     usable = [run for run in made if not _is_coded(run)]
     run = store.run(run_id) if run_id is not None else next(reversed(usable), None)
     if (run is None and made) or (run is not None and _is_coded(run)):
@@ -147,9 +185,13 @@ def _run(store: Store, run_id: int | None, model_id: str) -> StoredRun:
             "quantize --recipe refined, and export again"
         )
     if run is None or "replicas" not in run.contents:
-        raise Incompatible(f"{store.path} holds no replicas of this model: run moectl quantize --recipe refined first")
+        raise Incompatible(
+            f"{store.path} holds no replicas of this model: run moectl quantize --recipe refined first"
+        )
     if run.info.model_id != model_id:
-        raise Incompatible(f"run {run.run_id} of {store.path} is of another model ({run.info.model_id})")
+        raise Incompatible(
+            f"run {run.run_id} of {store.path} is of another model ({run.info.model_id})"
+        )
     return run
 
 

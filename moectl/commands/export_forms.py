@@ -9,7 +9,12 @@ import numpy as np
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.store.rows import activation_matrices, buddy_matrices, entropy_percentiles, split_columns
+from artifacts.store.rows import (
+    activation_matrices,
+    buddy_matrices,
+    entropy_percentiles,
+    split_columns,
+)
 from artifacts.store.runs import ModelInfo, StoredRun
 from artifacts.store.store import Store
 from runtime.control import sizes
@@ -36,7 +41,9 @@ class Exportable:
         return sum(count for count, _ in by_phase.values())
 
 
-def find(store: Store, what: str, *, run_id: int | None, model: ModelInfo | None, budget: str) -> Exportable:
+def find(
+    store: Store, what: str, *, run_id: int | None, model: ModelInfo | None, budget: str
+) -> Exportable:
     """Return the run asked for, else the newest one that fits, of `model` if one is named.
 
     Raises BadUsage for an unknown form, Incompatible when no run fits.
@@ -61,16 +68,25 @@ def buddies(source: Exportable) -> dict[str, object]:
     table, q = buddy_matrices(source.store.read("buddies", source.run.run_id), *source.size)
     lists = [[row[row >= 0].tolist() for row in layer] for layer in table]
     shares = [
-        [share[row >= 0].tolist() for row, share in zip(*layer, strict=True)] for layer in zip(table, q, strict=True)
+        [share[row >= 0].tolist() for row, share in zip(*layer, strict=True)]
+        for layer in zip(table, q, strict=True)
     ]
     return _head(source) | {"parameters": source.run.info.parameters, "buddies": lists, "q": shares}
 
 
 def splits(source: Exportable) -> dict[str, object]:
     """Return by layer: budget in experts, cached experts, theta, expected stall."""
-    budgets, exposed_s, theta, cached = split_columns(source.store.read("splits", source.run.run_id))
+    budgets, exposed_s, theta, cached = split_columns(
+        source.store.read("splits", source.run.run_id)
+    )
     names = ("layer", "budget", "cache_size", "theta", "exposed_s")
-    columns = (range(len(budgets)), budgets.tolist(), cached.tolist(), theta.tolist(), exposed_s.tolist())
+    columns = (
+        range(len(budgets)),
+        budgets.tolist(),
+        cached.tolist(),
+        theta.tolist(),
+        exposed_s.tolist(),
+    )
     layers = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return _head(source) | {"parameters": source.run.info.parameters, "layers": layers}
 
@@ -81,16 +97,32 @@ def placement(source: Exportable) -> dict[str, object]:
     hot = hottest(counts, source)
     layers = [np.flatnonzero(row).tolist() for row in hot]
     covers = float(counts[hot].sum() / max(int(counts.sum()), 1))
-    return _head(source) | {"budget": source.budget, "experts": int(hot.sum()), "covers": covers, "layers": layers}
+    return _head(source) | {
+        "budget": source.budget,
+        "experts": int(hot.sum()),
+        "covers": covers,
+        "layers": layers,
+    }
 
 
 def profile(source: Exportable) -> dict[str, object]:
     """Return counts and weights by phase, layer and expert, and percentiles of token activating entropy by layer."""
-    by_phase = activation_matrices(source.store.read("activations", source.run.run_id), *source.size)
-    phases = {name: {"count": count.tolist(), "weight": weight.tolist()} for name, (count, weight) in by_phase.items()}
-    record = _head(source) | {"data": source.run.info.data, "tokens": source.run.info.tokens, "phases": phases}
+    by_phase = activation_matrices(
+        source.store.read("activations", source.run.run_id), *source.size
+    )
+    phases = {
+        name: {"count": count.tolist(), "weight": weight.tolist()}
+        for name, (count, weight) in by_phase.items()
+    }
+    record = _head(source) | {
+        "data": source.run.info.data,
+        "tokens": source.run.info.tokens,
+        "phases": phases,
+    }
     if "entropy" in source.run.contents:
-        record["entropy"] = entropy_percentiles(source.store.read("entropy", source.run.run_id)).tolist()
+        record["entropy"] = entropy_percentiles(
+            source.store.read("entropy", source.run.run_id)
+        ).tolist()
     return record
 
 
@@ -101,7 +133,9 @@ def routing(source: Exportable) -> str:
     names = ["phase", "layer", "expert", "count", "weight"]
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows.select(names).sort_by([(name, "ascending") for name in names[:3]]).to_pylist())
+    writer.writerows(
+        rows.select(names).sort_by([(name, "ascending") for name in names[:3]]).to_pylist()
+    )
     return out.getvalue()
 
 
@@ -157,6 +191,8 @@ JSON_FORMS: Mapping[str, Callable[[Exportable], dict[str, object]]] = {
 _SOURCES = {
     "buddies": ("buddies", "moectl build-buddies"),
     "splits": ("splits", "moectl split"),
-    **dict.fromkeys(("placement", "profile", "routing", OVERRIDE_TENSOR), ("activations", "moectl profile")),
+    **dict.fromkeys(
+        ("placement", "profile", "routing", OVERRIDE_TENSOR), ("activations", "moectl profile")
+    ),
 }
 FORMS = tuple(_SOURCES)

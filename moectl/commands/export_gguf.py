@@ -49,4 +49,7 @@ def show(exported: ExportedGguf, *, as_json: bool) -> None:
     if as_json:
         show_json({"file": str(exported.path), "type": exported.type, "nbytes": exported.nbytes})
     else:
-        console().print(f"{exported.path}: matrices in {exported.type}, {human_bytes(exported.nbytes)}", markup=False)
+        console().print(
+            f"{exported.path}: matrices in {exported.type}, {human_bytes(exported.nbytes)}",
+            markup=False,
+        )

@@ -12,7 +12,13 @@ from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable
 from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.render import Sheet, show_json, show_sheet
-from runtime.replay.fit_synthetic import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
+from runtime.replay.fit_synthetic import (
+    fit_hit_rates,
+    fit_statistics,
+    hit_rates,
+    misfit,
+    parse_hit_rates,
+)
 
 _DIALS = {
     "concentration": "skew",
@@ -50,7 +56,13 @@ def fit_trace(source: TraceSource, hits: Sequence[str], *, seed: int) -> FittedT
 def show(fitted: FittedTrace, *, as_json: bool) -> None:
     """Print the dials and how close they come, or one JSON object."""
     if as_json:
-        show_json({"synthetic": str(fitted.dials), "dials": asdict(fitted.dials), "rows": fitted.sheet.records()})
+        show_json(
+            {
+                "synthetic": str(fitted.dials),
+                "dials": asdict(fitted.dials),
+                "rows": fitted.sheet.records(),
+            }
+        )
         return
     show_sheet(fitted.sheet)
     print(f'--synthetic "{fitted.dials}"')
@@ -66,7 +78,8 @@ def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> FittedTrace:
     ]
     note = "a statistic that no value of its dial reaches leaves the dial at an end of its range"
     return FittedTrace(
-        dials, Sheet("Fitted to a trace", ("dial", "value", "statistic", "wanted", "reached"), rows, note)
+        dials,
+        Sheet("Fitted to a trace", ("dial", "value", "statistic", "wanted", "reached"), rows, note),
     )
 
 
@@ -83,7 +96,9 @@ def _to_hit_rates(hits: Sequence[str], model: ModelShape, seed: int) -> FittedTr
     wanted = [parse_hit_rates(text) for text in hits]
     with progress_bar("fitting", unit="traces") as advance:
         start = replace(_FOR_HIT_RATES, seed=seed)
-        dials = fit_hit_rates(wanted, model, start, progress=lambda tried: advance(tried, max(tried, _USUAL)))
+        dials = fit_hit_rates(
+            wanted, model, start, progress=lambda tried: advance(tried, max(tried, _USUAL))
+        )
     reached = hit_rates(dials, model, wanted, num_layers=2)
     rows = [
         (theirs.eviction, num_held, rate, mine.rates[num_held], mine.rates[num_held] - rate)

@@ -79,7 +79,9 @@ class _Job:
         return islice(self.prompts.rows(), self.earlier, None)
 
 
-def generate_command(name: str | None, request: GenerateRequest, waiting: Waiting, *, store: Path) -> None:
+def generate_command(
+    name: str | None, request: GenerateRequest, waiting: Waiting, *, store: Path
+) -> None:
     """Do all of `moectl generate`. `waiting` ends when the model is there. Raises Partly where rows have no answer."""
     check_base(request.base)
     prompts = PromptFile.look(request.data)
@@ -102,7 +104,9 @@ def generate_command(name: str | None, request: GenerateRequest, waiting: Waitin
         (_spread if request.is_spread else _answer)(job, waiting)
         num_bad = answers.num_bad
     if num_bad:
-        raise Partly(f"{num_bad:,} of {prompts.num_rows:,} rows have an error in {request.out} instead of an answer")
+        raise Partly(
+            f"{num_bad:,} of {prompts.num_rows:,} rows have an error in {request.out} instead of an answer"
+        )
 
 
 def run_digest(opened: MoeModel, prompts: PromptFile, request: GenerateRequest) -> str:
@@ -110,17 +114,29 @@ def run_digest(opened: MoeModel, prompts: PromptFile, request: GenerateRequest) 
     speed alone may differ from command to command: the budget, the batch, the link."""
     settings = request.settings
     policies = preset(settings.preset).name, sorted(settings.policies.items())
-    parts = prompts.digest, opened.fingerprint, astuple(request.sampling), policies, request.base, settings.dense
+    parts = (
+        prompts.digest,
+        opened.fingerprint,
+        astuple(request.sampling),
+        policies,
+        request.base,
+        settings.dense,
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _answer(job: _Job, waiting: Waiting) -> None:
     request = job.request
-    with Session.over(job.opened, request.settings, store=job.store, base=request.base, name=job.name) as session:
+    with Session.over(
+        job.opened, request.settings, store=job.store, base=request.base, name=job.name
+    ) as session:
         waiting.end()
         in_ram = request.kv == SLOW
         size = batch_size(session, request.batch, in_ram=in_ram)
-        with _going_on(job) as told, open_batch(session, rows=size.rows, room=size.room, in_ram=in_ram) as batch:
+        with (
+            _going_on(job) as told,
+            open_batch(session, rows=size.rows, room=size.room, in_ram=in_ram) as batch,
+        ):
             answering = Answering(session, batch, request.sampling, job.answers.put)
             answering.run(job.rows(), told)
         _show(job, answering.done, receipt=session.receipt(), batch=batch.rows)
@@ -150,7 +166,9 @@ def _going_on(job: _Job) -> Iterator[Callable[[BatchWork], None]]:
     """Say what an earlier command has done; lend what moves the line of progress: rows answered, tokens a second."""
     num_rows, is_quiet = job.prompts.num_rows, job.request.as_json
     if job.earlier and not is_quiet:
-        print(f"{job.request.out} has {job.earlier:,} of {num_rows:,} rows: going on", file=sys.stderr)
+        print(
+            f"{job.request.out} has {job.earlier:,} of {num_rows:,} rows: going on", file=sys.stderr
+        )
     with resumable("the answers written so far are kept"), Phases(1.0, is_quiet=is_quiet) as phases:
         advance = phases.begin("answering")
 
@@ -161,7 +179,9 @@ def _going_on(job: _Job) -> Iterator[Callable[[BatchWork], None]]:
         yield told
 
 
-def _show(job: _Job, done: BatchWork, *, receipt: Mapping[str, object] | None, batch: int | None) -> None:
+def _show(
+    job: _Job, done: BatchWork, *, receipt: Mapping[str, object] | None, batch: int | None
+) -> None:
     """Print what was done, or one JSON object; without `receipt` and `batch` where nothing was left to do."""
     answers, request = job.answers, job.request
     if request.as_json:

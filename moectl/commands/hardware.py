@@ -36,7 +36,9 @@ def refuse_routing(*, trace: bool, shard: str, is_spread: bool) -> None:
 
 
 @resumable()
-def profile_hardware(name: str | None, *, link: str, device: str, threads: int, store: Path) -> HardwareMeasurement:
+def profile_hardware(
+    name: str | None, *, link: str, device: str, threads: int, store: Path
+) -> HardwareMeasurement:
     """Measure this machine with the model `name` (None: the bundled one) and write the run, all rows or none.
 
     The replicas that the store holds of the model are measured near memory. Raises BadUsage for a link or device that
@@ -47,9 +49,13 @@ def profile_hardware(name: str | None, *, link: str, device: str, threads: int, 
     check_store(store)
     name = name or str(demo_model())
     opened = open_quietly(name, device=device)
-    profile = measured(name, opened, link=link, replicas=stored_artefacts(store, opened).replicas, effort=THOROUGH)
+    profile = measured(
+        name, opened, link=link, replicas=stored_artefacts(store, opened).replicas, effort=THOROUGH
+    )
     info = model_info(name, opened)
-    return HardwareMeasurement(name, profile, _write(store, info, profile, started_at, time.perf_counter() - begin_s))
+    return HardwareMeasurement(
+        name, profile, _write(store, info, profile, started_at, time.perf_counter() - begin_s)
+    )
 
 
 def measured(
@@ -76,7 +82,9 @@ def affordable(opened: MoeModel, link: str) -> str:
     return link if fits else "disk"
 
 
-def _write(path: Path, model: ModelInfo, profile: HardwareProfile, started_at: object, seconds: float) -> int:
+def _write(
+    path: Path, model: ModelInfo, profile: HardwareProfile, started_at: object, seconds: float
+) -> int:
     info = RunInfo(
         command=COMMAND,
         model_id=model.model_id,
@@ -90,7 +98,9 @@ def _write(path: Path, model: ModelInfo, profile: HardwareProfile, started_at: o
 def show(measurement: HardwareMeasurement, *, as_json: bool) -> None:
     """Print three tables, or one JSON object."""
     if as_json:
-        show_json({"run": measurement.run, "model": measurement.model, **record(measurement.profile)})
+        show_json(
+            {"run": measurement.run, "model": measurement.model, **record(measurement.profile)}
+        )
         return
     for sheet in sheets(measurement):
         show_sheet(sheet)

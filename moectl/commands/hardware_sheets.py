@@ -48,10 +48,22 @@ def sheets(measurement: HardwareMeasurement) -> list[Sheet]:
         ),
         Sheet(
             "Bringing one expert, microseconds (interquartile range)",
-            ("link", "over the link", "GB/s", "latency of it", "a miss adds to a step", "the engine's work of it"),
+            (
+                "link",
+                "over the link",
+                "GB/s",
+                "latency of it",
+                "a miss adds to a step",
+                "the engine's work of it",
+            ),
             loads,
         ),
-        Sheet("One expert near memory, microseconds", ("bits", "tokens", "on the CPU"), near, conditions(measurement)),
+        Sheet(
+            "One expert near memory, microseconds",
+            ("bits", "tokens", "on the CPU"),
+            near,
+            conditions(measurement),
+        ),
     ]
 
 

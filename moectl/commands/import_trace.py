@@ -37,7 +37,9 @@ def import_trace(source: Path, kind: str, out: Path | None, options: LogOptions)
         log = import_module(f"artifacts.importers.{KINDS[kind][0]}").read(source, options)
         trace = trace_of(log, tokens=options.tokens)
     except BadInput as error:
-        raise BadInput(f"{source} makes no trace: {error}" if str(source) not in str(error) else str(error)) from error
+        raise BadInput(
+            f"{source} makes no trace: {error}" if str(source) not in str(error) else str(error)
+        ) from error
     write_parquet(trace, path, without=() if log.weights is not None else ("weights",))
     return TraceImport(path, trace)
 
@@ -57,7 +59,14 @@ def show(imported: TraceImport, *, as_json: bool) -> None:
     }
     if as_json:
         named = {name.replace(" ", "_"): number for name, number in held.items()}
-        show_json({"trace": str(imported.path), "rows": len(trace), **named, "assumed": list(trace.assumed)})
+        show_json(
+            {
+                "trace": str(imported.path),
+                "rows": len(trace),
+                **named,
+                "assumed": list(trace.assumed),
+            }
+        )
         return
     show_sheet(Sheet(str(imported.path), tuple(held), [tuple(held.values())]))
     for line in trace.assumed:

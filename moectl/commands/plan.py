@@ -12,7 +12,15 @@ from moectl.commands.plan_shadows import replica_nbytes
 from moectl.shared.progress import progress_bar
 from moectl.shared.resuming import resumable
 from moectl.show.grounds import compared
-from moectl.show.render import NumBytes, Sheet, cell_text, console, human_bytes, show_json, show_sheet
+from moectl.show.render import (
+    NumBytes,
+    Sheet,
+    cell_text,
+    console,
+    human_bytes,
+    show_json,
+    show_sheet,
+)
 
 _FIRST = {
     "entropy": "profile",
@@ -66,12 +74,13 @@ def _show_shadows(deployment: DeploymentPlan) -> None:
     if deployment.shadows:
         show_sheet(_shadows(deployment))
         return
-    least, room = replica_nbytes(deployment.model, TRELLIS_WIDTHS[0]), deployment.memory.experts_nbytes
+    least, room = (
+        replica_nbytes(deployment.model, TRELLIS_WIDTHS[0]),
+        deployment.memory.experts_nbytes,
+    )
     if least < deployment.model.shape.expert_nbytes:
         taken = human_bytes(least * deployment.model.shape.num_keys)
-        line = (
-            f"every expert at {TRELLIS_WIDTHS[0]} bits would take {taken}, and {human_bytes(room)} are left for experts"
-        )
+        line = f"every expert at {TRELLIS_WIDTHS[0]} bits would take {taken}, and {human_bytes(room)} are left for experts"
         console().print(line, markup=False)
 
 
@@ -87,7 +96,11 @@ def show_simulated(deployment: DeploymentPlan) -> None:
 def show_advice(deployment: DeploymentPlan) -> None:
     """Print what to do with it, and what it assumes."""
     steps = (f"next: {step}" for step in next_steps(deployment))
-    for line in (*advice(deployment), *steps, *(f"assumed: {line}" for line in assumptions(deployment))):
+    for line in (
+        *advice(deployment),
+        *steps,
+        *(f"assumed: {line}" for line in assumptions(deployment)),
+    ):
         console().print(line, markup=False)
 
 
@@ -111,7 +124,9 @@ def _memory(deployment: DeploymentPlan) -> Sheet:
         f"{shape.num_layers} layers of {shape.num_experts} experts, {human_bytes(shape.expert_nbytes)} each, "
         f"{shape.top_k} a token"
     )
-    return Sheet(f"Memory: {deployment.model.name} in {request.place.shown}", ("what", "bytes"), rows, note)
+    return Sheet(
+        f"Memory: {deployment.model.name} in {request.place.shown}", ("what", "bytes"), rows, note
+    )
 
 
 def _bounds(deployment: DeploymentPlan) -> Sheet:
@@ -122,7 +137,9 @@ def _bounds(deployment: DeploymentPlan) -> Sheet:
         "none: each is brought when it is wanted": bounds.none,
         f"{share:.1%}, wanted equally often": bounds.share,
     }
-    speeds = resident | {"every one that is wanted": bounds.all} if share < 1 else {"all": bounds.all}
+    speeds = (
+        resident | {"every one that is wanted": bounds.all} if share < 1 else {"all": bounds.all}
+    )
     if deployment.is_toy:
         rows = [(what, compared(bounds.all / speed)) for what, speed in speeds.items()]
         note = "by bytes over bandwidth; so small a model has no times on a data sheet, only ratios"
@@ -141,15 +158,27 @@ def _shadows(deployment: DeploymentPlan) -> Sheet:
     """Every expert in few bits, and whole ones beside them."""
     has_speed = deployment.bounds is not None and not deployment.is_toy
     rows = [
-        (f"{row.bits}", NumBytes(row.nbytes), f"{row.share:.1%}", *([_rounded(row.tokens_per_s)] if has_speed else []))
+        (
+            f"{row.bits}",
+            NumBytes(row.nbytes),
+            f"{row.share:.1%}",
+            *([_rounded(row.tokens_per_s)] if has_speed else []),
+        )
         for row in deployment.shadows
     ]
-    columns = ("bits of every expert", "bytes", "whole beside them", *(["tokens/s"] if has_speed else []))
+    columns = (
+        "bits of every expert",
+        "bytes",
+        "whole beside them",
+        *(["tokens/s"] if has_speed else []),
+    )
     note = (
         "predicted: nothing of this model was quantised or run. First moectl quantize --recipe trellis, then --preset "
         "shadow; no token waits for an expert, and where one is not whole its replica alters the output"
     )
-    return Sheet(f"Every expert of {deployment.model.name} resident, in trellis codes", columns, rows, note)
+    return Sheet(
+        f"Every expert of {deployment.model.name} resident, in trellis codes", columns, rows, note
+    )
 
 
 def _rounded(value: float) -> float:
@@ -162,10 +191,15 @@ def _speeds(deployment: DeploymentPlan) -> Sheet:
     if deployment.is_toy:
         plain = next((row for row in rows if row.preset == "on-demand"), rows[0])
         columns = ("preset", f"beside {plain.preset}", "hit rate", "output altered by")
-        cells = [(row.preset, compared(row.tpot_ms / plain.tpot_ms), row.hit_rate, row.alters or "-") for row in rows]
+        cells = [
+            (row.preset, compared(row.tpot_ms / plain.tpot_ms), row.hit_rate, row.alters or "-")
+            for row in rows
+        ]
         return Sheet(title, columns, cells, note)
     columns = ("preset", "tokens/s", "range", "hit rate", "output altered by")
-    cells = [(row.preset, row.tokens_per_s, _range(row), row.hit_rate, row.alters or "-") for row in rows]
+    cells = [
+        (row.preset, row.tokens_per_s, _range(row), row.hit_rate, row.alters or "-") for row in rows
+    ]
     return Sheet(title, columns, cells, f"{note}; range: over three kinds of them")
 
 
@@ -176,11 +210,15 @@ def _range(row: Expected) -> str:
 def _first(rows: list[Expected]) -> Iterator[str]:
     """Say which presets need a command first, by the command."""
     commands = {row.preset: dict.fromkeys(_FIRST[need] for need in row.needs) for row in rows}
-    for wanted in dict.fromkeys(tuple(sorted(names, reverse=True)) for names in commands.values() if names):
+    for wanted in dict.fromkeys(
+        tuple(sorted(names, reverse=True)) for names in commands.values() if names
+    ):
         named = ", ".join(preset for preset, names in commands.items() if set(names) == set(wanted))
         yield f"first {' and '.join(f'`moectl {name}`' for name in wanted)}, for {named}"
 
 
 def _not_tried(rows: list[Expected]) -> Iterator[str]:
-    untried = ((row.preset, row.why.partition(":")[0]) for row in rows if row.why and not row.is_study)
+    untried = (
+        (row.preset, row.why.partition(":")[0]) for row in rows if row.why and not row.is_study
+    )
     return (f"not simulated: {preset}: {why}" for preset, why in untried)

@@ -13,7 +13,9 @@ def verdict(deployment: DeploymentPlan) -> str:
     """Say in a sentence whether it fits."""
     memory, name = deployment.memory, deployment.model.name
     if memory.share == 1:
-        return f"It fits: {name} takes {human_bytes(memory.whole_nbytes)} and everything is resident."
+        return (
+            f"It fits: {name} takes {human_bytes(memory.whole_nbytes)} and everything is resident."
+        )
     return (
         f"It runs with {memory.share:.1%} of its experts resident; the others are brought from host memory or disk. "
         f"All of it takes {human_bytes(memory.whole_nbytes)}: {smallest_with(memory.whole_nbytes)}."
@@ -41,14 +43,20 @@ def _speed(deployment: DeploymentPlan, row: Expected) -> str:
     plain = next((each for each in deployment.offered if each.preset == "on-demand"), None)
     if not deployment.is_toy:
         return f"about {row.tokens_per_s:.3g} tokens/s"
-    return f"{compared(row.tpot_ms / plain.tpot_ms)} than on-demand" if plain and plain is not row else "the plain one"
+    return (
+        f"{compared(row.tpot_ms / plain.tpot_ms)} than on-demand"
+        if plain and plain is not row
+        else "the plain one"
+    )
 
 
 def next_steps(deployment: DeploymentPlan) -> list[str]:
     """Return commands that run the model, or replace assumptions by measurements."""
     request, budget = deployment.request, f"{100 * deployment.memory.share:.3g}%"
     name = "bundled" if is_bundled(request.model) else request.model
-    simulate = " ".join(filter(None, (f"moectl plan {name}", request.place.options, f"--context {request.context}")))
+    simulate = " ".join(
+        filter(None, (f"moectl plan {name}", request.place.options, f"--context {request.context}"))
+    )
     simulate += f" --clients {request.num_clients}" if request.clients else ""
     simulate += "" if request.dense is None else f" --dense {request.dense}"
     can_simulate = deployment.machine is not None and not deployment.rows
@@ -60,8 +68,13 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
         f"moectl bench FOLDER --simulate --machine here --presets all --budgets {budget}: the same table on that trace",
     ]
     if any("few bits" in row.alters for row in deployment.rows):
-        steps.append("moectl quantize FOLDER, then moectl bench FOLDER: what few bits cost on real text")
-    return [step.replace("FOLDER", name if "/" in name or name == "bundled" else "FOLDER") for step in steps]
+        steps.append(
+            "moectl quantize FOLDER, then moectl bench FOLDER: what few bits cost on real text"
+        )
+    return [
+        step.replace("FOLDER", name if "/" in name or name == "bundled" else "FOLDER")
+        for step in steps
+    ]
 
 
 def assumptions(deployment: DeploymentPlan) -> list[str]:
@@ -81,7 +94,9 @@ def assumptions(deployment: DeploymentPlan) -> list[str]:
 
 def _of_machine(deployment: DeploymentPlan) -> list[str]:
     if deployment.machine is None:
-        return ["the bandwidths of this GPU are not known here, so that nothing is said of speed: --machine names one"]
+        return [
+            "the bandwidths of this GPU are not known here, so that nothing is said of speed: --machine names one"
+        ]
     return [
         f"{deployment.machine.name}: {deployment.machine.source}",
         "time: bytes over bandwidth or operations over peak, whichever is longer; launches, host work, reading the "
@@ -93,7 +108,11 @@ def _of_routers(deployment: DeploymentPlan) -> list[str]:
     layers, whole = deployment.simulated_layers, deployment.model.shape.num_layers
     sent = requests_of(deployment.request.num_clients)
     length = sent["tokens"] // sent["requests"]
-    part = [f"{layers} of {whole} layers are simulated, which are alike in a synthetic trace"] if layers < whole else []
+    part = (
+        [f"{layers} of {whole} layers are simulated, which are alike in a synthetic trace"]
+        if layers < whole
+        else []
+    )
     return [
         "routers: synthetic, usual ones (skew .8, locality .4, predictability .7), even ones (.4, .1, .5), skewed ones "
         f"(1.2, .6, .9); {sent['requests']} requests of 32 tokens of prompt and {length - 32} decoded, "
@@ -105,7 +124,11 @@ def _of_routers(deployment: DeploymentPlan) -> list[str]:
 def record(deployment: DeploymentPlan) -> dict[str, object]:
     """The plan as JSON values."""
     memory = deployment.memory
-    counted = {"share": memory.share, "files_nbytes": memory.files_nbytes, "whole_nbytes": memory.whole_nbytes}
+    counted = {
+        "share": memory.share,
+        "files_nbytes": memory.files_nbytes,
+        "whole_nbytes": memory.whole_nbytes,
+    }
     return {
         "model": deployment.model.name,
         "machine": deployment.machine and deployment.machine.name,

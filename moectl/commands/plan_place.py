@@ -66,7 +66,11 @@ def _checked(vram: str) -> int:
 
 def smallest_with(nbytes: int) -> str:
     """Say which known machine is the smallest with so much memory."""
-    large = [each for each in MACHINES.values() if each.fast_gb is not None and each.fast_gb * 1e9 >= nbytes]
+    large = [
+        each
+        for each in MACHINES.values()
+        if each.fast_gb is not None and each.fast_gb * 1e9 >= nbytes
+    ]
     if not large:
         return "no machine that moectl knows has that much"
     smallest = min(large, key=lambda each: each.fast_gb)

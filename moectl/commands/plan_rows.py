@@ -84,7 +84,9 @@ class Memory:
     @property
     def whole_nbytes(self) -> int:
         """Bytes of a GPU that would hold everything."""
-        return self.weights_nbytes + self.cache_nbytes + self.reserve_nbytes + self.all_experts_nbytes
+        return (
+            self.weights_nbytes + self.cache_nbytes + self.reserve_nbytes + self.all_experts_nbytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,21 @@ class Bounds:
 
     @classmethod
     def of(
-        cls, model: ModelShape, chosen: Machine, share: float, *, dense: int | None = None, rows: int = 1
+        cls,
+        model: ModelShape,
+        chosen: Machine,
+        share: float,
+        *,
+        dense: int | None = None,
+        rows: int = 1,
     ) -> "Bounds":
         """Estimate them from bytes and bandwidths, `rows` requests at a time."""
         costs, shape = Costs.of(model, chosen).with_dense(dense), model.shape
         distinct = shape.num_distinct(rows)
         expert_s = distinct * costs.expert.seconds(rows * shape.top_k / distinct)
-        computed = costs.head.seconds(rows) + shape.num_layers * (costs.rest.seconds(rows) + expert_s)
+        computed = costs.head.seconds(rows) + shape.num_layers * (
+            costs.rest.seconds(rows) + expert_s
+        )
         loaded = shape.num_layers * distinct * (costs.load_latency_s + costs.load_s)
         return cls(*(rows / (computed + misses * loaded) for misses in (1.0, 1 - share, 0.0)))
 
@@ -172,7 +182,10 @@ class DeploymentPlan:
 def requests_of(num_clients: int) -> dict[str, int]:
     """Return the dials for enough requests that so many clients need not repeat one, within a number of tokens."""
     requests = max(_REQUESTS, num_clients)
-    return {"requests": requests, "tokens": requests * max(_LEAST_LENGTH, min(_LENGTH, _MOST_TOKENS // requests))}
+    return {
+        "requests": requests,
+        "tokens": requests * max(_LEAST_LENGTH, min(_LENGTH, _MOST_TOKENS // requests)),
+    }
 
 
 def plan_deployment(request: PlanRequest) -> DeploymentPlan:
@@ -204,7 +217,11 @@ def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> M
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES
     least = taken + shape.num_layers * shape.expert_nbytes
     if request.place.vram_nbytes < least:
-        ways = {"a shorter --context": True, "fewer --clients": request.num_clients > 1, "--dense 4": not request.dense}
+        ways = {
+            "a shorter --context": True,
+            "fewer --clients": request.num_clients > 1,
+            "--dense 4": not request.dense,
+        }
         less = f"{' or '.join(way for way, is_left in ways.items() if is_left)} takes less"
         raise OutOfResources(
             f"{model.name} does not fit into {request.place.shown}: it takes {human_bytes(least)} at least, "

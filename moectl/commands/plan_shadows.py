@@ -25,7 +25,9 @@ class Shadowed:
     tokens_per_s: float | None
 
 
-def shadowed(model: ModelShape, room_nbytes: int, chosen: Machine | None, *, dense: int | None) -> list[Shadowed]:
+def shadowed(
+    model: ModelShape, room_nbytes: int, chosen: Machine | None, *, dense: int | None
+) -> list[Shadowed]:
     """What fits into so many bytes for experts, by rising bits; nothing where all experts fit whole."""
     shape, rows = model.shape, []
     if room_nbytes >= shape.nbytes:
@@ -50,5 +52,9 @@ def replica_nbytes(model: ModelShape, bits: Width) -> int:
 
 def _speed(model: ModelShape, costs: Costs, share: float, of_bytes: float) -> float:
     shape = model.shape
-    expert_s = share * costs.expert.seconds(1) + (1 - share) * costs.expert.seconds(1, share=of_bytes)
-    return 1 / (costs.head.seconds(1) + shape.num_layers * (costs.rest.seconds(1) + shape.top_k * expert_s))
+    expert_s = share * costs.expert.seconds(1) + (1 - share) * costs.expert.seconds(
+        1, share=of_bytes
+    )
+    return 1 / (
+        costs.head.seconds(1) + shape.num_layers * (costs.rest.seconds(1) + shape.top_k * expert_s)
+    )

@@ -32,7 +32,10 @@ def simulated(
     scale = model.shape.num_layers / few.shape.num_layers
     rows, assumed = _expected(few, deployment, scale, progress)
     return replace(
-        deployment, rows=rows, simulated_layers=few.shape.num_layers, assumed=(*deployment.assumed, *assumed)
+        deployment,
+        rows=rows,
+        simulated_layers=few.shape.num_layers,
+        assumed=(*deployment.assumed, *assumed),
     )
 
 
@@ -44,25 +47,44 @@ def _few_layers(model: ModelShape) -> ModelShape:
 
 
 def _expected(
-    model: ModelShape, deployment: DeploymentPlan, scale: float, progress: Callable[[int, int], None]
+    model: ModelShape,
+    deployment: DeploymentPlan,
+    scale: float,
+    progress: Callable[[int, int], None],
 ) -> tuple[list[Expected], tuple[str, ...]]:
     """Replay the presets that hold all experts if all fit, else those that do not."""
     chosen, memory, dense = deployment.machine, deployment.memory, deployment.request.dense
     if chosen is None:
-        raise BadUsage("the bandwidths of this GPU are not known: name a machine that is like it by --machine")
+        raise BadUsage(
+            "the bandwidths of this GPU are not known: name a machine that is like it by --machine"
+        )
     clients = deployment.request.clients
     dials = requests_of(deployment.request.num_clients)
     workloads = {
-        name: Workload(generate(replace(kind, **dials), model.shape), model, chosen, dense=dense, clients=clients)
+        name: Workload(
+            generate(replace(kind, **dials), model.shape),
+            model,
+            chosen,
+            dense=dense,
+            clients=clients,
+        )
         for name, kind in ROUTERS.items()
     }
-    names = [name for name, preset in presets().items() if (memory.share == 1) == (preset.budget == "100%")]
+    names = [
+        name
+        for name, preset in presets().items()
+        if (memory.share == 1) == (preset.budget == "100%")
+    ]
     rows = []
     for number, name in enumerate(names):
         progress(number, len(names))
         named = presets()[name]
         row = _tried(name, workloads, memory, scale)
-        rows.append(replace(row, needs=tuple(sorted(build(named.texts()).requires)), is_study=named.is_study))
+        rows.append(
+            replace(
+                row, needs=tuple(sorted(build(named.texts()).requires)), is_study=named.is_study
+            )
+        )
     rows.sort(key=lambda row: (row.tokens_per_s is None, -(row.tokens_per_s or 0)))
     return rows, tuple(workloads[USUAL].assumed)
 

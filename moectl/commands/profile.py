@@ -53,7 +53,9 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 @resumable("batches that were counted are kept")
-def profile(name: str | None, settings: Settings, request: ProfileRequest, *, store: Path) -> Profiled:
+def profile(
+    name: str | None, settings: Settings, request: ProfileRequest, *, store: Path
+) -> Profiled:
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
     check_store(store)
@@ -63,13 +65,17 @@ def profile(name: str | None, settings: Settings, request: ProfileRequest, *, st
         opened = open_quietly(name, device=settings.device)
         if request.is_spread:
             check_device(opened)
-            settings = replace(settings, threads=1)  # as in every worker: the numbers must not depend on their number
+            settings = replace(
+                settings, threads=1
+            )  # as in every worker: the numbers must not depend on their number
         with Session(opened, settings) as session:
             phases.begin(f"profiling on {request.tokens:,} tokens")
             return profile_opened(name, session, request, store=store)
 
 
-def profile_opened(name: str, session: Session, request: ProfileRequest, *, store: Path) -> Profiled:
+def profile_opened(
+    name: str, session: Session, request: ProfileRequest, *, store: Path
+) -> Profiled:
     data = read_data(
         session.opened,
         request.data,
@@ -86,7 +92,9 @@ def profile_opened(name: str, session: Session, request: ProfileRequest, *, stor
             request.batching,
             model=info,
             store_path=store,
-            keep_trace=foresight_for(session.opened, request.distance, store=store) if request.trace else None,
+            keep_trace=foresight_for(session.opened, request.distance, store=store)
+            if request.trace
+            else None,
             num_samples=request.samples,
             executor=executor,
             progress=advance,
@@ -102,7 +110,11 @@ def show(profiled: Profiled, *, as_json: bool) -> None:
     """Print a table with a row for each layer, or one JSON object."""
     sheet = layer_sheet(profiled)
     if as_json:
-        summary = {"run": profiled.run_id, "tokens": profiled.num_tokens, "seconds": profiled.seconds}
+        summary = {
+            "run": profiled.run_id,
+            "tokens": profiled.num_tokens,
+            "seconds": profiled.seconds,
+        }
         summary |= {"resumed_batches": profiled.resumed, "shortfall": profiled.shortfall}
         show_json(summary | {"layers": sheet.records()})
     else:
@@ -119,8 +131,12 @@ def layer_sheet(profiled: Profiled) -> Sheet:
         quarter = share[: max(1, len(share) // 4)].sum()
         median = float(profiled.profile.entropy[layer].percentiles()[50])
         rows.append((layer, int((share > 0).sum()), evenness, quarter, median))
-    columns = ("layer", "experts used", "evenness of use", "share of the busiest quarter", "median token entropy")
-    note = (
-        f"run {profiled.run_id}: {profiled.num_tokens:,} tokens in {profiled.seconds:.1f} s{fewer(profiled.shortfall)}"
+    columns = (
+        "layer",
+        "experts used",
+        "evenness of use",
+        "share of the busiest quarter",
+        "median token entropy",
     )
+    note = f"run {profiled.run_id}: {profiled.num_tokens:,} tokens in {profiled.seconds:.1f} s{fewer(profiled.shortfall)}"
     return Sheet("Routing profile", columns, rows, note)

@@ -8,7 +8,13 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.quantisation import gptq
-from artifacts.quantisation.widths import SCALAR_WIDTHS, TRELLIS_WIDTHS, USUAL_WIDTHS, Width, as_width
+from artifacts.quantisation.widths import (
+    SCALAR_WIDTHS,
+    TRELLIS_WIDTHS,
+    USUAL_WIDTHS,
+    Width,
+    as_width,
+)
 from artifacts.store.runs import ModelInfo
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
@@ -18,7 +24,15 @@ from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, fewer, human_bytes, show_json, show_sheet
 from profilers.quantise.estimate import expert_s
-from profilers.quantise.method import PLAIN, REFINED, TRELLIS, Method, check_method, projections, smaller
+from profilers.quantise.method import (
+    PLAIN,
+    REFINED,
+    TRELLIS,
+    Method,
+    check_method,
+    projections,
+    smaller,
+)
 from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from profilers.text.corpus import documents
@@ -51,7 +65,9 @@ class QuantizeRequest:
         check_executor(self.executor)
 
 
-def parse_bits(text: str | None, recipe: str | None, *, group_size: int | None = None) -> tuple[tuple[Width, ...], str]:
+def parse_bits(
+    text: str | None, recipe: str | None, *, group_size: int | None = None
+) -> tuple[tuple[Width, ...], str]:
     """Return rising widths of `1,1.5,2`, None for what the recipe usually makes, and the recipe: where none is named
     the one that loses least, trellis codes, unless a group size or some of the widths are GPTQ's alone.
 
@@ -59,14 +75,18 @@ def parse_bits(text: str | None, recipe: str | None, *, group_size: int | None =
     """
     if group_size is not None:
         if recipe == TRELLIS:
-            raise BadUsage("trellis codes have no groups: leave out --group-size, or give --recipe refined")
+            raise BadUsage(
+                "trellis codes have no groups: leave out --group-size, or give --recipe refined"
+            )
         recipe = recipe or REFINED
     if text is None:
         return (USUAL_WIDTHS if recipe in gptq.RECIPES else TRELLIS_WIDTHS), recipe or TRELLIS
     try:
         bits = tuple(sorted({as_width(part) for part in text.split(",")}))
     except ValueError as error:
-        raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
+        raise BadUsage(
+            f"bits {text!r} are not understood: write widths with commas, as 2,4"
+        ) from error
     is_scalar = not {*bits} <= {*TRELLIS_WIDTHS} and {*bits} <= {*SCALAR_WIDTHS}
     return bits, recipe or (REFINED if is_scalar else TRELLIS)
 
@@ -87,15 +107,22 @@ def _quantize(name: str, request: QuantizeRequest, phases: Phases, *, store: Pat
     if request.executor != LOCAL:
         check_device(opened)
     check_method(request.method, projections(opened.layers[0]))
-    method = smaller(request.method, opened)  # refused before text is read where no width would save anything
+    method = smaller(
+        request.method, opened
+    )  # refused before text is read where no width would save anything
     data = calibration_data(opened, request)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
     phases.begin("measuring one expert")
     seconds = expert_s(opened, method, sum(map(len, data.sequences))) * opened.shape.num_keys
-    with executing(request.executor, request.jobs) as executor, progress_bar("quantising", unit="experts") as advance:
+    with (
+        executing(request.executor, request.jobs) as executor,
+        progress_bar("quantising", unit="experts") as advance,
+    ):
         whole = spoken(seconds / min(executor.count, opened.shape.num_experts))
         quicker = ", --recipe refined takes less" * (method.recipe == TRELLIS and seconds > _LONG_S)
-        phases.begin(f"quantising {opened.shape.num_keys:,} experts, about {whole} from the first{quicker}")
+        phases.begin(
+            f"quantising {opened.shape.num_keys:,} experts, about {whole} from the first{quicker}"
+        )
         return build_replicas(
             opened,
             data,
@@ -134,11 +161,23 @@ def show(built: BuiltReplicas, *, as_json: bool) -> None:
     """Print the loss of each width, layer by layer, or one JSON object."""
     sheet = layer_sheet(built)
     if as_json:
-        summary = {"run": built.run_id, "tokens": built.num_tokens, "seconds": built.seconds, "recipe": built.recipe}
+        summary = {
+            "run": built.run_id,
+            "tokens": built.num_tokens,
+            "seconds": built.seconds,
+            "recipe": built.recipe,
+        }
         summary |= {"experts": len(built.records), "resumed_experts": built.resumed}
-        summary |= {"remade_experts": built.remade, "borrowing": num_borrowed(built), "skipped": built.skipped}
+        summary |= {
+            "remade_experts": built.remade,
+            "borrowing": num_borrowed(built),
+            "skipped": built.skipped,
+        }
         summary |= {"shortfall": built.shortfall}
-        show_json(summary | {"folder": str(built.folder), "bytes": nbytes(built), "layers": sheet.records()})
+        show_json(
+            summary
+            | {"folder": str(built.folder), "bytes": nbytes(built), "layers": sheet.records()}
+        )
     else:
         show_sheet(sheet)
 
@@ -150,7 +189,9 @@ def layer_sheet(built: BuiltReplicas) -> Sheet:
     for record in built.records:
         errors = [float(record.metadata[f"{bits}.relative"]) for bits in widths]
         layers[int(record.metadata["layer"])].append(errors)
-    rows = [(layer, *map(float, np.mean(values, axis=0))) for layer, values in sorted(layers.items())]
+    rows = [
+        (layer, *map(float, np.mean(values, axis=0))) for layer, values in sorted(layers.items())
+    ]
     total = nbytes(built)
     sizes = ", ".join(f"{bits} bits {human_bytes(size)}" for bits, size in total.items())
     note = (
@@ -158,12 +199,21 @@ def layer_sheet(built: BuiltReplicas) -> Sheet:
         f"({built.resumed:,} done before{_remade(built)}), {num_borrowed(built):,} judged on their layer's tokens; "
         f"bytes: {sizes}{_skipped(built)}{COSTS[built.recipe]}{fewer(built.shortfall)}"
     )
-    return Sheet("Relative error of experts' outputs", ("layer", *(f"{bits} bits" for bits in widths)), rows, note)
+    return Sheet(
+        "Relative error of experts' outputs",
+        ("layer", *(f"{bits} bits" for bits in widths)),
+        rows,
+        note,
+    )
 
 
 def _skipped(built: BuiltReplicas) -> str:
     bits = ", ".join(map(str, built.skipped))
-    return f"; left out: {bits} bits, which are no smaller than the experts of the checkpoint" if bits else ""
+    return (
+        f"; left out: {bits} bits, which are no smaller than the experts of the checkpoint"
+        if bits
+        else ""
+    )
 
 
 def _remade(built: BuiltReplicas) -> str:
@@ -172,7 +222,10 @@ def _remade(built: BuiltReplicas) -> str:
 
 def nbytes(built: BuiltReplicas) -> dict[Width, int]:
     """Return the bytes of all replicas, by width."""
-    return {bits: sum(record.nbytes[bits] for record in built.records) for bits in sorted(built.records[0].nbytes)}
+    return {
+        bits: sum(record.nbytes[bits] for record in built.records)
+        for bits in sorted(built.records[0].nbytes)
+    }
 
 
 def num_borrowed(built: BuiltReplicas) -> int:

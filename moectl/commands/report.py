@@ -26,7 +26,9 @@ class Reported:
 def check_report(path: Path) -> None:
     """Raise BadUsage or BadInput now for a page that could not be written later."""
     if path.suffix not in _SUFFIXES:
-        raise BadUsage(f"a report is an HTML page: name it {path.stem or 'report'}.html, not {path.name!r}")
+        raise BadUsage(
+            f"a report is an HTML page: name it {path.stem or 'report'}.html, not {path.name!r}"
+        )
     check_writable(path)
 
 
@@ -69,7 +71,9 @@ def draw(folder: Path, *, store: Path, run: int | None = None) -> Drawn:
             write_picture(picture.drawing, folder / f"{picture.name}.svg")
             pictures[str(folder / f"{picture.name}.svg")] = picture.drawing.title
     if not pictures:
-        raise Incompatible(f"{store} holds nothing to draw: `moectl bench` and `moectl profile --trace` make some")
+        raise Incompatible(
+            f"{store} holds nothing to draw: `moectl bench` and `moectl profile --trace` make some"
+        )
     return Drawn(pictures, missing)
 
 

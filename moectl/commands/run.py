@@ -59,11 +59,15 @@ def run_command(name: str | None, request: RunRequest, waiting: Waiting, *, stor
 
 
 @contextmanager
-def opened_session(name: str, request: RunRequest, waiting: Waiting, *, store: Path) -> Iterator[tuple[Session, float]]:
+def opened_session(
+    name: str, request: RunRequest, waiting: Waiting, *, store: Path
+) -> Iterator[tuple[Session, float]]:
     """Yield a session for the request, and the seconds that it took from the start of the command."""
     opened = open_quietly(name, device=request.settings.device, dense=request.settings.dense)
     settings, why = with_choice(opened, request.settings, existing(store))
-    with Session.over(opened, settings, store=existing(store), base=request.base, name=name) as session:
+    with Session.over(
+        opened, settings, store=existing(store), base=request.base, name=name
+    ) as session:
         load_s = waiting.end()
         if why and not request.as_json:
             print(f"Preset {session.receipt()['preset']}: {why}", file=sys.stderr)
@@ -83,7 +87,9 @@ def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
             _keep_maps(session, name, store, started_at, perf_counter() - begin_s)
 
 
-def _keep_maps(session: Session, name: str, store: Path, started_at: datetime, seconds: float) -> None:
+def _keep_maps(
+    session: Session, name: str, store: Path, started_at: datetime, seconds: float
+) -> None:
     kept = write_learned_maps(
         session.parts.policies.matching.learned(),
         store_path=store,
@@ -94,7 +100,9 @@ def _keep_maps(session: Session, name: str, store: Path, started_at: datetime, s
     )
     if kept is None:  # the run ended within its first pass, with a message of its own
         return
-    others = f"; run {kept.others} had learned meanwhile: its maps are among them" if kept.others else ""
+    others = (
+        f"; run {kept.others} had learned meanwhile: its maps are among them" if kept.others else ""
+    )
     line = f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds {kept.num_maps:,} maps"
     print(line + others, file=sys.stderr)
 
@@ -111,10 +119,15 @@ def answer_prompt(session: Session, request: RunRequest, *, load_s: float) -> No
     except KeyboardInterrupt:
         print(f"\n{in_a_line(stream.answer(), load_s=load_s)}", file=sys.stderr)
         if recorder:
-            print(f"{request.trace} was not written: a trace is kept of whole answers", file=sys.stderr)
+            print(
+                f"{request.trace} was not written: a trace is kept of whole answers",
+                file=sys.stderr,
+            )
         raise
     if recorder:
-        from artifacts.traces.parquet import write_parquet  # late, as the store: most runs write nothing
+        from artifacts.traces.parquet import (
+            write_parquet,
+        )  # late, as the store: most runs write nothing
 
         write_parquet(recorder.trace(), request.trace)
     if request.as_json:

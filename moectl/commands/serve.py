@@ -80,14 +80,18 @@ def _serve_replicas(name: str, request: ServeRequest) -> None:
     try:
         from moectl.serving.replicas import ReplicaSpec, ending, replicas
     except ImportError as missing:
-        raise BadUsage(f"--replicas need Ray Serve ({first_line(missing)}): pip install 'moectl[ray]'") from None
+        raise BadUsage(
+            f"--replicas need Ray Serve ({first_line(missing)}): pip install 'moectl[ray]'"
+        ) from None
     opened = open_quietly(name, device="cpu", dense=request.settings.dense)
     settings, why = with_choice(opened, request.settings, existing(request.store))
     spec = ReplicaSpec(SameModel.of(name, opened), model, replace(request, settings=settings))
     _say(f"{request.replicas} replicas of {model} are loading")
     with replicas(spec), ending() as wait:
         chosen = f"preset {preset(settings.preset).name}" + (f" ({why})" if why else "")
-        _say(f"{request.replicas} replicas of {model} behind Ray Serve, {chosen}: {at}/v1 for clients, {at}/ to chat")
+        _say(
+            f"{request.replicas} replicas of {model} behind Ray Serve, {chosen}: {at}/v1 for clients, {at}/ to chat"
+        )
         wait()
 
 
@@ -114,7 +118,9 @@ class Server(uvicorn.Server):
     """Answers from its start, and from `begin` on with a model. After a signal it takes no new requests and waits for
     running ones; the scheduler breaks them off in time."""
 
-    def __init__(self, model: str, limits: ServerLimits, *, api_key: str | None, hosts: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: str, limits: ServerLimits, *, api_key: str | None, hosts: tuple[str, ...]
+    ) -> None:
         self.front = Front(model)
         guard = Guard(self.front, api_key=api_key, hosts=hosts, body_nbytes=limits.body_nbytes)
         # The scheduler tells clients what it breaks off; uvicorn would only close their connections.
@@ -137,7 +143,9 @@ class Server(uvicorn.Server):
     @contextmanager
     def answering(self, listening: socket.socket) -> Iterator[None]:
         """Answer on a thread of its own, so that the caller can open a model meanwhile."""
-        self._thread = threading.Thread(target=self.run, args=([listening],), name="moectl-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self.run, args=([listening],), name="moectl-http", daemon=True
+        )
         self._thread.start()
         try:
             yield
@@ -177,7 +185,10 @@ class Server(uvicorn.Server):
             self._in_time.start()
             if sig == signal.SIGINT:
                 seconds = f"{self._in_time.interval:.0f} s"
-                print(f"answers under way have {seconds} to end; Ctrl-C again breaks them off", file=sys.stderr)
+                print(
+                    f"answers under way have {seconds} to end; Ctrl-C again breaks them off",
+                    file=sys.stderr,
+                )
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -93,7 +93,9 @@ class SimulateRequest:
         else:
             parse("eviction", name)
             setting = self._setting(name, self.preset, self.policies | {"eviction": name})
-        return setting if setting.build().residency.cuts else replace(setting, reconfigure_every=None)
+        return (
+            setting if setting.build().residency.cuts else replace(setting, reconfigure_every=None)
+        )
 
 
 @resumable()
@@ -103,9 +105,13 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     with_maps = any("maps" in setting.build().requires for setting in settings)
     opened = open_source(replace(source, with_maps=with_maps))
     if opened.model_id:
-        request = replace(request, stored=find_presets(request.stored, source.store, model_id=opened.model_id))
+        request = replace(
+            request, stored=find_presets(request.stored, source.store, model_id=opened.model_id)
+        )
         settings = request.settings()
-    opened, chosen, costs = place_trace(opened, request.machine, source.store, base=request.base, dense=request.dense)
+    opened, chosen, costs = place_trace(
+        opened, request.machine, source.store, base=request.base, dense=request.dense
+    )
     workload = Workload(
         opened.trace,
         opened.model,
@@ -118,7 +124,9 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     )
     asked = [workload.run(setting) for setting in settings]
     plain = replace(
-        Setting(PLAIN, PLAIN, budget=request.budget, devices=request.devices, serving=request.serving),
+        Setting(
+            PLAIN, PLAIN, budget=request.budget, devices=request.devices, serving=request.serving
+        ),
         scope=settings[0].scope or str(asked[0].scope),
     )
     beside = [workload.run(setting) for setting in (plain, *oracles(plain))]

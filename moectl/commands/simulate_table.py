@@ -102,7 +102,10 @@ def _of_clients(simulated: Simulated, outcome: Outcome) -> dict[str, float | Non
 
 def comparison(simulated: Simulated) -> Sheet:
     """A row for each setting: exact ones first, what nobody asked for at the end."""
-    rows = sorted(simulated.asked, key=lambda outcome: not is_exact(altered(outcome.counters))) + simulated.beside
+    rows = (
+        sorted(simulated.asked, key=lambda outcome: not is_exact(altered(outcome.counters)))
+        + simulated.beside
+    )
     columns: dict[str, Callable[[Outcome], object]] = {
         "policies": lambda outcome: label(outcome) + " *" * (outcome in simulated.beside),
         "output": lambda outcome: "exact" if is_exact(altered(outcome.counters)) else "altered",
@@ -112,7 +115,10 @@ def comparison(simulated: Simulated) -> Sheet:
         "scope": lambda outcome: str(outcome.scope),
         "experts held": lambda outcome: outcome.num_slots,
         **{name: lambda outcome, name=name: outcome.counters[name] for name in _COUNTS},
-        **{name: lambda outcome, key=key: NumBytes(outcome.counters[key]) for name, key in _BYTES.items()},
+        **{
+            name: lambda outcome, key=key: NumBytes(outcome.counters[key])
+            for name, key in _BYTES.items()
+        },
     }
     shape = simulated.model.shape
     note = (
@@ -122,7 +128,12 @@ def comparison(simulated: Simulated) -> Sheet:
     )
     cells = [tuple(cell(outcome) for cell in columns.values()) for outcome in rows]
     crowd = f" to {simulated.clients.shown}" if simulated.clients else ""
-    return Sheet(f"{simulated.source} on {simulated.machine.name}{crowd}, on virtual time", tuple(columns), cells, note)
+    return Sheet(
+        f"{simulated.source} on {simulated.machine.name}{crowd}, on virtual time",
+        tuple(columns),
+        cells,
+        note,
+    )
 
 
 def _clients(simulated: Simulated) -> dict[str, Callable[[Outcome], object]]:
@@ -132,17 +143,26 @@ def _clients(simulated: Simulated) -> dict[str, Callable[[Outcome], object]]:
         tails = {name: lambda outcome, key=key: outcome.times[key] for name, key in names.items()}
     else:
         names = {"time, p95": "tpot_p95_ms", "first token, p95": "ttft_p95_ms"}
-        tails = {name: lambda outcome, key=key: _to(simulated.plain, key, outcome) for name, key in names.items()}
+        tails = {
+            name: lambda outcome, key=key: _to(simulated.plain, key, outcome)
+            for name, key in names.items()
+        }
 
     def shared(name: str, kind: Callable[[float], object] = float) -> Callable[[Outcome], object]:
         return lambda outcome: kind(_of_clients(simulated, outcome)[name])
 
-    return tails | {"bytes a token": shared("bytes_per_token", NumBytes), "experts a step": shared("experts_per_step")}
+    return tails | {
+        "bytes a token": shared("bytes_per_token", NumBytes),
+        "experts a step": shared("experts_per_step"),
+    }
 
 
 def _absolute() -> dict[str, Callable[[Outcome], object]]:
     names = ("ms to first token", "ms a token", "tokens/s", "waiting ms in all", "near ms a token")
-    return {name: lambda outcome, key=key: outcome.times[key] for name, key in zip(names, _TIMES, strict=True)}
+    return {
+        name: lambda outcome, key=key: outcome.times[key]
+        for name, key in zip(names, _TIMES, strict=True)
+    }
 
 
 def _ratios(plain: Outcome) -> dict[str, Callable[[Outcome], object]]:

@@ -27,7 +27,14 @@ from moectl.show import splits as split_views
 from moectl.show.grounds import Grounds, simulated
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.control import sizes
-from runtime.control.split_solver import answer_of, counted_phases, curves_of, latencies_of, solve, split_problem
+from runtime.control.split_solver import (
+    answer_of,
+    counted_phases,
+    curves_of,
+    latencies_of,
+    solve,
+    split_problem,
+)
 from runtime.policies import parse
 from runtime.replay.measured_machine import costs_of, machine_of
 from runtime.replay.settings import Setting as Tried
@@ -103,11 +110,20 @@ def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
     found_by, by_replay = request.solver, None
     if request.solver == REPLAY:
         by_replay = _replayed(request, opened, target)
-        found_by, answers[REPLAY] = by_replay.solver, answer_of(curves, opened.model.shape, by_replay)
+        found_by, answers[REPLAY] = (
+            by_replay.solver,
+            answer_of(curves, opened.model.shape, by_replay),
+        )
     exposed_ms = {name: float(answer[1].sum()) * 1e3 for name, answer in answers.items()}
-    answer, outcome = answers[request.solver], {"exposed_ms": exposed_ms[request.solver], "found_by": found_by}
+    answer, outcome = (
+        answers[request.solver],
+        {"exposed_ms": exposed_ms[request.solver], "found_by": found_by},
+    )
     parameters = _parameters(request, opened, target) | outcome
-    tables = {"curves": curve_rows(curves.hit, curves.prediction, curves.prediction_hit), "splits": split_rows(*answer)}
+    tables = {
+        "curves": curve_rows(curves.hit, curves.prediction, curves.prediction_hit),
+        "splits": split_rows(*answer),
+    }
     run = RunInfo(
         command=COMMAND,
         model_id=model_id,
@@ -121,15 +137,25 @@ def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
     run_id = add_run(source.store, run, tables, model=info)
     assumed = (*opened.trace.assumed, *opened.model.assumed)
     how = by_replay.source if by_replay else f"solver {request.solver}"
-    return StoredSplit(run_id, answer, curves, parameters, opened.name, target, exposed_ms, how, assumed)
+    return StoredSplit(
+        run_id, answer, curves, parameters, opened.name, target, exposed_ms, how, assumed
+    )
 
 
 def show(solved: StoredSplit, *, as_json: bool) -> None:
     """Print the layers with a bar for each, or one JSON object."""
     sheet = layers(solved)
     if as_json:
-        summary = {"run": solved.run_id, "trace": solved.source, **solved.parameters, "exposed_ms": solved.exposed_ms}
-        show_json(summary | {"how": solved.how, "layers": sheet.records(), "assumed": list(solved.assumed)})
+        summary = {
+            "run": solved.run_id,
+            "trace": solved.source,
+            **solved.parameters,
+            "exposed_ms": solved.exposed_ms,
+        }
+        show_json(
+            summary
+            | {"how": solved.how, "layers": sheet.records(), "assumed": list(solved.assumed)}
+        )
         return
     show_sheet(split_views.with_bars(sheet, solved.curves.prediction.shape[1]))
     for line in solved.assumed:
@@ -155,7 +181,10 @@ def _totals(solved: StoredSplit, on: Grounds) -> str:
     even = solved.exposed_ms[EVEN]
     if on.is_absolute or not even:
         return ", ".join(f"{name} {value:.4g} ms" for name, value in solved.exposed_ms.items())
-    return ", ".join(f"{name} {value / even:.3g}" for name, value in solved.exposed_ms.items()) + f" (of {EVEN})"
+    return (
+        ", ".join(f"{name} {value / even:.3g}" for name, value in solved.exposed_ms.items())
+        + f" (of {EVEN})"
+    )
 
 
 def _named_model(source: TraceSource, opened: OpenedTrace) -> ModelInfo | None:
@@ -171,23 +200,37 @@ def _named_model(source: TraceSource, opened: OpenedTrace) -> ModelInfo | None:
     return ModelInfo(name, model.fingerprint, model.family, model.shape)
 
 
-def _machine_for(path: Path, request: SplitRequest, model: ModelShape, model_id: str | None) -> SplitMachine:
+def _machine_for(
+    path: Path, request: SplitRequest, model: ModelShape, model_id: str | None
+) -> SplitMachine:
     if request.machine != HERE:
         named = machine(request.machine)
         latencies = latencies_of(Costs.of(model, named), model.shape.top_k)
         return SplitMachine(named, latencies, {"machine": request.machine})
-    missing = Incompatible(f"{path} holds no hardware profile of this model: {measured.REMEDY}, or name a --machine")
+    missing = Incompatible(
+        f"{path} holds no hardware profile of this model: {measured.REMEDY}, or name a --machine"
+    )
     if model_id is None or not path.exists():
         raise missing
     with Store.open(path, read_only=True) as store:
         run, profile = store.latest_run(measured.COMMAND, model_id), stored_profile(store, model_id)
     if profile is None:
         raise missing
-    load, decode, costs = profile.load(request.link), profile.decode, costs_of(profile, model.shape, link=request.link)
-    seconds = {"attention_s": decode.attention.median, "moe_s": decode.moe.median, "head_s": decode.head.median}
+    load, decode, costs = (
+        profile.load(request.link),
+        profile.decode,
+        costs_of(profile, model.shape, link=request.link),
+    )
+    seconds = {
+        "attention_s": decode.attention.median,
+        "moe_s": decode.moe.median,
+        "head_s": decode.head.median,
+    }
     latencies = replace(latencies_of(costs, model.shape.top_k), **seconds)
     basis = {"hardware_run": run.run_id, "hardware": list(profile.machine), "link": load.link}
-    return SplitMachine(machine_of(profile, model.shape, link=request.link), latencies, basis, costs)
+    return SplitMachine(
+        machine_of(profile, model.shape, link=request.link), latencies, basis, costs
+    )
 
 
 def _latencies_note(solved: StoredSplit, on: Grounds) -> str:
@@ -205,16 +248,21 @@ def _latencies_note(solved: StoredSplit, on: Grounds) -> str:
     if on.is_absolute:
         return f"{name}: " + ", ".join(f"{part} {took_s * 1e3:.4g} ms" for part, took_s in parts)
     return f"{name}, in loads of an expert: " + ", ".join(
-        f"{part} {took_s / seconds.load_s:.3g}" for part, took_s in parts if took_s is not seconds.load_s
+        f"{part} {took_s / seconds.load_s:.3g}"
+        for part, took_s in parts
+        if took_s is not seconds.load_s
     )
 
 
-def _solve(request: SplitRequest, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:
+def _solve(
+    request: SplitRequest, model: ModelShape, latencies: Latencies, curves: Curves
+) -> dict[str, Answer]:
     """Solve with every solver, and with equal budgets."""
     shape = model.shape
     nbytes = sizes.budget_nbytes(request.budget, shape)
     by_solver = {
-        solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta) for solver in SOLVERS
+        solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta)
+        for solver in SOLVERS
     }
     even = np.full(shape.num_layers, nbytes / shape.expert_nbytes / shape.num_layers)
     return {EVEN: split_problem(curves, shape, latencies).split(even), **by_solver}
@@ -222,12 +270,16 @@ def _solve(request: SplitRequest, model: ModelShape, latencies: Latencies, curve
 
 def _replayed(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) -> SolvedSplit:
     """Return the fastest split of those that the solvers find and of even cuts, the trace replayed with each."""
-    workload = Workload(opened.trace, opened.model, target.machine, artefacts=opened.artefacts, costs=target.costs)
+    workload = Workload(
+        opened.trace, opened.model, target.machine, artefacts=opened.artefacts, costs=target.costs
+    )
     policies = {"residency": "split:theta=None", "eviction": request.eviction}
     return workload.solved(Tried("", "moepic", policies, budget=request.budget), zeta=request.zeta)
 
 
-def _parameters(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) -> dict[str, object]:
+def _parameters(
+    request: SplitRequest, opened: OpenedTrace, target: SplitMachine
+) -> dict[str, object]:
     """Return the parameters by which a run recognises a split that was made for something else."""
     shape = opened.model.shape
     return ({} if opened.run is None else {"trace_run": opened.run}) | {

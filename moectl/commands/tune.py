@@ -26,7 +26,15 @@ from moectl.shared.stores import check_store, refuse_former
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace
 from moectl.tune.distribute import spread
-from moectl.tune.prepare import known_of, pace_of, parts_of, plan_for, scale_of, search_on, trace_for
+from moectl.tune.prepare import (
+    known_of,
+    pace_of,
+    parts_of,
+    plan_for,
+    scale_of,
+    search_on,
+    trace_for,
+)
 from moectl.tune.request import TuneRequest
 from moectl.tune.result import LEFT_OUT, Pick, Tuned
 from moectl.tune.timing import SHARES, Minutes, token_seconds
@@ -62,7 +70,13 @@ class _Prepared:
 
 @resumable("a trace that was recorded whole is kept")
 def tune(
-    name: str | None, request: TuneRequest, *, store: Path, device: str, threads: int, is_quiet: bool = True
+    name: str | None,
+    request: TuneRequest,
+    *,
+    store: Path,
+    device: str,
+    threads: int,
+    is_quiet: bool = True,
 ) -> Tuned:
     """Search on the trace, verify the picks live, keep them as presets; tell each phase on stderr unless `is_quiet`.
     Raises BadUsage, BadInput, Incompatible."""
@@ -80,14 +94,27 @@ def _tune(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, dev
     search, verifier = prepared.search, prepared.verifier
     found, plan, planned = _searched(search, request, minutes)
     result = verified(found, verifier, request, minutes)
-    check_search = search_on(prepared.traced, prepared.other, prepared.pace, prepared.similarity, request)
-    checks = checks_of(result.picks, found, check_search, search, request, prepared.other_name, minutes)
+    check_search = search_on(
+        prepared.traced, prepared.other, prepared.pace, prepared.similarity, request
+    )
+    checks = checks_of(
+        result.picks, found, check_search, search, request, prepared.other_name, minutes
+    )
     receipt = _receipt(name, request, prepared, plan, found, planned) | {
         LEFT_OUT: minutes.left_out,
         "seconds": {name: round(seconds, 1) for name, seconds in phases.seconds().items()},
         "assumed": search.assumed,
     }
-    run = _keep(result.picks, request, store, name, prepared.checkpoint, started_at, phases.elapsed_s, receipt)
+    run = _keep(
+        result.picks,
+        request,
+        store,
+        name,
+        prepared.checkpoint,
+        started_at,
+        phases.elapsed_s,
+        receipt,
+    )
     oracle_ms, full_ms = search.oracle(plan.rungs[-1]), search.full(plan.rungs[-1])
     return Tuned(
         request,
@@ -105,12 +132,17 @@ def _tune(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, dev
     )
 
 
-def _searched(search: Search, request: TuneRequest, minutes: Minutes) -> tuple[SearchResult, SearchPlan, str]:
+def _searched(
+    search: Search, request: TuneRequest, minutes: Minutes
+) -> tuple[SearchResult, SearchPlan, str]:
     """What the search found, its plan and a note on its size."""
     minutes.phases.begin("searching")
     with executing(request.executor, request.workers) as executor:
         plan, time, planned = plan_for(search, request, minutes, num_workers=executor.count)
-        with progress_bar("searching", unit="replays") as advance, spread(search, executor) as replay_all:
+        with (
+            progress_bar("searching", unit="replays") as advance,
+            spread(search, executor) as replay_all,
+        ):
             found = search.run(plan, progress=advance, replay_all=replay_all, time=time)
     if found.num_untried:
         minutes.left_out.append(f"{found.num_untried} replays of the search")
@@ -120,25 +152,37 @@ def _searched(search: Search, request: TuneRequest, minutes: Minutes) -> tuple[S
 def _check(name: str, request: TuneRequest) -> None:
     """Raise, before anything is measured, for a model without weights and for a wrong path to a text."""
     if name in MODELS and not Path(name).exists():
-        raise BadUsage(f"{name} is a shape without weights, and nothing of it can be verified: give a checkpoint")
+        raise BadUsage(
+            f"{name} is a shape without weights, and nothing of it can be verified: give a checkpoint"
+        )
     for data in filter(None, (request.data, request.held_out, request.check_data)):
         documents(data)
 
 
-def _prepare(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, device: str) -> _Prepared:
+def _prepare(
+    name: str, request: TuneRequest, minutes: Minutes, *, store: Path, device: str
+) -> _Prepared:
     """Open the model, find or record a trace, and measure what a unit of expert error costs."""
     begin = minutes.phases.begin
     begin("opening the model")
     opened = open_quietly(name, device=device)
     refuse_former(store, opened, name=name)
-    text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
+    text = read_text(
+        opened,
+        request.held_out,
+        length=request.length,
+        num_tokens=request.tokens,
+        seed=request.seed,
+    )
     artefacts, similarity, profile = known_of(store, opened, base=request.base)
     if text.shortfall:
         minutes.left_out.append(f"text to verify on: only {text.shortfall}")
     based, artefacts = model_on_base(opened, artefacts, request.base)
     begin("measuring costs")
     pace = pace_of(based, request, artefacts, profile, locate(name), minutes)
-    resident_s, loading_s = (token_seconds(pace.costs, based.shape, loads=loads) for loads in (False, True))
+    resident_s, loading_s = (
+        token_seconds(pace.costs, based.shape, loads=loads) for loads in (False, True)
+    )
     begin("taking or recording a trace")
     traced = trace_for(name, opened, request, store, minutes, token_s=loading_s)
     trace, other, other_name = parts_of(name, opened, traced, request, minutes, token_s=loading_s)
@@ -153,7 +197,12 @@ def _prepare(name: str, request: TuneRequest, minutes: Minutes, *, store: Path, 
 
 
 def _receipt(
-    name: str, request: TuneRequest, prepared: _Prepared, plan: SearchPlan, found: SearchResult, planned: str
+    name: str,
+    request: TuneRequest,
+    prepared: _Prepared,
+    plan: SearchPlan,
+    found: SearchResult,
+    planned: str,
 ) -> dict[str, object]:
     search, pace = prepared.search, prepared.pace
     return {
@@ -161,7 +210,8 @@ def _receipt(
         "trace": prepared.traced.name,
         "passes": f"{plan.rungs[-1]} of {search.num_passes}, in rounds of {', '.join(map(str, plan.rungs))}",
         "candidates": f"{found.num_tried} of {found.num_space} combinations, {found.num_replays} replays ({planned})",
-        "left out": f"{sum(found.refused.values())}" + "".join(f"; {n}: {why}" for why, n in found.refused.items()),
+        "left out": f"{sum(found.refused.values())}"
+        + "".join(f"; {n}: {why}" for why, n in found.refused.items()),
         "base": _against(prepared.verifier, prepared.checkpoint, request.base),
         "costs": f"{request.machine_name}, {pace.source}",
         "scale": asdict(search.scale),

@@ -19,7 +19,9 @@ class AnswerFile:
     """Takes answers in any order and appends each once all before it are there. `num_written` counts lines, those of
     earlier commands among them; `num_bad` those of them with an error."""
 
-    def __init__(self, file: IO[bytes], path: Path, run: str, *, num_written: int, num_bad: int) -> None:
+    def __init__(
+        self, file: IO[bytes], path: Path, run: str, *, num_written: int, num_bad: int
+    ) -> None:
         self.num_written, self.num_bad = num_written, num_bad
         self._file, self._path, self._run = file, path, run
         self._early: dict[int, bytes] = {}  # by the number of the row
@@ -28,7 +30,9 @@ class AnswerFile:
         """Take the answer to row `number`, from 1 on. Raises OutOfResources where the disk is full: every line that is
         there is whole."""
         line = {"row": number, **answer, "run": self._run}
-        self._early[number] = json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        self._early[number] = (
+            json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        )
         self.num_bad += "error" in answer
         lines = []
         while (following := self.num_written + len(lines) + 1) in self._early:
@@ -66,7 +70,10 @@ def appended(path: Path, run: str) -> Iterator[AnswerFile]:
     if path.exists():
         _whole_lines(path, run)  # before anything is opened for writing
     with (
-        locked(path, busy=f"another command writes {path}: wait for it, or name another file with --out"),
+        locked(
+            path,
+            busy=f"another command writes {path}: wait for it, or name another file with --out",
+        ),
         _unbuffered(path) as file,
     ):
         num_written, num_bad, end = _whole_lines(path, run)

@@ -36,7 +36,9 @@ class Answering:
         self._session, self._batch, self._sampling, self._put = session, batch, sampling, put
         self._asked: dict[int, _Asked] = {}
 
-    def run(self, rows: Iterator[PromptRow], told: Callable[[BatchWork], None] = lambda done: None) -> None:
+    def run(
+        self, rows: Iterator[PromptRow], told: Callable[[BatchWork], None] = lambda done: None
+    ) -> None:
         """Answer all rows; `told` is called after each pass. Raises what `put` and a pass raise."""
         begin_s, batch, before = perf_counter(), self._batch, self._session.effort()
         while self._fill(rows) or not batch.is_idle:
@@ -52,7 +54,10 @@ class Answering:
 
     def _fill(self, rows: Iterator[PromptRow]) -> bool:
         """Add prompts until one waits for the running ones. False once there are no more."""
-        while not self._batch.num_waiting or self._batch.num_running + self._batch.num_waiting <= self._batch.rows:
+        while (
+            not self._batch.num_waiting
+            or self._batch.num_running + self._batch.num_waiting <= self._batch.rows
+        ):
             row = next(rows, None)
             if row is None:
                 return False
@@ -69,7 +74,11 @@ class Answering:
             self._asked[self._batch.add(ids, sampling)] = _Asked(row, ids.shape[1])
         except TooLong as error:
             self._refuse(row, "too_long", str(error))
-        except (BadInput, ValueError, OverflowError) as error:  # also what tokenizers and templates raise
+        except (
+            BadInput,
+            ValueError,
+            OverflowError,
+        ) as error:  # also what tokenizers and templates raise
             self._refuse(row, "cannot_be_encoded", first_line(error))
 
     def _take(self, result: RowResult) -> None:
@@ -93,7 +102,9 @@ class Answering:
     def _answer(self, asked: _Asked) -> Mapping[str, object]:
         is_whole = len(asked.token_ids) < self._sampling.max_new_tokens
         return {
-            "text": self._session.opened.tokenizer.decode(asked.token_ids, skip_special_tokens=True),
+            "text": self._session.opened.tokenizer.decode(
+                asked.token_ids, skip_special_tokens=True
+            ),
             "finish_reason": "stop" if is_whole else "length",
             "prompt_tokens": asked.num_prompt_tokens,
             "token_ids": asked.token_ids,

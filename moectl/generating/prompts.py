@@ -13,7 +13,15 @@ from typing import IO
 from artifacts.common.untrusted import existing, parse_json
 from artifacts.errors import BadInput, first_line
 from moectl.shared.messages import Turn, turn_of
-from profilers.text.files import LONGEST, check_utf8, json_array, kind, opened, plain_errors, unpacked
+from profilers.text.files import (
+    LONGEST,
+    check_utf8,
+    json_array,
+    kind,
+    opened,
+    plain_errors,
+    unpacked,
+)
 
 _LINES = (".jsonl", ".ndjson")
 _JSON = ".json"
@@ -45,9 +53,13 @@ class PromptFile:
         """Raises BadInput for what is no file, cannot be read, or has no row."""
         path = existing(name)
         if path is not None and not path.is_file() and not path.is_dir():
-            raise BadInput(f"{name} is a pipe, which cannot be read again to go on: write its prompts to a file")
+            raise BadInput(
+                f"{name} is a pipe, which cannot be read again to go on: write its prompts to a file"
+            )
         if path is None or not path.is_file():
-            raise BadInput(f"no file of prompts at {name!r}: give a text, json, jsonl or parquet file")
+            raise BadInput(
+                f"no file of prompts at {name!r}: give a text, json, jsonl or parquet file"
+            )
         digest = hashlib.sha256()
         with plain_errors(path), path.open("rb") as file:
             while part := file.read(1 << 20):
@@ -72,7 +84,9 @@ class PromptFile:
             row = _row(number, given)
             first = number if row.id is None else seen.setdefault(row.id, number)
             if first != number and row.problem is None:
-                row = _bad(number, "duplicate_id", f"row {first} has the same id {row.id!r}", of=row.id)
+                row = _bad(
+                    number, "duplicate_id", f"row {first} has the same id {row.id!r}", of=row.id
+                )
             yield row
         if number < self.num_rows:
             raise self._changed(number + 1)
@@ -129,7 +143,9 @@ def _parquet_rows(path: Path, file: IO[bytes]) -> Iterator[object]:
         for batch in table.iter_batches(batch_size=256, columns=names):
             yield from batch.to_pylist() or [{}] * batch.num_rows
     except (pyarrow.ArrowException, OverflowError) as error:
-        raise BadInput(f"{path} is not a whole parquet file ({first_line(error)}): fetch or write it again") from error
+        raise BadInput(
+            f"{path} is not a whole parquet file ({first_line(error)}): fetch or write it again"
+        ) from error
 
 
 def _row(number: int, given: object) -> PromptRow:
@@ -155,7 +171,11 @@ def _of_fields(number: int, given: object) -> PromptRow:
     if isinstance(given, str):
         given = {"prompt": given}
     if not isinstance(given, Mapping):
-        return _bad(number, "broken_row", f"the row is neither an object nor a text but {type(given).__name__}")
+        return _bad(
+            number,
+            "broken_row",
+            f"the row is neither an object nor a text but {type(given).__name__}",
+        )
     given = {name: value for name, value in given.items() if value is not None}
     name = given.get("id")
     if isinstance(name, Decimal):  # as Parquet has it
@@ -163,12 +183,16 @@ def _of_fields(number: int, given: object) -> PromptRow:
     if not _is_id(name):
         return _bad(number, "broken_row", "the id is neither a text nor a number")
     if ("prompt" in given) == ("messages" in given):
-        return _bad(number, "broken_row", "the row needs a field 'prompt' or a field 'messages'", of=name)
+        return _bad(
+            number, "broken_row", "the row needs a field 'prompt' or a field 'messages'", of=name
+        )
     if given.get("prompt") == "":
         return _bad(number, "empty_row", "the prompt is empty", of=name)
     prompt = given["prompt"] if "prompt" in given else _turns(given["messages"])
     if prompt is None or "prompt" in given and not isinstance(prompt, str):
-        return _bad(number, "broken_row", "the prompt is no text, or the messages no turns of text", of=name)
+        return _bad(
+            number, "broken_row", "the prompt is no text, or the messages no turns of text", of=name
+        )
     return PromptRow(number, name, prompt)
 
 

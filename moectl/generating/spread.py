@@ -62,7 +62,9 @@ class AnswerRows:
         size = batch_size(session, self._batch, together=self._together)
         answers: list[tuple[int, Mapping[str, object]]] = []
         with open_batch(session, rows=size.rows, room=size.room) as batch:
-            answering = Answering(session, batch, self._sampling, lambda *answer: answers.append(answer))
+            answering = Answering(
+                session, batch, self._sampling, lambda *answer: answers.append(answer)
+            )
             answering.run(iter(rows))
         return RowsAnswered(tuple(answers), answering.done, session.receipt(), batch.rows)
 
@@ -85,7 +87,9 @@ class SpreadAnswering:
         self.batch: int | None = None
         self._work, self._executor, self._answers = work, executor, answers
 
-    def run(self, rows: Iterator[PromptRow], num_rows: int, told: Callable[[BatchWork], None]) -> None:
+    def run(
+        self, rows: Iterator[PromptRow], num_rows: int, told: Callable[[BatchWork], None]
+    ) -> None:
         """Answer all `num_rows` rows; `told` is called after each part. A part whose worker is killed goes to another.
 
         Raises Partly for a part that failed at every attempt: the file then has all answers before it, and the same
@@ -104,10 +108,14 @@ class SpreadAnswering:
 
         with Workers(self._work, self._executor, take) as workers:
             tasks = iter(lambda: tuple(islice(rows, size)), ())
-            while ahead := {part[0].number: part for part in islice(tasks, _TASKS_AHEAD * self._executor.count)}:
+            while ahead := {
+                part[0].number: part for part in islice(tasks, _TASKS_AHEAD * self._executor.count)
+            }:
                 for first, part in ahead.items():
                     workers.submit(part, first)
-                lost = workers.persist(lambda first, ahead=ahead: workers.submit(ahead[first], first))
+                lost = workers.persist(
+                    lambda first, ahead=ahead: workers.submit(ahead[first], first)
+                )
                 if lost:
                     raise _lost(ahead, lost)
 

@@ -47,7 +47,9 @@ def dots(title: str, rows: Sequence[Sequence[Point]], name: str, *, says: str) -
     ]
     for index, row in enumerate(rows):
         at = index * high + high / 2
-        drawn.append(f'<text class="name" x="{left - 6:g}" y="{at + 4:g}">{escape(row[0].name)}</text>')
+        drawn.append(
+            f'<text class="name" x="{left - 6:g}" y="{at + 4:g}">{escape(row[0].name)}</text>'
+        )
         drawn += [_circle(point, x.place(point.x), at) for point in row]
     label = f'<text class="axis" x="{(left + WIDTH - 14) / 2:.1f}" y="{foot + 30}">{escape(name)}</text>'
     return Drawing(title, "".join(drawn) + label, WIDTH, foot + 36, says)
@@ -71,10 +73,14 @@ def named_heatmap(
     cells = []
     for index, row in enumerate(rows):
         upper = index * high
-        cells.append(f'<text class="name" x="{left - 6:g}" y="{upper + 14}">{escape(names[index])}</text>')
+        cells.append(
+            f'<text class="name" x="{left - 6:g}" y="{upper + 14}">{escape(names[index])}</text>'
+        )
         for number, value in enumerate(row):
             if value is not None:
-                cells.append(_cell(value, top, left + number * size, upper, size, high, is_written, shown))
+                cells.append(
+                    _cell(value, top, left + number * size, upper, size, high, is_written, shown)
+                )
     foot = len(rows) * high
     every = max(1, round(across / 8))
     ticks = "".join(
@@ -100,7 +106,14 @@ def _circle(point: Point, across: float, upper: float) -> str:
 
 
 def _cell(
-    value: float, top: float, x: float, y: float, wide: float, high: float, is_written: bool, shown: Format
+    value: float,
+    top: float,
+    x: float,
+    y: float,
+    wide: float,
+    high: float,
+    is_written: bool,
+    shown: Format,
 ) -> str:
     shade = shade_of(value, top)
     written = (

@@ -28,7 +28,9 @@ def controls(source: ReportSource, job: StoredBench) -> Section:
     asked = queries.filled(queries.STAND_IN_PRICES, job=job.digest)
     groups = [group for _, group in grouped(source.rows(asked), "budget", "link") if len(group) > 1]
     if not groups:
-        return Section("controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does.")
+        return Section(
+            "controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does."
+        )
     verdicts = "".join(f"<p>{_verdict(group)}</p>" for group in groups)
     parts = "".join(
         f"<h4>{escape(place(group[0]))}</h4>{table(group, _COLUMNS, label=f'Stand-ins at {place(group[0])}')}"
@@ -47,7 +49,9 @@ _RULE = (
 def _verdict(rows: Sequence[Record]) -> str:
     """The verdict in a sentence; rows of one budget over one link, the cheapest first."""
     best = rows[0]
-    rival = next(row for row in rows if row["preset"] != BUDDIES) if best["preset"] == BUDDIES else best
+    rival = (
+        next(row for row in rows if row["preset"] != BUDDIES) if best["preset"] == BUDDIES else best
+    )
     buddies = next(row for row in rows if row["preset"] == BUDDIES)
     is_told_apart = rival["error"] is not None and abs(rival["difference"]) > 2 * rival["error"]
     wins = "costs least" if is_told_apart else "costs least, within two standard errors of the next"
@@ -55,5 +59,6 @@ def _verdict(rows: Sequence[Record]) -> str:
         f"{escape(place(best))}: {code(best['preset'])} {wins}. An expert replaced costs "
         f"{data(rival['price'], short)} nats with {code(rival['preset'])} and {data(buddies['price'], short)} with "
         "buddies, a difference of "
-        f"{data(rival['difference'], short)}" + (f" +- {data(rival['error'], short)}." if rival["error"] else ".")
+        f"{data(rival['difference'], short)}"
+        + (f" +- {data(rival['error'], short)}." if rival["error"] else ".")
     )

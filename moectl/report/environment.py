@@ -23,7 +23,11 @@ def title(source: ReportSource) -> str:
 
 def environment(source: ReportSource) -> Section:
     if not source.models and not source.jobs:
-        return Section("environment", _TITLE, missing="Nothing was run yet: <code>moectl profile</code> begins.")
+        return Section(
+            "environment",
+            _TITLE,
+            missing="Nothing was run yet: <code>moectl profile</code> begins.",
+        )
     entries = {"Model": _model(source.models[0])} if source.models else {}
     asked = [queries.filled(queries.MODELS, model=source.model_id)]
     for job in source.jobs:
@@ -84,7 +88,11 @@ def _grounds(source: ReportSource, job: StoredBench) -> str:
 
 def _base(row: Record) -> str:
     """The base of budgets and quality, if it is not the checkpoint."""
-    experts = "" if row["base"] == FULL_BITS else f"every expert is a replica of {data(row['base'], whole)} bits"
+    experts = (
+        ""
+        if row["base"] == FULL_BITS
+        else f"every expert is a replica of {data(row['base'], whole)} bits"
+    )
     dense = "" if row["dense"] is None else f"dense weights have {data(row['dense'], whole)} bits"
     return "; ".join(filter(None, (experts, dense)))
 

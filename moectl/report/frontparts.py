@@ -12,7 +12,11 @@ from moectl.show.svg import Frame, log_scale
 _TIMES, _MS = "time of a token, full = 1", "milliseconds a token"
 _LOST = "perplexity lost"
 _BETTER = "Lower left is better: faster, and closer to the full model."
-_KEY = {"exact": "same output as full", "altered": "altered output", "full": "full: all experts in the fast tier"}
+_KEY = {
+    "exact": "same output as full",
+    "altered": "altered output",
+    "full": "full: all experts in the fast tier",
+}
 _NARROW_KEY = {"exact": "exact", "altered": "altered", "full": "full"}
 _OF_PROMPTS = "The trace of this bench is of prompts alone: none decodes."
 
@@ -32,10 +36,16 @@ def front(source: ReportSource, job: StoredBench) -> Section:
 def _scatters(source: ReportSource, job: StoredBench, rows: Sequence[Record]) -> str:
     full = [row for row in rows if row["preset"] == "full"]
     drawn = []
-    for (_, link), same in grouped([row for row in rows if row["preset"] != "full"], "budget", "link"):
+    for (_, link), same in grouped(
+        [row for row in rows if row["preset"] != "full"], "budget", "link"
+    ):
         if any(row["is_ours"] for row in same):
             grounds = source.grounds(job, link)
-            shown = [row for row in (*same, *full) if row["loss"] is not None and _time(row, grounds.is_absolute)]
+            shown = [
+                row
+                for row in (*same, *full)
+                if row["loss"] is not None and _time(row, grounds.is_absolute)
+            ]
             title = f"{source.heading(job, same[0])}: {grounds.says}"
             drawn.append(_scatter(shown, title=title, is_absolute=grounds.is_absolute))
     return f'<p class="lead">{_BETTER}</p>{"".join(drawn)}'
@@ -51,7 +61,9 @@ def _scatter(rows: Sequence[Record], *, title: str, is_absolute: bool) -> str:
         x = log_scale([mark.x for mark in marks], name=name, **frame.across)
         y = loss_scale([mark.y for mark in marks], name=_LOST, **frame.upwards)
         says = f"{title}: {name} against {_LOST}, of {names}"
-        drawn.append(figure(scatter(title, marks, x, y, frame, says=says, note="", key=key), kind=kind))
+        drawn.append(
+            figure(scatter(title, marks, x, y, frame, says=says, note="", key=key), kind=kind)
+        )
     return "".join(drawn)
 
 
@@ -79,7 +91,9 @@ def _dots(source: ReportSource, job: StoredBench, rows: Sequence[Record]) -> str
 
 
 def _point(row: Record, largest: int, is_absolute: bool) -> Point:
-    times_full = "" if row["times_full"] is None else f"{times(row['times_full'])} the time of full, "
+    times_full = (
+        "" if row["times_full"] is None else f"{times(row['times_full'])} the time of full, "
+    )
     return Point(
         x=_time(row, is_absolute),
         size=3.5 + 5 * (row["peak_fast_bytes"] / largest) ** 0.5,

@@ -31,7 +31,9 @@ class Picture:
     why: str = ""
 
 
-def gallery(store: Store, *, job: str | None = None, model_id: str | None = None) -> Iterator[Picture]:
+def gallery(
+    store: Store, *, job: str | None = None, model_id: str | None = None
+) -> Iterator[Picture]:
     """Every picture that the store has the data for, and what the others wait for."""
     source = ReportSource(store, job=job, model_id=model_id)
     yield Picture("time-quality", _time_and_quality(source), "a live bench: moectl bench")
@@ -44,23 +46,35 @@ def gallery(store: Store, *, job: str | None = None, model_id: str | None = None
         "skew": tracepictures.skew,
     }
     for name, draw in drawn.items():
-        yield Picture(name, draw(trace, shape) if trace else None, "a trace: moectl profile --trace")
+        yield Picture(
+            name, draw(trace, shape) if trace else None, "a trace: moectl profile --trace"
+        )
 
 
 def _time_and_quality(source: ReportSource) -> Drawing | None:
     """Every preset of the newest live bench, at the budget and link with most of them."""
     job = next((job for job in source.jobs if job.mode == "live"), None)
     rows = source.rows(queries.filled(queries.TABLE, job=job.digest)) if job else []
-    known = [row for row in rows if row["mode"] == "live" and None not in (row["times_full"], row["perplexity_ratio"])]
-    full, ours = ([row for row in known if (row["preset"] == FULL) == is_full] for is_full in (True, False))
+    known = [
+        row
+        for row in rows
+        if row["mode"] == "live" and None not in (row["times_full"], row["perplexity_ratio"])
+    ]
+    full, ours = (
+        [row for row in known if (row["preset"] == FULL) == is_full] for is_full in (True, False)
+    )
     if not ours:
         return None
     places = [(row["budget"], row["link"]) for row in ours]
     budget, link = max(dict.fromkeys(places), key=places.count)
     shown = [*full[:1], *(row for row in ours if (row["budget"], row["link"]) == (budget, link))]
-    marks = [Mark(row["times_full"], max(0.0, row["loss"]), row["preset"], _kind(row)) for row in shown]
+    marks = [
+        Mark(row["times_full"], max(0.0, row["loss"]), row["preset"], _kind(row)) for row in shown
+    ]
     frame = Frame(width=tracepictures.WIDTH, height=400, left=62, right=20, top=28)
-    x = linear_scale(1.12 * max(mark.x for mark in marks), name="time of a token, full model = 1", **frame.across)
+    x = linear_scale(
+        1.12 * max(mark.x for mark in marks), name="time of a token, full model = 1", **frame.across
+    )
     y = loss_scale([mark.y for mark in marks], name="perplexity lost", **frame.upwards)
     title = f"Time and quality with {of_experts(budget)} in fast memory"
     note = f"{measured(link).says}; lower left is better"
@@ -77,7 +91,9 @@ def _bits(store: Store, source: ReportSource) -> Drawing | None:
     run, shape = source.newest("quant_loss"), _shape(store, source.model_id)
     if run is None or shape is None:
         return None
-    relative = quant_loss_matrices(store.read("quant_loss", run), shape.num_layers, shape.num_experts)["relative"]
+    relative = quant_loss_matrices(
+        store.read("quant_loss", run), shape.num_layers, shape.num_experts
+    )["relative"]
     is_made = ~np.isnan(relative).all(axis=(0, 1))
     widths = [bits for bits, made in zip(WIDTHS, is_made, strict=True) if made]
     by_layer = np.nanmean(relative[:, :, is_made], axis=1)  # [L, W]
@@ -86,7 +102,11 @@ def _bits(store: Store, source: ReportSource) -> Drawing | None:
     y = log_scale(by_layer.ravel().tolist(), name="squared error, output = 1", **frame.upwards)
     drawn = [Line(list(zip(widths, losses.tolist(), strict=True)), "quiet") for losses in by_layer]
     mean = list(zip(widths, by_layer.mean(axis=0).tolist(), strict=True))
-    drawn = [Line(drawn[0].points, "quiet", "each layer"), *drawn[1:], Line(mean, "strong", "mean", has_dots=True)]
+    drawn = [
+        Line(drawn[0].points, "quiet", "each layer"),
+        *drawn[1:],
+        Line(mean, "strong", "mean", has_dots=True),
+    ]
     title = "What experts lose in few bits (squared error of the output)"
     return lines(title, drawn, x, y, frame, says=title)
 

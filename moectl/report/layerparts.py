@@ -30,9 +30,14 @@ def layers(source: ReportSource, job: StoredBench) -> Section:
     parts = []
     for _, same in grouped(rows, "budget", "link"):
         presets = [(name, group) for (name,), group in grouped(same, "preset")]
-        for column, title, top in (("hit_rate", "hit rate, %", 1.0), ("collision_rate", "collisions per 100", worst)):
+        for column, title, top in (
+            ("hit_rate", "hit rate, %", 1.0),
+            ("collision_rate", "collisions per 100", worst),
+        ):
             kept = [
-                (name, group) for name, group in presets if column == "hit_rate" or any(row[column] for row in group)
+                (name, group)
+                for name, group in presets
+                if column == "hit_rate" or any(row[column] for row in group)
             ]
             if not kept:
                 continue
@@ -60,16 +65,19 @@ def prefetching(source: ReportSource, job: StoredBench) -> Section:
     asked = queries.filled(queries.PREFETCH, job=job.digest)
     rows = source.rows(asked)
     if not rows:
-        missing = (
-            "No preset of this bench prefetched: <code>moectl bench --presets specmd,moe-infinity</code> shows some."
-        )
+        missing = "No preset of this bench prefetched: <code>moectl bench --presets specmd,moe-infinity</code> shows some."
         return Section("prefetch", "Prefetching", missing=missing)
     drawn = "".join(
         figure(
             bars(
                 f"{place(same[0])}: used of what was prefetched",
                 [
-                    Bar(row["preset"], (row["useful"], 1 - row["useful"]), percent(row["useful"]), (row["useful"],))
+                    Bar(
+                        row["preset"],
+                        (row["useful"], 1 - row["useful"]),
+                        percent(row["useful"]),
+                        (row["useful"],),
+                    )
                     for row in same
                 ],
                 top=1.0,

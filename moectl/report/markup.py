@@ -83,12 +83,17 @@ def table(
     head = f"<thead><tr>{''.join(map(_heading, columns))}</tr></thead>"
     kind = ' class="as-cards"' if has_cards else ""
     inside = f'<table{kind}><caption class="hidden">{escape(label)}</caption>{head}{bodies}</table>'
-    return f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{inside}</div>'
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{inside}</div>'
+    )
 
 
 def query_details(queries: Sequence[str]) -> str:
     """The queries, folded away, to repeat in DuckDB."""
-    shown = "".join(f'<pre class="sql" tabindex="0"><code>{escape(query.strip())}</code></pre>' for query in queries)
+    shown = "".join(
+        f'<pre class="sql" tabindex="0"><code>{escape(query.strip())}</code></pre>'
+        for query in queries
+    )
     return f"<details><summary>Query</summary>{shown}</details>" if queries else ""
 
 
@@ -102,9 +107,13 @@ def section(part: Section) -> str:
 
 def _body(heading: str, rows: Sequence[Record], columns: Sequence[Column]) -> str:
     over = (
-        f'<tr class="over"><th scope="rowgroup" colspan="{len(columns)}">{escape(heading)}</th></tr>' if heading else ""
+        f'<tr class="over"><th scope="rowgroup" colspan="{len(columns)}">{escape(heading)}</th></tr>'
+        if heading
+        else ""
     )
-    lines = "".join(f"<tr>{''.join(_cell(row[column.name], column) for column in columns)}</tr>" for row in rows)
+    lines = "".join(
+        f"<tr>{''.join(_cell(row[column.name], column) for column in columns)}</tr>" for row in rows
+    )
     return f"<tbody>{over}{lines}</tbody>"
 
 

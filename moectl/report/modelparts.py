@@ -18,7 +18,12 @@ _PAIRS = (
 )
 _STANDINS = (
     Column("layer", "layer", whole),
-    Column("median of the best", "median_share", short, "loss of the best stand-in over that of leaving out"),
+    Column(
+        "median of the best",
+        "median_share",
+        short,
+        "loss of the best stand-in over that of leaving out",
+    ),
     Column("with one better than none", "better", whole),
     Column("experts", "experts", whole),
 )
@@ -33,7 +38,12 @@ _SPLITS = (
     Column("budget", "budget", short, "in experts"),
     Column("cached experts", "cache_size", whole),
     Column("theta", "theta", short, "share of a cached expert that is in the fast tier"),
-    Column("share of the stall", "stall_share", percent, "expected wait of this layer, of that of all layers"),
+    Column(
+        "share of the stall",
+        "stall_share",
+        percent,
+        "expected wait of this layer, of that of all layers",
+    ),
 )
 
 
@@ -69,7 +79,10 @@ def _together(source: ReportSource) -> Section:
     pairs = queries.filled(queries.PAIRS, run=run)
     drawn = _squares(source.rows(asked), "q", "share q of i's pairs that are with j")
     return Section(
-        "together", title, f"{drawn}{table(source.rows(pairs), _PAIRS, label='Strongest pairs')}", (asked, pairs)
+        "together",
+        title,
+        f"{drawn}{table(source.rows(pairs), _PAIRS, label='Strongest pairs')}",
+        (asked, pairs),
     )
 
 
@@ -92,7 +105,10 @@ def _loss(source: ReportSource) -> Section:
     title, run = "What few bits cost", source.newest("quant_loss")
     if run is None:
         return _missing("loss", title, "moectl quantize")
-    asked, means = queries.filled(queries.LOSS, run=run), queries.filled(queries.LOSS_MEANS, run=run)
+    asked, means = (
+        queries.filled(queries.LOSS, run=run),
+        queries.filled(queries.LOSS_MEANS, run=run),
+    )
     rows = source.rows(asked)
     drawn = []
     for (bits,), group in grouped(rows, "bits"):
@@ -109,7 +125,9 @@ def _loss(source: ReportSource) -> Section:
         )
         drawn.append(f"<div>{chart}{legend(data(top))}</div>")
     lines = table(source.rows(means), _LOSS, label="Error and size by bits")
-    return Section("loss", title, f'<div class="charts">{"".join(drawn)}</div>{lines}', (asked, means))
+    return Section(
+        "loss", title, f'<div class="charts">{"".join(drawn)}</div>{lines}', (asked, means)
+    )
 
 
 def _splits(source: ReportSource) -> Section:
@@ -135,10 +153,14 @@ def _splits(source: ReportSource) -> Section:
         )
     )
     key = '<p class="quiet"><i class="key p0"></i>resident <i class="key p1"></i>cut off, prefetched</p>'
-    return Section("splits", title, f"{chart}{key}{table(rows, _SPLITS, label='Splits by layer')}", (asked,))
+    return Section(
+        "splits", title, f"{chart}{key}{table(rows, _SPLITS, label='Splits by layer')}", (asked,)
+    )
 
 
-def _squares(rows: Sequence[Record], value: str, meaning: str, *, limit: float | None = None) -> str:
+def _squares(
+    rows: Sequence[Record], value: str, meaning: str, *, limit: float | None = None
+) -> str:
     """A matrix of experts by experts for each layer, all on one scale."""
     known = [row[value] for row in rows if row[value] is not None]
     top = max(known, default=1.0)

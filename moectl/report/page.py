@@ -62,7 +62,9 @@ def _date(source: ReportSource) -> str:
 
 
 def _links(chapter: Chapter) -> str:
-    links = " ".join(f'<a href="#{escape(part.key)}">{escape(part.title)}</a>' for part in chapter.sections)
+    links = " ".join(
+        f'<a href="#{escape(part.key)}">{escape(part.title)}</a>' for part in chapter.sections
+    )
     return f"<p>{f'<b>{escape(chapter.title)}</b> ' if chapter.title else ''}{links}</p>"
 
 
@@ -75,7 +77,9 @@ def _named(source: ReportSource) -> Callable[[Section], Section]:
     """A function that adds the model to the commands in a section; without it they would use the bundled model."""
     names = [str(row["name"]) for row in source.models]
     name = "" if not names or is_bundled(names[0]) else f" {escape(shlex.quote(names[0]))}"
-    return lambda part: replace(part, missing=_OF_A_MODEL.sub(lambda verb: verb[0] + name, part.missing))
+    return lambda part: replace(
+        part, missing=_OF_A_MODEL.sub(lambda verb: verb[0] + name, part.missing)
+    )
 
 
 def _receipt(source: ReportSource) -> Section:
@@ -83,7 +87,11 @@ def _receipt(source: ReportSource) -> Section:
     asked = queries.filled(queries.RECEIPT, runs=runs, jobs=[bench.digest for bench in source.jobs])
     rows = source.rows(asked)
     if not rows:
-        return Section("receipt", _RUNS_TITLE, missing="Nothing was run yet: <code>moectl profile</code> begins.")
+        return Section(
+            "receipt",
+            _RUNS_TITLE,
+            missing="Nothing was run yet: <code>moectl profile</code> begins.",
+        )
     details = "".join(
         f"<dt>{escape(row['command'])}, run {data(row['newest'], whole)}</dt><dd>{code(row['parameters'])}</dd>"
         f"<dt>versions</dt><dd>{code(row['versions'])}</dd>"

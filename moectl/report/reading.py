@@ -27,17 +27,30 @@ class StoredBench:
 class ReportSource:
     """Reads one model from an open store. `jobs` are the benches to show, the leading one first."""
 
-    def __init__(self, store: Store, *, job: str | None = None, model_id: str | None = None) -> None:
+    def __init__(
+        self, store: Store, *, job: str | None = None, model_id: str | None = None
+    ) -> None:
         """The leading bench is `job`, else the newest live one, else the newest, of `model_id` if given."""
         self._store = store
-        benches = [bench for bench in store.query(queries.JOBS).to_pylist() if model_id in (None, bench["model"])]
-        benches.sort(key=lambda bench: (bench["job"] != job, bench["mode"] != "live", -bench["newest"]))
+        benches = [
+            bench
+            for bench in store.query(queries.JOBS).to_pylist()
+            if model_id in (None, bench["model"])
+        ]
+        benches.sort(
+            key=lambda bench: (bench["job"] != job, bench["mode"] != "live", -bench["newest"])
+        )
         self.model_id = model_id or (benches[0]["model"] if benches else _newest_model(store))
         same = [bench for bench in benches if bench["model"] == self.model_id]
         modes = dict.fromkeys(bench["mode"] for bench in same)
-        self.jobs = [next(StoredBench(bench["job"], mode) for bench in same if bench["mode"] == mode) for mode in modes]
+        self.jobs = [
+            next(StoredBench(bench["job"], mode) for bench in same if bench["mode"] == mode)
+            for mode in modes
+        ]
 
-        self.models = self.rows(queries.filled(queries.MODELS, model=self.model_id))  # one, or none in an empty store
+        self.models = self.rows(
+            queries.filled(queries.MODELS, model=self.model_id)
+        )  # one, or none in an empty store
 
     def conditions(self, job: StoredBench) -> Record:
         """Data, machine and effort of a bench."""
@@ -45,7 +58,11 @@ class ReportSource:
 
     def links(self, job: StoredBench) -> list[str]:
         """The links of a bench's rows."""
-        return list(dict.fromkeys(row["link"] for row in self.rows(queries.filled(queries.TABLE, job=job.digest))))
+        return list(
+            dict.fromkeys(
+                row["link"] for row in self.rows(queries.filled(queries.TABLE, job=job.digest))
+            )
+        )
 
     def grounds(self, job: StoredBench, link: str) -> grounds.Grounds:
         """What the times of a bench over this link rest on."""
@@ -56,14 +73,18 @@ class ReportSource:
 
     def heading(self, job: StoredBench, row: Record) -> str:
         """Budget and link of a row; without a link that its grounds name."""
-        return place(row) if self.grounds(job, row["link"]).is_absolute else of_experts(row["budget"])
+        return (
+            place(row) if self.grounds(job, row["link"]).is_absolute else of_experts(row["budget"])
+        )
 
     def rows(self, query: str) -> list[Record]:
         return self._store.query(query).to_pylist()
 
     def newest(self, table: str) -> int | None:
         """The newest run of this model that wrote rows of a table."""
-        return self.rows(queries.filled(queries.NEWEST, model=self.model_id, path=f"$.{table}"))[0]["run"]
+        return self.rows(queries.filled(queries.NEWEST, model=self.model_id, path=f"$.{table}"))[0][
+            "run"
+        ]
 
 
 def grouped(rows: Sequence[Record], *names: str) -> Iterator[tuple[tuple, list[Record]]]:

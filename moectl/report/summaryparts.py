@@ -14,10 +14,13 @@ _NEEDS_LIVE = "What a preset that alters the output loses, only a live bench can
 def summary(source: ReportSource, job: StoredBench) -> Section:
     asked = queries.filled(queries.SUMMARY, job=job.digest)
     cards = "".join(
-        _card(row, source.heading(job, row), source.grounds(job, row["link"])) for row in source.rows(asked)
+        _card(row, source.heading(job, row), source.grounds(job, row["link"]))
+        for row in source.rows(asked)
     )
     note = "" if job.is_live else f'<p class="quiet">{_NEEDS_LIVE}</p>'
-    return Section(f"{job.mode}-summary", "What to run", f'{note}<div class="cards">{cards}</div>', (asked,))
+    return Section(
+        f"{job.mode}-summary", "What to run", f'{note}<div class="cards">{cards}</div>', (asked,)
+    )
 
 
 def _card(row: Record, heading: str, grounds: Grounds) -> str:
@@ -27,7 +30,11 @@ def _card(row: Record, heading: str, grounds: Grounds) -> str:
     if exact is not None:
         lines.append(_line("Fastest with the full model's output", row, "exact", is_absolute))
     if good not in (None, exact):
-        lines.append(_line("Fastest within 1\N{NARROW NO-BREAK SPACE}% of perplexity", row, "good", is_absolute))
+        lines.append(
+            _line(
+                "Fastest within 1\N{NARROW NO-BREAK SPACE}% of perplexity", row, "good", is_absolute
+            )
+        )
     if fast not in (None, good, exact):
         lines.append(_line("Fastest of all", row, "fast", is_absolute))
     if exact not in (None, "on-demand") and row["plain_times"] is not None:
@@ -38,12 +45,18 @@ def _card(row: Record, heading: str, grounds: Grounds) -> str:
             f"take {LEAST_SCORED:,} to tell (a larger {code('--tokens')})</li>"
         )
     says = f'<p class="quiet">{escape(grounds.says)}</p>'
-    return f'<article class="card"><h4>{escape(heading)}</h4>{says}<ul>{"".join(lines)}</ul></article>'
+    return (
+        f'<article class="card"><h4>{escape(heading)}</h4>{says}<ul>{"".join(lines)}</ul></article>'
+    )
 
 
 def _line(what: str, row: Record, which: str, is_absolute: bool) -> str:
     loss, error = row.get(f"{which}_loss"), row.get(f"{which}_error")
-    times = _beside(row[f"{which}_times"]) if row[f"{which}_times"] is not None else "the time of full is not known"
+    times = (
+        _beside(row[f"{which}_times"])
+        if row[f"{which}_times"] is not None
+        else "the time of full is not known"
+    )
     ms = f", {data(row[f'{which}_ms'])} ms a token" if is_absolute else ""
     lost = f"; perplexity {_loss(loss, error)}" if loss is not None and which != "exact" else ""
     return f'<li>{what}<p class="big">{code(row[f"{which}_preset"])}</p>{times}{ms}{lost}</li>'

@@ -8,7 +8,12 @@ from moectl.report.reading import ReportSource, StoredBench, grouped
 from moectl.show.grounds import measured
 
 _RELATIVE = (
-    Column("time, full = 1", "times_full", times, "median time of a decoded token, over that of the preset full"),
+    Column(
+        "time, full = 1",
+        "times_full",
+        times,
+        "median time of a decoded token, over that of the preset full",
+    ),
     Column("from", "times_lower", times, "first quartile over texts and rounds"),
     Column("to", "times_upper", times, "third quartile"),
 )
@@ -20,9 +25,16 @@ _ABSOLUTE = (
     Column("tokens/s", "tokens_per_s", short),
 )
 _OF_ALL = (
-    Column("perplexity ratio", "perplexity_ratio", ratio, "over that of the full model on the same text"),
+    Column(
+        "perplexity ratio",
+        "perplexity_ratio",
+        ratio,
+        "over that of the full model on the same text",
+    ),
     Column("+-", "error", ratio, "standard error of that ratio"),
-    Column("top-1", "top1_agreement", percent, "share of first choices that equal the full model's"),
+    Column(
+        "top-1", "top1_agreement", percent, "share of first choices that equal the full model's"
+    ),
     Column("KL", "kl", ratio, "nats, against the full model"),
     Column("hit rate", "hit_rate", percent),
     Column("moved", "moved_bytes", nbytes, "bytes over the link, on demand and ahead of use"),
@@ -30,7 +42,9 @@ _OF_ALL = (
 )
 _STALL = Column("stall ms", "exposed_ms", short, "time that compute waited for the link, in all")
 _PROMPT_MS = Column("prompt ms", "ttft_ms", short, "time to the first token")
-_PROMPT = Column("prompt, full = 1", "times_full_ttft", times, "time to the first token, over that of full")
+_PROMPT = Column(
+    "prompt, full = 1", "times_full_ttft", times, "time to the first token, over that of full"
+)
 _IN_MS, _IN_RATIOS = (*_ABSOLUTE, *_OF_ALL, _STALL, _PROMPT_MS), (*_RELATIVE, *_OF_ALL, _PROMPT)
 _PRESET = Column("preset", "preset")
 _IMPORTED = (
@@ -60,12 +74,19 @@ _TUNED = (
     Column("ms a token", "tpot_ms", short, "measured live"),
     Column("perplexity ratio", "perplexity_ratio", ratio, "measured live"),
     Column("+-", "error", ratio, "standard error of that ratio"),
-    *(Column(axis, axis) for axis in ("routing", "prefetch", "eviction", "miss", "residency", "scope")),
+    *(
+        Column(axis, axis)
+        for axis in ("routing", "prefetch", "eviction", "miss", "residency", "scope")
+    ),
     Column("run", "run_id", whole),
 )
 
 
-_OUTPUTS = {"Same output as the full model": True, "Altered output": False, "Not counted what was altered": None}
+_OUTPUTS = {
+    "Same output as the full model": True,
+    "Altered output": False,
+    "Not counted what was altered": None,
+}
 
 
 def every_row(source: ReportSource, job: StoredBench) -> Section:
@@ -75,10 +96,16 @@ def every_row(source: ReportSource, job: StoredBench) -> Section:
     rows = source.rows(asked)
     full = [row for row in rows if row["preset"] == "full"]
     parts = []
-    for (_, link), same in grouped([row for row in rows if row["preset"] != "full"], "budget", "link"):
+    for (_, link), same in grouped(
+        [row for row in rows if row["preset"] != "full"], "budget", "link"
+    ):
         grounds = source.grounds(job, link)
         columns = _IN_MS if grounds.is_absolute else _IN_RATIOS
-        known = [column for column in columns if any(row[column.name] is not None for row in (*same, *full))]
+        known = [
+            column
+            for column in columns
+            if any(row[column.name] is not None for row in (*same, *full))
+        ]
         heading = source.heading(job, same[0])
         groups = {
             **{
@@ -88,7 +115,9 @@ def every_row(source: ReportSource, job: StoredBench) -> Section:
             "For comparison": [*full, *(row for row in same if not row["is_ours"])],
         }
         shown = table(groups, (_PRESET, *known), label=heading, has_cards=job.is_live)
-        parts.append(f'<h4>{escape(heading)}</h4><p class="quiet">{escape(grounds.says)}</p>{shown}')
+        parts.append(
+            f'<h4>{escape(heading)}</h4><p class="quiet">{escape(grounds.says)}</p>{shown}'
+        )
     scores, queried = _tasks(source, job)
     return Section(f"{job.mode}-bench", "Every row", "".join(parts) + scores, (asked, *queried))
 
@@ -103,13 +132,19 @@ def _tasks(source: ReportSource, job: StoredBench) -> tuple[str, tuple[str, ...]
 def imported(source: ReportSource) -> list[Section]:
     """What other tools measured on another text; nothing where there is none."""
     rows, title = source.rows(queries.IMPORTED), "Other tools, on another text"
-    return [Section("imported", title, table(rows, _IMPORTED, label=title), (queries.IMPORTED,))] if rows else []
+    return (
+        [Section("imported", title, table(rows, _IMPORTED, label=title), (queries.IMPORTED,))]
+        if rows
+        else []
+    )
 
 
 def tuned(source: ReportSource) -> Section:
     title = "Tuned presets"
     if source.newest("presets") is None:
-        return Section("tuned", title, missing="Not in this store yet: <code>moectl tune</code> makes them.")
+        return Section(
+            "tuned", title, missing="Not in this store yet: <code>moectl tune</code> makes them."
+        )
     asked = queries.filled(queries.TUNED, model=source.model_id)
     rows = source.rows(asked)
     is_absolute = all(measured(row["machine"]).is_absolute for row in rows)

@@ -32,7 +32,9 @@ def routing(trace: Trace, shape: Shape) -> Drawing:
     matrix = np.zeros((shape.num_experts, len(selected)))
     matrix[selected.T, np.arange(len(selected))] = 1
     title = f"Layer {layer}: the {selected.shape[1]} experts that each token takes"
-    return heatmap(title, matrix.tolist(), top=1, row="expert", column="decoded token", says=title, width=WIDTH)
+    return heatmap(
+        title, matrix.tolist(), top=1, row="expert", column="decoded token", says=title, width=WIDTH
+    )
 
 
 def skew(trace: Trace, shape: Shape) -> Drawing:
@@ -42,8 +44,12 @@ def skew(trace: Trace, shape: Shape) -> Drawing:
     y = linear_scale(1.0, name="share of requests", **frame.upwards)
     drawn = [Line([(0, 0), (shape.num_experts, 1)], "quiet", is_dashed=True)]
     for layer in range(trace.num_layers):
-        counts = np.sort(np.bincount(trace.experts[trace.layer == layer].ravel(), minlength=shape.num_experts))[::-1]
-        drawn.append(Line(list(enumerate([0.0, *(np.cumsum(counts) / counts.sum()).tolist()])), "strong"))
+        counts = np.sort(
+            np.bincount(trace.experts[trace.layer == layer].ravel(), minlength=shape.num_experts)
+        )[::-1]
+        drawn.append(
+            Line(list(enumerate([0.0, *(np.cumsum(counts) / counts.sum()).tolist()])), "strong")
+        )
     title = "A line for each layer; dashed: if all experts were used alike"
     return lines(title, drawn, x, y, frame, says=title)
 
@@ -51,10 +57,17 @@ def skew(trace: Trace, shape: Shape) -> Drawing:
 def hit_rates(trace: Trace, shape: Shape) -> Drawing:
     """Hit rates of eviction policies by budget, from random choice to the oracle."""
     frame = Frame(width=WIDTH, right=100)
-    x = linear_scale(0.8, name="share of the experts in the fast tier", shown="{:.0%}".format, **frame.across)
+    x = linear_scale(
+        0.8, name="share of the experts in the fast tier", shown="{:.0%}".format, **frame.across
+    )
     y = linear_scale(1.0, name="hit rate", **frame.upwards)
     drawn = [
-        Line([(share, _hit_rate(trace, shape, name, share)) for share in SHARES], colour, name, has_dots=True)
+        Line(
+            [(share, _hit_rate(trace, shape, name, share)) for share in SHARES],
+            colour,
+            name,
+            has_dots=True,
+        )
         for name, colour in EVICTIONS.items()
     ]
     title = "How often a wanted expert is resident, without prefetching"
@@ -96,9 +109,13 @@ def _hit_rate(trace: Trace, shape: Shape, eviction: str, share: float) -> float:
     return hit_rate(controller.counters.totals())
 
 
-def _controller(trace: Trace, shape: Shape, eviction: str, share: float, scope: Scope) -> Controller:
+def _controller(
+    trace: Trace, shape: Shape, eviction: str, share: float, scope: Scope
+) -> Controller:
     policies = build(preset("on-demand").texts() | {"eviction": eviction})
-    artefacts = Artefacts(next_use=NextUse.of(trace, shape)) if eviction == "belady" else Artefacts()
+    artefacts = (
+        Artefacts(next_use=NextUse.of(trace, shape)) if eviction == "belady" else Artefacts()
+    )
     slots = round(share * shape.num_keys)
     known = {"num_slots": slots, "shadows": None, "split": None, "scope": scope, "window": 0}
     return build_controller(policies, shape, artefacts=artefacts, **known)
@@ -117,8 +134,14 @@ def _residents(trace: Trace, shape: Shape) -> tuple[int, list[tuple[np.ndarray, 
         used[np.unique(step.selected)] = True
         now = controller.cache.layer_states(layer) > 0
         if step.phase == DECODE:
-            held, hit, loaded = tables.setdefault(step.pass_index, tuple(np.zeros(size, bool) for _ in range(3)))
-            held[layer], hit[layer], loaded[layer] = now & ~used, used & before[layer], used & ~before[layer]
+            held, hit, loaded = tables.setdefault(
+                step.pass_index, tuple(np.zeros(size, bool) for _ in range(3))
+            )
+            held[layer], hit[layer], loaded[layer] = (
+                now & ~used,
+                used & before[layer],
+                used & ~before[layer],
+            )
         before[layer] = now
 
     replay(trace, controller, watch=watch)
@@ -129,7 +152,8 @@ def _residents(trace: Trace, shape: Shape) -> tuple[int, list[tuple[np.ndarray, 
 
 def _cells(table: np.ndarray) -> str:
     return "".join(
-        f"M{expert + 0.06:g} {layer + 0.06:g}h.88v.88h-.88z" for layer, expert in np.argwhere(table).tolist()
+        f"M{expert + 0.06:g} {layer + 0.06:g}h.88v.88h-.88z"
+        for layer, expert in np.argwhere(table).tolist()
     )
 
 
@@ -146,7 +170,11 @@ def _animation(num_moments: int) -> str:
 
 def _key(upper: float) -> str:
     drawn, at = "", 30.0
-    for kind, words in (("s2", "resident"), ("p0", "used, was resident: hit"), ("p1", "used, was loaded: miss")):
+    for kind, words in (
+        ("s2", "resident"),
+        ("p0", "used, was resident: hit"),
+        ("p1", "used, was loaded: miss"),
+    ):
         drawn += f'<rect class="{kind}" x="{at:g}" y="{upper:g}" width="11" height="11"/>'
         drawn += f'<text class="value" x="{at + 16:g}" y="{upper + 10:g}">{words}</text>'
         at += 36 + 6.6 * len(words)

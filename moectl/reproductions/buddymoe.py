@@ -28,7 +28,9 @@ from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 
 MODEL, MACHINE = "deepseek-v2-lite", "a100-pcie4"
-DIALS = Dials(skew=0.7, locality=0.0, similarity=0.94, predictability=0.8, tokens=120, requests=1, prompt=16)
+DIALS = Dials(
+    skew=0.7, locality=0.0, similarity=0.94, predictability=0.8, tokens=120, requests=1, prompt=16
+)
 # What rho of a token may mean: its weakest rho ranks, so many of a layer's absent ones, or of those of all layers.
 READINGS = {
     "weakest ranks": "buddy:keep={kept}",
@@ -77,13 +79,18 @@ class FittedLine:
             half = int(self.workload.trace.pass_indices().max()) // 2
             texts = {"eviction": "lfu", "miss": miss, "prefetch": "next_gate"}
             traffic = self.traffic[miss, share] = Traffic(half)
-            self.workload.run(Setting(miss, policies=texts, scope="layer", budget=f"{share * 100}%"), traffic.watch)
+            self.workload.run(
+                Setting(miss, policies=texts, scope="layer", budget=f"{share * 100}%"),
+                traffic.watch,
+            )
         return self.traffic[miss, share]
 
     def fit(self) -> None:
         """Fit both numbers to the three rows of the original, by least squares."""
         loads = [self.of("fetch", share).loads for share in SHARES]
-        self.by_load, self.constant = np.polyfit(loads, [original_ms()[share] for share in SHARES], 1).tolist()
+        self.by_load, self.constant = np.polyfit(
+            loads, [original_ms()[share] for share in SHARES], 1
+        ).tolist()
 
     def ms(self, miss: str, share: float) -> float:
         return self.constant + self.by_load * self.of(miss, share).loads
@@ -102,7 +109,9 @@ def reproduce() -> Reproduction:
     model = MODELS[MODEL]
     layer_s = min(original_ms().values()) / 1e3 / model.shape.num_layers
     window = int(machine(MACHINE).link_gbps * 1e9 * layer_s)
-    study = FittedLine(Workload(generate(DIALS, model.shape), model, machine(MACHINE), window=window))
+    study = FittedLine(
+        Workload(generate(DIALS, model.shape), model, machine(MACHINE), window=window)
+    )
     study.fit()
     return Reproduction(
         name="buddymoe",
@@ -147,7 +156,12 @@ def _throughput_sheet(study: FittedLine) -> Sheet:
         )
     columns = ("table", "share on the GPU", "method", "paper", "ours", "ours is")
     more = ("paper, over original", "ours, over original", "loads a token")
-    return Sheet("Tokens per second", (*columns, *more), rows, f"rho counts replacements of a token {CLAIMED}")
+    return Sheet(
+        "Tokens per second",
+        (*columns, *more),
+        rows,
+        f"rho counts replacements of a token {CLAIMED}",
+    )
 
 
 def _limited() -> list[Row]:
@@ -165,27 +179,46 @@ def _reading_sheet(study: FittedLine) -> Sheet:
 
 
 def _reads_sheet(study: FittedLine) -> Sheet:
-    rows = [(row.share, row.name, 1 + MORE_READS, 1 + study.more_reads(_miss(row), row.share)) for row in _compared()]
+    rows = [
+        (row.share, row.name, 1 + MORE_READS, 1 + study.more_reads(_miss(row), row.share))
+        for row in _compared()
+    ]
     note = "the paper gives one figure, and neither share nor limits for it"
-    return Sheet("Figure 8: bytes over PCIe of the original over those with buddies", _READS, rows, note)
+    return Sheet(
+        "Figure 8: bytes over PCIe of the original over those with buddies", _READS, rows, note
+    )
 
 
 _READS = ("share on the GPU", "method", "paper", "ours")
 
 
 def _accuracy_sheet() -> Sheet:
-    rows = [(TABLES[row.share], row.share, row.name, row.accuracy, "needs DeepSeek-V2-Lite's weights") for row in ROWS]
-    return Sheet("Mean of ARC-Easy and ARC-Challenge", ("table", "share on the GPU", "method", "paper", "ours"), rows)
+    rows = [
+        (TABLES[row.share], row.share, row.name, row.accuracy, "needs DeepSeek-V2-Lite's weights")
+        for row in ROWS
+    ]
+    return Sheet(
+        "Mean of ARC-Easy and ARC-Challenge",
+        ("table", "share on the GPU", "method", "paper", "ours"),
+        rows,
+    )
 
 
 def _claims(study: FittedLine) -> tuple[Claim, ...]:
     claims = [_gain(study, row) for row in _compared()]
     by_rho = {(row.share, row.rho): study.ms(_miss(row), row.share) for row in _limited()}
     is_faster = all(by_rho[share, 4] < by_rho[share, 3] for share in SHARES)
-    claims.append(Claim("rho 4 is faster than rho 3 (Tables 2 to 4)", "yes", _yes(is_faster), is_faster))
-    fastest = [min(_of(share), key=lambda row: study.ms(_miss(row), row.share)).method for share in SHARES[:2]]
+    claims.append(
+        Claim("rho 4 is faster than rho 3 (Tables 2 to 4)", "yes", _yes(is_faster), is_faster)
+    )
+    fastest = [
+        min(_of(share), key=lambda row: study.ms(_miss(row), row.share)).method
+        for share in SHARES[:2]
+    ]
     is_random = fastest == [RANDOM] * 2
-    claims.append(Claim("random is the fastest (Tables 2 and 3)", "yes", _yes(is_random), is_random))
+    claims.append(
+        Claim("random is the fastest (Tables 2 and 3)", "yes", _yes(is_random), is_random)
+    )
     reads = [study.more_reads(_miss(row), row.share) for row in _compared()]
     claims.append(
         Claim(
@@ -196,12 +229,19 @@ def _claims(study: FittedLine) -> tuple[Claim, ...]:
             NOT_DETERMINED,
         )
     )
-    return (*claims, Claim("accuracy on ARC (Tables 2 to 4)", "17 rows", "needs DeepSeek-V2-Lite's weights", None))
+    return (
+        *claims,
+        Claim(
+            "accuracy on ARC (Tables 2 to 4)", "17 rows", "needs DeepSeek-V2-Lite's weights", None
+        ),
+    )
 
 
 def _compared() -> list[Row]:
     """The rows of 16 buddies without a limit, and with that of 3."""
-    return [row for row in ROWS if row.method == BUDDIES and row.buddies == 16 and row.rho in (None, 3)]
+    return [
+        row for row in ROWS if row.method == BUDDIES and row.buddies == 16 and row.rho in (None, 3)
+    ]
 
 
 def _of(share: float) -> list[Row]:
@@ -212,7 +252,12 @@ def _gain(study: FittedLine, row: Row) -> Claim:
     printed, ours = _printed(row), study.gain(_miss(row), row.share)
     limit = "without rho" if row.rho is None else f"with rho {row.rho}"
     is_near = abs(ours - printed) <= _NEAR * printed
-    return Claim(f"gain {limit}, {row.share:g} ({TABLES[row.share]})", f"{printed:.1%}", f"{ours:.1%}", is_near)
+    return Claim(
+        f"gain {limit}, {row.share:g} ({TABLES[row.share]})",
+        f"{printed:.1%}",
+        f"{ours:.1%}",
+        is_near,
+    )
 
 
 def _yes(holds: bool) -> str:
@@ -220,10 +265,16 @@ def _yes(holds: bool) -> str:
 
 
 def _assumed(study: FittedLine, window: int) -> tuple[str, ...]:
-    saved = {row.share: original_ms()[row.share] - 1e3 / row.tokens_per_s for row in _limited() if row.rho == 3}
+    saved = {
+        row.share: original_ms()[row.share] - 1e3 / row.tokens_per_s
+        for row in _limited()
+        if row.rho == 3
+    }
     expert_ms = study.workload.model.shape.expert_nbytes / machine(MACHINE).link_gbps / 1e6
     random_ms: Mapping[float, float] = {
-        row.share: 1e3 / row.tokens_per_s for row in ROWS if row.method == RANDOM and row.tokens_per_s
+        row.share: 1e3 / row.tokens_per_s
+        for row in ROWS
+        if row.method == RANDOM and row.tokens_per_s
     }
     return (
         f"a synthetic trace, {DIALS}; its second half is counted, after a cache that began empty has filled",

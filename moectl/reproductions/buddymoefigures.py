@@ -53,4 +53,8 @@ MORE_READS = 0.20  # section 5.3 and Figure 8: bytes over PCIe of the original o
 
 def original_ms() -> dict[float, float]:
     """Milliseconds a token of the original, by share."""
-    return {row.share: 1e3 / row.tokens_per_s for row in ROWS if row.method == ORIGINAL and row.tokens_per_s}
+    return {
+        row.share: 1e3 / row.tokens_per_s
+        for row in ROWS
+        if row.method == ORIGINAL and row.tokens_per_s
+    }

@@ -55,7 +55,14 @@ def _speedups(measured: dict[str, Measured]) -> Sheet:
                 ratios = (ratio(bits, one.rivals[rival]) for rival in (STATIC, NOTHING, SWAPS))
                 last = "fitted" if is_fitted else "predicted"
                 rows.append((name, measure_name, bits, str(printed[name, bits]), *ratios, last))
-    columns = ("model", "speed-up of", "average bits", "paper", *map(_over, (STATIC, NOTHING, SWAPS)), "the last is")
+    columns = (
+        "model",
+        "speed-up of",
+        "average bits",
+        "paper",
+        *map(_over, (STATIC, NOTHING, SWAPS)),
+        "the last is",
+    )
     return Sheet("Over MoNDE, hot experts in place (5.2, Figures 5 and 6)", columns, rows)
 
 
@@ -67,9 +74,13 @@ def _swaps(measured: dict[str, Measured]) -> Sheet:
     rows = []
     for name, one in measured.items():
         for rate, monde in sorted({**one.by_rate, one.rate: one.rivals[SWAPS]}.items()):
-            ratios = (ratio(bits, monde) for ratio in (one.decoding, one.near) for bits in paper.BITS)
+            ratios = (
+                ratio(bits, monde) for ratio in (one.decoding, one.near) for bits in paper.BITS
+            )
             waits = 1 - one.by_rate[0.0].token_s / monde.token_s
-            rows.append((name, rate, *ratios, waits, "fitted to 3 bits" if rate == one.rate else ""))
+            rows.append(
+                (name, rate, *ratios, waits, "fitted to 3 bits" if rate == one.rate else "")
+            )
     columns = (
         "model",
         "swapped a layer and token",
@@ -77,7 +88,11 @@ def _swaps(measured: dict[str, Measured]) -> Sheet:
         "share of MoNDE's time for swapping",
         "rate",
     )
-    return Sheet("Over a MoNDE that swaps on demand, by its rate, which is not printed (2.2, 5.2)", columns, rows)
+    return Sheet(
+        "Over a MoNDE that swaps on demand, by its rate, which is not printed (2.2, 5.2)",
+        columns,
+        rows,
+    )
 
 
 def _end_to_end(measured: dict[str, Measured]) -> Sheet:
@@ -88,7 +103,9 @@ def _end_to_end(measured: dict[str, Measured]) -> Sheet:
             for num_tokens in LENGTHS:
                 ratios = (one.end_to_end(bits, rival, num_tokens) for rival in one.rivals.values())
                 parts = (ours.ttft_s, ours.migration_s, num_tokens * ours.token_s)
-                rows.append((name, bits, num_tokens, str(paper.END_TO_END[name, bits]), *parts, *ratios))
+                rows.append(
+                    (name, bits, num_tokens, str(paper.END_TO_END[name, bits]), *parts, *ratios)
+                )
     rivals = next(iter(measured.values())).rivals
     columns = (
         "model",
@@ -109,7 +126,9 @@ def _memory(device: Machine) -> Sheet:
         shape, hot = MODELS[name].shape, paper.HOT[name]
         sizes = typical(np.ones((1, 1)), expert_nbytes=shape.expert_nbytes).nbytes
         near = shape.num_keys * sum(sizes.values()) / 1e9
-        most = max(count for count in range(shape.num_experts + 1) if gpu_gb(name, count) <= device.fast_gb)
+        most = max(
+            count for count in range(shape.num_experts + 1) if gpu_gb(name, count) <= device.fast_gb
+        )
         rows.append((name, hot, gpu_gb(name, hot), device.fast_gb, most, near, device.near_gb))
     columns = (
         "model",
@@ -125,11 +144,19 @@ def _memory(device: Machine) -> Sheet:
 
 def _accuracy() -> Sheet:
     rows = [
-        (name, str(average), sum(tasks) / len(tasks), paper.TABLE_3["original"][1] - average, *tasks)
+        (
+            name,
+            str(average),
+            sum(tasks) / len(tasks),
+            paper.TABLE_3["original"][1] - average,
+            *tasks,
+        )
         for name, (tasks, average) in paper.TABLE_3.items()
     ]
     columns = ("method", "paper", "mean of the eight", "drop", *paper.TASKS)
-    return Sheet("Table 3, Mixtral-8x7B, carried over; nothing of it is measured here", columns, rows)
+    return Sheet(
+        "Table 3, Mixtral-8x7B, carried over; nothing of it is measured here", columns, rows
+    )
 
 
 def _assumed(measured: dict[str, Measured]) -> tuple[str, ...]:

@@ -7,7 +7,16 @@ from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from moectl.reproductions import contextaware_figures as paper
-from moectl.reproductions.contextaware_systems import HOBBIT, LENGTHS, NOTHING, STATIC, SWAPS, Measured, Timed, gpu_gb
+from moectl.reproductions.contextaware_systems import (
+    HOBBIT,
+    LENGTHS,
+    NOTHING,
+    STATIC,
+    SWAPS,
+    Measured,
+    Timed,
+    gpu_gb,
+)
 from moectl.reproductions.report import DOES_NOT_FOLLOW, NOT_DETERMINED, NOT_TESTABLE, Claim
 
 NEAR = 0.1  # a figure agrees that is at most so far from the printed one
@@ -32,8 +41,13 @@ def _of_models() -> Iterator[Claim]:
     for name in paper.MODELS_MEASURED:
         model = MODELS[name]
         experts = model.shape.nbytes / model.weight_nbytes / 1e9
-        whole = experts + backbone_memory(model, backbone_of(name)).weights_nbytes / model.dtype_nbytes / 1e9
-        for what, printed, ours in zip(("experts", "all"), paper.PARAMETERS[name], (experts, whole), strict=True):
+        whole = (
+            experts
+            + backbone_memory(model, backbone_of(name)).weights_nbytes / model.dtype_nbytes / 1e9
+        )
+        for what, printed, ours in zip(
+            ("experts", "all"), paper.PARAMETERS[name], (experts, whole), strict=True
+        ):
             claim = f"{name}: billions of parameters, {what} (Table 1)"
             yield Claim(claim, f"{printed:g}", f"{ours:.1f}", _is_near(ours, printed, _EXACT))
 
@@ -41,7 +55,12 @@ def _of_models() -> Iterator[Claim]:
 def _of_loading(device: Machine) -> Iterator[Claim]:
     printed = paper.LARGE_GB.low
     ours = gpu_gb(paper.LARGE, MODELS[paper.LARGE].shape.num_experts)
-    yield Claim(f"{paper.LARGE} in FP16, GB (1)", f"about {printed:g}", f"{ours:.0f}", _is_near(ours, printed, NEAR))
+    yield Claim(
+        f"{paper.LARGE} in FP16, GB (1)",
+        f"about {printed:g}",
+        f"{ours:.0f}",
+        _is_near(ours, printed, NEAR),
+    )
     share = loading_share(device)
     yield Claim(
         "bringing an expert can exceed this share of a block's time (1)",
@@ -55,7 +74,9 @@ def _of_memory(device: Machine) -> Iterator[Claim]:
     for name, hot in paper.HOT.items():
         gb = gpu_gb(name, hot)
         ours = f"{gb:.1f} GB of {device.fast_gb:g}"
-        yield Claim(f"{name}: so many hot experts a layer fit (5.1)", str(hot), ours, gb <= device.fast_gb)
+        yield Claim(
+            f"{name}: so many hot experts a layer fit (5.1)", str(hot), ours, gb <= device.fast_gb
+        )
     yield Claim(
         f"uses in prefill and decoding, mean cosine ({paper.COSINE.where})",
         str(paper.COSINE),
@@ -90,7 +111,12 @@ def _of_throughput(measured: Mapping[str, Measured]) -> Iterator[Claim]:
         )
         printed, ours = paper.DECODING[name, 2].low, one.decoding(2, one.rivals[SWAPS])
         said = f"{ours:.1f}, predicted at the rate fitted to 3 bits"
-        yield Claim(f"{name}: decoding, 2 bits (5.2, Figure 6)", f"{printed:g}", said, _is_near(ours, printed, NEAR))
+        yield Claim(
+            f"{name}: decoding, 2 bits (5.2, Figure 6)",
+            f"{printed:g}",
+            said,
+            _is_near(ours, printed, NEAR),
+        )
     yield Claim(
         f"decoding over the state of the art, up to ({paper.ABSTRACT.where})",
         str(paper.ABSTRACT),
@@ -139,9 +165,15 @@ def _of_causes(measured: Mapping[str, Measured]) -> Iterator[Claim]:
         faster = one.ours[3].token_s / one.ours[2].token_s
         printed = paper.DECODING[name, 2].low / paper.DECODING[name, 3].low
         is_near = faster > 1 and _is_near(faster, printed, NEAR)
-        yield Claim(f"{name}: 2 bits over 3, decoding (5.2)", f"{printed:.2f}", f"{faster:.2f}", is_near)
+        yield Claim(
+            f"{name}: 2 bits over 3, decoding (5.2)", f"{printed:.2f}", f"{faster:.2f}", is_near
+        )
     for name, one in measured.items():
-        ours, static, swaps = one.ours[3].token_s, one.rivals[STATIC].token_s, one.rivals[SWAPS].token_s
+        ours, static, swaps = (
+            one.ours[3].token_s,
+            one.rivals[STATIC].token_s,
+            one.rivals[SWAPS].token_s,
+        )
         migration, bits = (swaps - static) / ours, (static - ours) / ours
         said = f"at the fitted rate no swaps save {migration:.1f} times our token's time, 3 bits then {bits:.1f}"
         claim = f"{name}: gains more by less migration than by few bits (5.2)"
@@ -160,7 +192,12 @@ def _of_accuracy() -> Iterator[Claim]:
     for bits, printed in ((3, "slight"), (2, str(paper.SELECTOR_GAIN))):
         ours = averages[f"{bits} bits"] - averages[f"{bits} bits, no selector"]
         is_said = 0 < ours < 0.5 if bits == 3 else abs(ours - paper.SELECTOR_GAIN.low) < 0.051
-        yield Claim(f"the selector gains at {bits} bits, points (5.3), from Table 3", printed, f"{ours:.2f}", is_said)
+        yield Claim(
+            f"the selector gains at {bits} bits, points (5.3), from Table 3",
+            printed,
+            f"{ours:.2f}",
+            is_said,
+        )
 
 
 def _of_weights() -> Iterator[Claim]:

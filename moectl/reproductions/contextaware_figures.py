@@ -50,7 +50,9 @@ DECODING = {
     (LARGE, 2): Printed.at("5.2, Figure 6", 11.5),
 }
 NDP_SIDE = {
-    (model, bits): Printed.at("5.2, Figure 5", about) for model in (SMALL, LARGE) for bits, about in ((3, 5), (2, 8))
+    (model, bits): Printed.at("5.2, Figure 5", about)
+    for model in (SMALL, LARGE)
+    for bits, about in ((3, 5), (2, 8))
 }
 # Section 5.2: over HOBBIT end to end, at 2 bits, at most.
 OVER_HOBBIT = {SMALL: Printed.at("5.2, Figure 5", 18), LARGE: Printed.at("5.2, Figure 5", 19)}
@@ -67,4 +69,7 @@ TABLE_3 = {
 }
 TASKS = ("MMLU", "MathQA", "HellaSwag", "ARC-E", "ARC-C", "BoolQ", "WinoGrande", "PIQA")
 # Sections 5.3 and 7: the average drop in points by bits, and what the selector gains at 2 bits ("slight" at 3).
-DROP, SELECTOR_GAIN = {3: Printed.at("abstract, 5.3", 0.13), 2: Printed.at("5.3", 3.4)}, Printed.at("5.3", 3.2)
+DROP, SELECTOR_GAIN = (
+    {3: Printed.at("abstract, 5.3", 0.13), 2: Printed.at("5.3", 3.4)},
+    Printed.at("5.3", 3.2),
+)

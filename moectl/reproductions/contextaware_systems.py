@@ -27,7 +27,12 @@ DIALS = Dials(skew=0.8, locality=0.0, similarity=0.5, tokens=2 * 448, requests=2
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)  # decoded tokens of a request
 RATES = (0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2)  # experts swapped in a layer and token
 NUM_LAYERS = 4
-STATIC, NOTHING, SWAPS, HOBBIT = "MoNDE, same experts", "MoNDE, keeps nothing", "MoNDE, swaps", "HOBBIT"
+STATIC, NOTHING, SWAPS, HOBBIT = (
+    "MoNDE, same experts",
+    "MoNDE, keeps nothing",
+    "MoNDE, swaps",
+    "HOBBIT",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +80,23 @@ def measure(name: str, device: Machine) -> Measured:
     """Replay one trace through every system, with the paper's number of hot experts a layer."""
     model, budget = layers_of(name), f"{paper.HOT[name] * NUM_LAYERS}x"
     trace = generate(DIALS, model.shape)
-    here, at_once = (Workload(trace, model, one) for one in (device, replace(device, link_gbps=math.inf)))
+    here, at_once = (
+        Workload(trace, model, one) for one in (device, replace(device, link_gbps=math.inf))
+    )
     times = MODELS[name].shape.num_layers / NUM_LAYERS
 
     def timed(setting: Setting) -> Timed:
         return _timed(here.run(setting), times)
 
     def placed(preset: str, residency: str) -> Timed:
-        setting = Setting(preset, preset, {"residency": f"{residency}migrate=before"}, budget=budget)
+        setting = Setting(
+            preset, preset, {"residency": f"{residency}migrate=before"}, budget=budget
+        )
         first, after = here.run(setting), at_once.run(setting)
         moved_s = first.counters["prefetch_bytes"] / DIALS.requests / (device.link_gbps * 1e9)
-        return replace(_timed(after, times), ttft_s=_timed(first, times).ttft_s, migration_s=moved_s * times)
+        return replace(
+            _timed(after, times), ttft_s=_timed(first, times).ttft_s, migration_s=moved_s * times
+        )
 
     def swapping(rate: float) -> Timed:
         return timed(Setting(SWAPS, "monde", {"miss": f"cold:swap={rate:.4f}"}, budget=budget))
@@ -117,7 +128,9 @@ def fitted_rate(name: str, ours: Timed, by_rate: dict[float, Timed]) -> float:
 
 def _timed(outcome: Outcome, times: float) -> Timed:
     """The times of the whole model, of which a trace of fewer layers was replayed."""
-    ttft, token, near = (outcome.times[name] * times / 1e3 for name in ("ttft_ms", "tpot_ms", "near_ms"))
+    ttft, token, near = (
+        outcome.times[name] * times / 1e3 for name in ("ttft_ms", "tpot_ms", "near_ms")
+    )
     return Timed(ttft, 0.0, token, near)
 
 

@@ -60,7 +60,9 @@ def _sheets(found: FmoeReplays) -> dict[str, Sheet]:
     entropies = [(label, UNKNOWN, value) for label, value in found.entropies.items()]
     return {
         "systems": _system_sheet(folds, found.systems),
-        "gains": _gain_sheet("Figure 9, section 6.2: fMoE against others, mean of three models", found.overall),
+        "gains": _gain_sheet(
+            "Figure 9, section 6.2: fMoE against others, mean of three models", found.overall
+        ),
         "small": _gain_sheet(f"Figure 11, section 6.4: {least}, mean of three models", found.small),
         "patterns": _hit_sheet(folds, by_pattern, found.patterns),
         "evictions": _hit_sheet(folds, by_eviction, found.evictions),
@@ -79,16 +81,27 @@ def _rate(found: ByRequest, folds: Folds) -> float:
 
 def _system_sheet(folds: Folds, systems: dict[str, list[ByRequest]]) -> Sheet:
     more = {
-        "fmoe, not learning": [folds.run(OURS, conditions=one, learns=False) for one in (HITS, BY_LAYER)],
-        "oracle": [folds.run(conditions=one, eviction="belady", prefetch="oracle") for one in (HITS, BY_LAYER)],
+        "fmoe, not learning": [
+            folds.run(OURS, conditions=one, learns=False) for one in (HITS, BY_LAYER)
+        ],
+        "oracle": [
+            folds.run(conditions=one, eviction="belady", prefetch="oracle")
+            for one in (HITS, BY_LAYER)
+        ],
     }
-    rows = [(name, UNKNOWN, *(_rate(one, folds) for one in found)) for name, found in (systems | more).items()]
-    return Sheet(f"Hit rates at {BUDGET}", ("policies", "paper", "one cache", "a cache a layer"), rows)
+    rows = [
+        (name, UNKNOWN, *(_rate(one, folds) for one in found))
+        for name, found in (systems | more).items()
+    ]
+    return Sheet(
+        f"Hit rates at {BUDGET}", ("policies", "paper", "one cache", "a cache a layer"), rows
+    )
 
 
 def _gain_sheet(title: str, gains: Gains) -> Sheet:
     rows = [
-        (gain.against, gain.quantity, gain.share, found and found.value, found and str(found)) for gain, found in gains
+        (gain.against, gain.quantity, gain.share, found and found.value, found and str(found))
+        for gain, found in gains
     ]
     return Sheet(title, ("against", "fMoE has", "paper", "ours", "interval"), rows)
 
@@ -105,7 +118,9 @@ def _distance_sheet(found: FmoeReplays) -> Sheet:
         ms = [float(seconds[0]) * 1e3 for seconds in (timed.ttft_s(once), timed.tpot_s(once))]
         rows.append((ahead, UNKNOWN, _rate(found.hits_at[ahead], folds), _rate(timed, folds), *ms))
     columns = ("d", "paper", "hit rate", f"by the link of {TIMED}", "TTFT, ms", "TPOT, ms")
-    return Sheet(f"Figure 13, section 6.6: prefetch distance, virtual time of {TIMED}", columns, rows)
+    return Sheet(
+        f"Figure 13, section 6.6: prefetch distance, virtual time of {TIMED}", columns, rows
+    )
 
 
 def _online_sheet(folds: Folds, runs: Runs) -> Sheet:
@@ -114,7 +129,9 @@ def _online_sheet(folds: Folds, runs: Runs) -> Sheet:
         for name, found in runs.items()
     ]
     columns = ("system", "paper", "hit rate", "latency of a request, ms")
-    return Sheet(f"Figure 10, section 6.3: from an empty store, virtual time of {TIMED}", columns, rows)
+    return Sheet(
+        f"Figure 10, section 6.3: from an empty store, virtual time of {TIMED}", columns, rows
+    )
 
 
 # Claims
@@ -127,21 +144,31 @@ def _claim(text: str, said: str, found: Interval) -> Claim:
 
 def _gain_claims(gains: Gains, figure: str, *quantities: str) -> list[Claim]:
     """One claim a gain, about its sign, and one about the size of all."""
-    claims, sizes = [], [_TOLERANCE > found.value / gain.share > 1 / _TOLERANCE for gain, found in gains if found]
+    claims, sizes = (
+        [],
+        [_TOLERANCE > found.value / gain.share > 1 / _TOLERANCE for gain, found in gains if found],
+    )
     for gain, found in sorted(gains, key=lambda pair: quantities.index(pair[0].quantity)):
-        text, said = f"{figure}: {_BETTER[gain.quantity]} {gain.against}", f"by {gain.share:.0%}".replace("%", " %")
+        text, said = (
+            f"{figure}: {_BETTER[gain.quantity]} {gain.against}",
+            f"by {gain.share:.0%}".replace("%", " %"),
+        )
         if found is not None:
             claims.append(_claim(text, said, found))
         elif gain.quantity == quantities[0]:
             needs = "predictors fitted to the model (`moectl build-predictor`), as the preset promoe has them"
-            claims.append(Claim(f"{figure}: better than {gain.against}", said, needs, None, NOT_TESTABLE))
+            claims.append(
+                Claim(f"{figure}: better than {gain.against}", said, needs, None, NOT_TESTABLE)
+            )
     text = f"{figure}: all gains of the paper's size, within a factor of {_TOLERANCE}"
     return [*claims, Claim(text, "yes", f"{sum(sizes)} of {len(sizes)}", all(sizes))]
 
 
 def _ablation_claims(found: FmoeReplays) -> list[Claim]:
     weights = found.folds.weights
-    rates = {label: one.hit_rate(weights) for label, one in (found.patterns | found.evictions).items()}
+    rates = {
+        label: one.hit_rate(weights) for label, one in (found.patterns | found.evictions).items()
+    }
     others = np.min([rates[label] for label in PATTERNS if label != "hit count"], axis=0)
 
     def rises(first: str, then: str) -> Interval:
@@ -149,12 +176,22 @@ def _ablation_claims(found: FmoeReplays) -> list[Claim]:
 
     return [
         _claim(
-            "Figure 12a: all others hit more often than hit count", "yes", Interval.of(others / rates["hit count"] - 1)
+            "Figure 12a: all others hit more often than hit count",
+            "yes",
+            Interval.of(others / rates["hit count"] - 1),
         ),
         _claim("Figure 12a: T+S hits more often than T", "yes", rises("map T", "map T+S")),
-        _claim("Figure 12a: T+S+delta hits more often than T+S", "yes", rises("map T+S", "map T+S+delta")),
+        _claim(
+            "Figure 12a: T+S+delta hits more often than T+S",
+            "yes",
+            rises("map T+S", "map T+S+delta"),
+        ),
         _claim("Figure 12b: lfu hits more often than lru", "yes", rises("lru", "lfu")),
-        _claim(f"Figure 12b: {PUBLISHED} (1 / (p freq), 4.5) hits more often than lfu", "yes", rises("lfu", PUBLISHED)),
+        _claim(
+            f"Figure 12b: {PUBLISHED} (1 / (p freq), 4.5) hits more often than lfu",
+            "yes",
+            rises("lfu", PUBLISHED),
+        ),
     ]
 
 
@@ -167,18 +204,30 @@ def _latency_claims(found: FmoeReplays) -> list[Claim]:
     least = np.min([seconds for name, seconds in whole.items() if name != OURS], axis=0)
     tpot = {ahead: one.tpot_s(weights) for ahead, one in distances.items()}
     others = np.min([seconds for ahead, seconds in tpot.items() if ahead != paper.DISTANCE], axis=0)
-    first, last = (found.hits_at[ahead].hit_rate(weights) for ahead in (min(distances), max(distances)))
+    first, last = (
+        found.hits_at[ahead].hit_rate(weights) for ahead in (min(distances), max(distances))
+    )
     return [
         _claim(
-            f"section 6.2: of the others {paper.BEST_RIVAL} hits most", "yes", Interval.of(rates[best] / second - 1)
+            f"section 6.2: of the others {paper.BEST_RIVAL} hits most",
+            "yes",
+            Interval.of(rates[best] / second - 1),
         ),
-        _claim("Figure 10: less latency than every other, from empty", "yes", Interval.of(1 - whole[OURS] / least)),
+        _claim(
+            "Figure 10: less latency than every other, from empty",
+            "yes",
+            Interval.of(1 - whole[OURS] / least),
+        ),
         _claim(
             f"Figure 13: TPOT at d = {paper.DISTANCE} below that at any other d",
             "yes",
             Interval.of(1 - tpot[paper.DISTANCE] / others),
         ),
-        _claim("section 6.6: the hit rate falls with the distance", "yes", Interval.of(1 - last / first)),
+        _claim(
+            "section 6.6: the hit rate falls with the distance",
+            "yes",
+            Interval.of(1 - last / first),
+        ),
     ]
 
 
@@ -207,7 +256,11 @@ def _other_claims(entropies: dict[str, float]) -> list[Claim]:
             max(sizes[0]) < paper.MOST_MAPS_MB,
         ),
         Claim(
-            "Figure 15: less than 30 ms an iteration beside compute", "yes", "a GPU and the models", None, NOT_TESTABLE
+            "Figure 15: less than 30 ms an iteration beside compute",
+            "yes",
+            "a GPU and the models",
+            None,
+            NOT_TESTABLE,
         ),
     ]
 

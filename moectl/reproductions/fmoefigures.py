@@ -25,11 +25,15 @@ class PaperGain:
     share: float
 
 
-def _rows(section: str, figure: str, quantity: str, percents: tuple[int, int, int, int]) -> tuple[PaperGain, ...]:
+def _rows(
+    section: str, figure: str, quantity: str, percents: tuple[int, int, int, int]
+) -> tuple[PaperGain, ...]:
     """`percents`: in the order in which the text names the systems."""
     named = ("DeepSpeed-Inference", "Mixtral-Offloading", "ProMoE", "MoE-Infinity")
     rows = zip(named, percents, strict=True)
-    return tuple(PaperGain(section, figure, against, quantity, percent / 100) for against, percent in rows)
+    return tuple(
+        PaperGain(section, figure, against, quantity, percent / 100) for against, percent in rows
+    )
 
 
 OVERALL = (
@@ -47,5 +51,8 @@ HEADLINE = {"hit rate higher by": 0.36, "latency lower by": 0.47}
 DISTANCE = 3  # section 6.6, Figure 13: latency is least there
 CAPACITY = 1000  # maps, section 6.6, Figure 14a
 MODELS = ("mixtral-8x7b", "qwen1.5-moe-a2.7b", "phi-3.5-moe")  # Table 1
-MOST_MAPS, MOST_MAPS_MB = 32_000, 200  # section 6.7, Figure 16: at most so many megabytes for so many maps
+MOST_MAPS, MOST_MAPS_MB = (
+    32_000,
+    200,
+)  # section 6.7, Figure 16: at most so many megabytes for so many maps
 MACHINE = "rtx3090-pcie4"  # section 6.1; the paper has six of them

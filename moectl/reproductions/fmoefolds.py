@@ -76,13 +76,17 @@ class Folds:
         requests = np.unique(trace.request)
         if len(requests) < 2:
             raise BadInput(f"{source} has one request: some are to make the maps of the others")
-        self._folds = [self._fold(held) for held in np.array_split(requests, min(NUM_FOLDS, len(requests)))]
+        self._folds = [
+            self._fold(held) for held in np.array_split(requests, min(NUM_FOLDS, len(requests)))
+        ]
         self.num_requests = len(requests)
 
     def _fold(self, held: np.ndarray) -> _Fold:
         is_held = np.isin(self.trace.request, held)
         others = self.trace.take(~is_held)
-        maps = from_trace.maps(others, self.model.shape, capacity=CAPACITY, distance=min(DISTANCE, others.num_layers))
+        maps = from_trace.maps(
+            others, self.model.shape, capacity=CAPACITY, distance=min(DISTANCE, others.num_layers)
+        )
         return _Fold(self.trace.take(is_held), maps)
 
     @property
@@ -104,11 +108,19 @@ class Folds:
         **policies: str,
     ) -> ByRequest:
         """Replay all parts, each from an empty cache. `from_empty`: without maps of other requests."""
-        setting = Setting(preset, preset, policies=policies, scope=conditions.scope, budget=conditions.budget)
+        setting = Setting(
+            preset, preset, policies=policies, scope=conditions.scope, budget=conditions.budget
+        )
         sums = []
         for fold in self._folds:
             known = Artefacts() if from_empty else Artefacts(maps=fold.maps, learns_maps=learns)
-            workload = Workload(fold.replayed, self.model, machine(MACHINE), artefacts=known, **self._pace(conditions))
+            workload = Workload(
+                fold.replayed,
+                self.model,
+                machine(MACHINE),
+                artefacts=known,
+                **self._pace(conditions),
+            )
             sums.append(_by_request(fold.replayed, workload.run(setting)))
         return ByRequest(np.concatenate(sums, axis=1))
 

@@ -58,7 +58,9 @@ def replay_all(path: Path | None) -> FmoeReplays:
     Raises BadInput for a trace without embeddings, probabilities or predictions, or with one request only.
     """
     folds = Folds(*(_bundled() if path is None else _from_file(path)))
-    systems = {name: [folds.run(name, conditions=one) for one in (HITS, BY_LAYER)] for name in SYSTEMS}
+    systems = {
+        name: [folds.run(name, conditions=one) for one in (HITS, BY_LAYER)] for name in SYSTEMS
+    }
     in_one_cache = {name: found[0] for name, found in systems.items()}
     return FmoeReplays(
         folds=folds,
@@ -101,7 +103,9 @@ def _small_caches() -> list[FoldConditions]:
     return [FoldConditions(budget=f"{share:.4%}", costs_of=name) for name, share in shares.items()]
 
 
-def _gains(folds: Folds, rows: tuple[PaperGain, ...], by_hits: Runs, timed: list[FoldConditions]) -> Gains:
+def _gains(
+    folds: Folds, rows: tuple[PaperGain, ...], by_hits: Runs, timed: list[FoldConditions]
+) -> Gains:
     """Our gain beside each of the paper's: of hit rates, and of times as the mean over the models that are timed."""
     runs = {name: [folds.run(name, conditions=one) for one in timed] for name in SYSTEMS}
     weights = folds.weights
@@ -110,10 +114,16 @@ def _gains(folds: Folds, rows: tuple[PaperGain, ...], by_hits: Runs, timed: list
         if (rival := RIVALS[row.against]) is None:
             return None
         if row.quantity == HIT_RATE:
-            return Interval.of(by_hits[OURS].hit_rate(weights) / by_hits[rival].hit_rate(weights) - 1)
+            return Interval.of(
+                by_hits[OURS].hit_rate(weights) / by_hits[rival].hit_rate(weights) - 1
+            )
         seconds = ByRequest.ttft_s if row.quantity == TTFT else ByRequest.tpot_s
         pairs = zip(runs[OURS], runs[rival], strict=True)
-        return Interval.of(np.mean([1 - seconds(own, weights) / seconds(other, weights) for own, other in pairs], 0))
+        return Interval.of(
+            np.mean(
+                [1 - seconds(own, weights) / seconds(other, weights) for own, other in pairs], 0
+            )
+        )
 
     return [(row, gain(row)) for row in rows]
 
@@ -121,7 +131,10 @@ def _gains(folds: Folds, rows: tuple[PaperGain, ...], by_hits: Runs, timed: list
 def _patterns(folds: Folds) -> Runs:
     ahead = min(paper.DISTANCE, folds.trace.predicted.shape[1])
     ways = PATTERNS | {"speculate": f"next_gate:distance={ahead}"} | CONTROLS
-    return {label: folds.run(conditions=HITS, prefetch=way, eviction="lfu") for label, way in ways.items()}
+    return {
+        label: folds.run(conditions=HITS, prefetch=way, eviction="lfu")
+        for label, way in ways.items()
+    }
 
 
 def _evictions(folds: Folds) -> Runs:
@@ -131,7 +144,10 @@ def _evictions(folds: Folds) -> Runs:
 def _distances(folds: Folds, conditions: FoldConditions) -> dict[int, ByRequest]:
     most = min(6, folds.model.shape.num_layers - 1)
     ways = {ahead: f"map:distance={ahead}" for ahead in range(1, most + 1)}
-    return {ahead: folds.run(conditions=conditions, prefetch=way, eviction=way) for ahead, way in ways.items()}
+    return {
+        ahead: folds.run(conditions=conditions, prefetch=way, eviction=way)
+        for ahead, way in ways.items()
+    }
 
 
 def _online(folds: Folds) -> Runs:
@@ -144,7 +160,9 @@ def _entropies(folds: Folds) -> dict[str, float]:
     trace = folds.trace
     _, probabilities = from_trace.iterations(trace, folds.model.shape)
     request = trace.request[np.unique(trace.iteration, return_index=True)[1]]
-    by_request = np.stack([probabilities[request == one].mean(axis=0) for one in np.unique(request)])
+    by_request = np.stack(
+        [probabilities[request == one].mean(axis=0) for one in np.unique(request)]
+    )
     parts = {
         "all requests together": probabilities.mean(axis=0)[None],
         "a request (coarse)": by_request,

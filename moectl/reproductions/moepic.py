@@ -23,7 +23,10 @@ _NEAR = 0.02
 
 def reproduce() -> Reproduction:
     """LRU and LFU are fitted; LCP and the random set are predictions."""
-    wanted = [HitRates(policy, dict.fromkeys(HELD, 0.0)) for policy in ("lfu", "lru", "lcp", "random", "belady")]
+    wanted = [
+        HitRates(policy, dict.fromkeys(HELD, 0.0))
+        for policy in ("lfu", "lru", "lcp", "random", "belady")
+    ]
     found = hit_rates(DIALS, MODELS[MODEL], wanted, num_layers=_NUM_LAYERS)
     reached = {"rnd": static_sets()} | {row.eviction: dict(row.rates) for row in found}
     return Reproduction(
@@ -48,8 +51,12 @@ def static_sets() -> dict[int, float]:
     trace, random = generate(DIALS, shape, detailed=False), np.random.default_rng(DIALS.seed)
     by_layer = [trace.experts[trace.layer == layer].ravel() for layer in range(_NUM_LAYERS)]
     uses = np.stack([np.bincount(selected, minlength=shape.num_experts) for selected in by_layer])
-    places = random.random((_NUM_SETS, *uses.shape)).argsort(axis=-1)  # of each expert in the order drawn
-    return {held: float((uses * (places < held)).sum(axis=(1, 2)).mean() / uses.sum()) for held in HELD}
+    places = random.random((_NUM_SETS, *uses.shape)).argsort(
+        axis=-1
+    )  # of each expert in the order drawn
+    return {
+        held: float((uses * (places < held)).sum(axis=(1, 2)).mean() / uses.sum()) for held in HELD
+    }
 
 
 def _sheet(reached: dict[str, dict[int, float]]) -> Sheet:
@@ -60,21 +67,37 @@ def _sheet(reached: dict[str, dict[int, float]]) -> Sheet:
         for held, ours in rates.items():
             said = published[held] if published else None
             rows.append((policy, held, said, ours, None if said is None else ours - said, role))
-    return Sheet("Hit rates", ("policy", "experts held", "paper", "ours", "difference", "ours is"), rows)
+    return Sheet(
+        "Hit rates", ("policy", "experts held", "paper", "ours", "difference", "ours is"), rows
+    )
 
 
 def _claims(reached: dict[str, dict[int, float]]) -> tuple[Claim, ...]:
     claims = []
     for held in HELD:
-        both = [{policy: rates[policy][held] for policy in paper.TABLE_1} for rates in (paper.TABLE_1, reached)]
+        both = [
+            {policy: rates[policy][held] for policy in paper.TABLE_1}
+            for rates in (paper.TABLE_1, reached)
+        ]
         order, our_order = (" < ".join(sorted(rates, key=rates.get)) for rates in both)
         claims.append(Claim(f"order at {held}", order, our_order, order == our_order))
     for policy in ("rnd", "lcp"):
-        claims += [_near(f"{policy} at {held}", paper.TABLE_1[policy][held], reached[policy][held]) for held in HELD]
-    gains, ours = ([rates["lcp"][held] - rates["lfu"][held] for held in HELD] for rates in (paper.TABLE_1, reached))
+        claims += [
+            _near(f"{policy} at {held}", paper.TABLE_1[policy][held], reached[policy][held])
+            for held in HELD
+        ]
+    gains, ours = (
+        [rates["lcp"][held] - rates["lfu"][held] for held in HELD]
+        for rates in (paper.TABLE_1, reached)
+    )
     is_all = all(abs(one - other) <= _NEAR / 4 for one, other in zip(gains, ours, strict=True))
-    claims.append(Claim("lcp above lfu, within .005 at every size", _span(gains), _span(ours), is_all))
-    above, said = {name: paper.TABLE_1["lcp"][30] - paper.TABLE_1[name][30] for name in FITTED_TO}, paper.LCP_ABOVE
+    claims.append(
+        Claim("lcp above lfu, within .005 at every size", _span(gains), _span(ours), is_all)
+    )
+    above, said = (
+        {name: paper.TABLE_1["lcp"][30] - paper.TABLE_1[name][30] for name in FITTED_TO},
+        paper.LCP_ABOVE,
+    )
     claims.append(
         Claim(
             "section 3.3: lcp at 30 above lru, above lfu",

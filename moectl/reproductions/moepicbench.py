@@ -28,7 +28,11 @@ class System:
     is_cacheless: bool = False
 
 
-MOEPIC = {"prefetch": "next_gate", "eviction": "lcp:uses=tokens", "residency": "split:prefer_solved=yes"}
+MOEPIC = {
+    "prefetch": "next_gate",
+    "eviction": "lcp:uses=tokens",
+    "residency": "split:prefer_solved=yes",
+}
 SYSTEMS: Mapping[str, System] = {
     "MoEpic": System("moepic", MOEPIC),
     "Pre-gated MoE": System("pre-gated", {}, Scope.GLOBAL, is_cacheless=True),
@@ -93,7 +97,9 @@ class Conditions:
         """The buffer of K experts is beside the budget for every system, as section 4.1 has it."""
         top_k = MODELS[self.shape].shape.top_k
         held = 2 * top_k if system.is_cacheless else experts / self._scale + top_k
-        return Setting(system.preset, system.preset, system.policies, scope=system.scope, budget=f"{held:.6g}x")
+        return Setting(
+            system.preset, system.preset, system.policies, scope=system.scope, budget=f"{held:.6g}x"
+        )
 
     def _times(self, system: System, experts: float) -> Mapping[str, float]:
         setting = self._setting(system, experts)

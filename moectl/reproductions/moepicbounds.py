@@ -116,9 +116,13 @@ def sheet() -> Sheet:
     rows = []
     for (system, target_ms), footprint in paper.FIGURE_8.items():
         held = experts_held(footprint)
-        rows.append((f"Figure 8(a), {system}, {footprint} GB", held, target_ms, link_bound_ms(held)))
+        rows.append(
+            (f"Figure 8(a), {system}, {footprint} GB", held, target_ms, link_bound_ms(held))
+        )
     prefill = 1e3 * paper.FIGURE_7A["MoEpic"], 1e3 * prefill_bound_s()[1]
-    rows.append(("Figure 7(a), MoEpic, first token", paper.FIGURE_7A_EXPERTS / _SHAPE.num_layers, *prefill))
+    rows.append(
+        ("Figure 7(a), MoEpic, first token", paper.FIGURE_7A_EXPERTS / _SHAPE.num_layers, *prefill)
+    )
     columns = ("where", "experts a layer", "paper", "link bound ms")
     return Sheet("Published ms beside what the link alone takes, Qwen1.5-MoE", columns, rows)
 

@@ -14,7 +14,11 @@ TABLE_1: Mapping[str, Mapping[int, float]] = {
     "lru": {10: 0.1911, 20: 0.3888, 30: 0.5638, 40: 0.7316, 50: 0.8897},
     "lcp": {10: 0.2556, 20: 0.4536, 30: 0.6221, 40: 0.7712, 50: 0.9008},
 }
-LCP_ABOVE: Mapping[str, float] = {"rnd": 0.1252, "lru": 0.0153, "lfu": 0.0583}  # at 30, by the text of section 3.3
+LCP_ABOVE: Mapping[str, float] = {
+    "rnd": 0.1252,
+    "lru": 0.0153,
+    "lfu": 0.0583,
+}  # at 30, by the text of section 3.3
 
 # Sections 1 and 2.2, Figure 2(d), the A6000: milliseconds a token of Qwen1.5-MoE.
 LOAD_MS, COMPUTE_MS = 165.0, 57.0

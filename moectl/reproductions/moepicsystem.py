@@ -23,12 +23,30 @@ from moectl.show.render import Sheet
 QWEN, MIXTRAL = moepicbounds.QWEN, "mixtral-8x7b"
 # Figure 7(d): Pre-gated MoE holds no experts, so that its 248 ms are at least its 64 loads.
 MIXTRAL_LOAD_MS = paper.FIGURE_7D["Pre-gated MoE"] / 64
-MIXTRAL_COMPUTE_MS = (60.0, 75.0, 85.0)  # not published; the one between stands for all but Figure 7(d)
+MIXTRAL_COMPUTE_MS = (
+    60.0,
+    75.0,
+    85.0,
+)  # not published; the one between stands for all but Figure 7(d)
 THETAS = (0.4, 0.5, 0.65, 0.8, 1.0)
-SETTINGS_9A = ((0.25, 128), (0.5, 128), (0.1, 128), (0.25, 32), (0.25, 512))  # rho, omega; which five, is not published
+SETTINGS_9A = (
+    (0.25, 128),
+    (0.5, 128),
+    (0.1, 128),
+    (0.25, 32),
+    (0.25, 512),
+)  # rho, omega; which five, is not published
 DIALS = {
     QWEN: Dials(**{**moepic.FITTED, "predictability": 0.7}, tokens=1200, requests=3, prompt=64),
-    MIXTRAL: Dials(skew=0.3, locality=0.15, similarity=0.8, predictability=0.85, tokens=600, requests=3, prompt=32),
+    MIXTRAL: Dials(
+        skew=0.3,
+        locality=0.15,
+        similarity=0.8,
+        predictability=0.85,
+        tokens=600,
+        requests=3,
+        prompt=32,
+    ),
 }
 NUM_LAYERS = {QWEN: 4, MIXTRAL: 8}
 POINTS = 10.0  # per cent of a rival's latency within which ours agrees
@@ -60,8 +78,13 @@ def reproduce() -> Reproduction:
     found = _Found(
         ratio,
         baselines,
-        tpot={ms: _tpot_of(conditions, paper.FIGURE_7D_EXPERTS) for ms, conditions in mixtral.items()},
-        ttft={name: qwen.ttft_ms(system, paper.FIGURE_7A_EXPERTS) / 1e3 for name, system in SYSTEMS.items()},
+        tpot={
+            ms: _tpot_of(conditions, paper.FIGURE_7D_EXPERTS) for ms, conditions in mixtral.items()
+        },
+        ttft={
+            name: qwen.ttft_ms(system, paper.FIGURE_7A_EXPERTS) / 1e3
+            for name, system in SYSTEMS.items()
+        },
         footprints=_at_footprints(qwen),
         parts=_ablated(typical),
         spread=[_with_lcp(typical, rho, omega) for rho, omega in SETTINGS_9A],
@@ -118,7 +141,10 @@ def _ablated(mixtral: Conditions) -> dict[str, tuple[float, float]]:
     """Milliseconds to the first token and a token, by variant of Table 3."""
     experts = paper.DEFAULT_EXPERTS[MIXTRAL]
     variants = {"MoEpic": SYSTEMS["MoEpic"], **ABLATIONS}
-    return {name: (mixtral.ttft_ms(one, experts), mixtral.tpot_ms(one, experts)) for name, one in variants.items()}
+    return {
+        name: (mixtral.ttft_ms(one, experts), mixtral.tpot_ms(one, experts))
+        for name, one in variants.items()
+    }
 
 
 def _with_lcp(mixtral: Conditions, rho: float, omega: float) -> float:
@@ -137,8 +163,22 @@ def _tpot_sheet(tpot: Mapping[float, Figures]) -> Sheet:
     for name, said in published.items():
         ours = [by_system[name] for by_system in tpot.values()]
         lower = [_lower(by_system["MoEpic"], by_system[name]) for by_system in tpot.values()]
-        rows.append((name, said, *ours, _lower(published["MoEpic"], said), f"{min(lower):.1f} to {max(lower):.1f}"))
-    columns = ("system", "paper", *(f"ours, compute {ms:g} ms" for ms in tpot), "MoEpic lower by %, paper", "ours")
+        rows.append(
+            (
+                name,
+                said,
+                *ours,
+                _lower(published["MoEpic"], said),
+                f"{min(lower):.1f} to {max(lower):.1f}",
+            )
+        )
+    columns = (
+        "system",
+        "paper",
+        *(f"ours, compute {ms:g} ms" for ms in tpot),
+        "MoEpic lower by %, paper",
+        "ours",
+    )
     return Sheet("Figure 7(d): TPOT ms, Mixtral-8x7B, 160 of 256 experts", columns, rows)
 
 
@@ -182,9 +222,14 @@ def _tpot_claims(tpot: Mapping[float, Figures]) -> list[Claim]:
     for name, said in published.items():
         if name != "MoEpic":
             lower = [_lower(by_system["MoEpic"], by_system[name]) for by_system in tpot.values()]
-            wanted, span = _lower(published["MoEpic"], said), f"{min(lower):.1f} to {max(lower):.1f} %"
+            wanted, span = (
+                _lower(published["MoEpic"], said),
+                f"{min(lower):.1f} to {max(lower):.1f} %",
+            )
             holds = min(lower) - POINTS <= wanted <= max(lower) + POINTS
-            claims.append(Claim(f"Figure 7(d): TPOT below {name}'s by", f"{wanted:.1f} %", span, holds))
+            claims.append(
+                Claim(f"Figure 7(d): TPOT below {name}'s by", f"{wanted:.1f} %", span, holds)
+            )
     fastest = {min(by_system, key=by_system.get) for by_system in tpot.values()}
     said = "Figure 7(d): lowest TPOT, 160 experts"
     return [*claims, Claim(said, "MoEpic", " and ".join(sorted(fastest)), fastest == {"MoEpic"})]
@@ -215,7 +260,9 @@ def _ttft_claims(ttft: Figures) -> list[Claim]:
 
 def _ratio_claim(text: str, said: float, ours: float) -> Claim:
     """Of a ratio near 1 the effect itself has to be there: it agrees within half of what it is from 1."""
-    return Claim(text, f"{said:.2f}", f"{ours:.2f}", abs(said - ours) <= min(RATIO, abs(said - 1) / 2))
+    return Claim(
+        text, f"{said:.2f}", f"{ours:.2f}", abs(said - ours) <= min(RATIO, abs(said - 1) / 2)
+    )
 
 
 def _footprint_claims(ms: Mapping[tuple[str, float], float]) -> list[Claim]:
@@ -228,7 +275,8 @@ def _footprint_claims(ms: Mapping[tuple[str, float], float]) -> list[Claim]:
             abs(ours / target - 1) <= RATIO,
         )
         for (name, target), ours in ms.items()
-        if moepicbounds.link_bound_ms(moepicbounds.experts_held(paper.FIGURE_8[name, target])) <= target
+        if moepicbounds.link_bound_ms(moepicbounds.experts_held(paper.FIGURE_8[name, target]))
+        <= target
     ]
 
 
@@ -237,8 +285,13 @@ def _part_claims(parts: Mapping[str, tuple[float, float]]) -> list[Claim]:
     for name, said in paper.TABLE_3.items():
         for row, measure in enumerate(("TTFT", "TPOT")):
             if name != "MoEpic":
-                wanted, ours = said[row] / paper.TABLE_3["MoEpic"][row], parts[name][row] / parts["MoEpic"][row]
-                claims.append(_ratio_claim(f"Table 3: {measure} {name} over MoEpic's", wanted, ours))
+                wanted, ours = (
+                    said[row] / paper.TABLE_3["MoEpic"][row],
+                    parts[name][row] / parts["MoEpic"][row],
+                )
+                claims.append(
+                    _ratio_claim(f"Table 3: {measure} {name} over MoEpic's", wanted, ours)
+                )
     return claims
 
 
@@ -253,8 +306,16 @@ def _untestable() -> list[Claim]:
     return [
         Claim(text, said, takes, None, NOT_TESTABLE)
         for text, said, takes in (
-            ("Figure 2(c): predictions right, mean by layer", "2.07 to 3.39 of 4", f"{real}inspect curves`"),
-            ("Figure 4(a): hit rates by layer, half of 30 experts", "58.12 to 63.67 %", f"{real}simulate`"),
+            (
+                "Figure 2(c): predictions right, mean by layer",
+                "2.07 to 3.39 of 4",
+                f"{real}inspect curves`",
+            ),
+            (
+                "Figure 4(a): hit rates by layer, half of 30 experts",
+                "58.12 to 63.67 %",
+                f"{real}simulate`",
+            ),
             (
                 "Figure 9(b): TPOT at zeta 0.05 over zeta 0.01, higher by",
                 f"{paper.FIGURE_9B_HIGHER} %",

@@ -43,13 +43,14 @@ class Reproduction:
     def available(self) -> str:
         """How many of the paper's figures and claims were available for comparison."""
         figures = [
-            row["paper"] for sheet in self.sheets.values() for row in sheet.records() if row.get("paper") is not None
+            row["paper"]
+            for sheet in self.sheets.values()
+            for row in sheet.records()
+            if row.get("paper") is not None
         ]
         had = sum(figure != UNKNOWN for figure in figures)
         claims = sum(claim.holds is not None for claim in self.claims)
-        return (
-            f"{had} of the {len(figures)} figures that its tables ask for, and {claims} statements; nothing is guessed"
-        )
+        return f"{had} of the {len(figures)} figures that its tables ask for, and {claims} statements; nothing is guessed"
 
     def reasons(self) -> list[str]:
         """Why statements disagree: a line for each reason, with the claims that it is of."""

@@ -17,14 +17,25 @@ from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 
 # Experts of 4 bits that 5 GB/s move in the time that a layer takes by Table 1, tokens/s of config 5.
-LAYER_EXPERTS = {"olmoe-1b-7b": 62.0, "mixtral-8x7b": 1.3, "phi-3.5-moe": 3.8, "qwen1.5-moe-a2.7b": 24.0}
+LAYER_EXPERTS = {
+    "olmoe-1b-7b": 62.0,
+    "mixtral-8x7b": 1.3,
+    "phi-3.5-moe": 3.8,
+    "qwen1.5-moe-a2.7b": 24.0,
+}
 LEFT = "least_stale:within=left"
 EVICTIONS = ("least_stale", LEFT, "lru", "lru:stamp=load", "score", "fld", "fld:distance=absolute")
-CASES = ((4, 1), (4, 5), (16, 5))  # bits of an expert, and the budget in per cent of the bytes at 16 bits
+CASES = (
+    (4, 1),
+    (4, 5),
+    (16, 5),
+)  # bits of an expert, and the budget in per cent of the bytes at 16 bits
 _DROPPED = ("least_stale", LEFT)
 DROPPED_IN = ("mixtral-offloading", "importance", "mixture-cache")
 # `moectl fit-trace` on a trace of the bundled model on held-out text; prompts as questions of the paper's tasks have.
-DIALS = Dials(skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, grading=0.88, tokens=96, requests=2)
+DIALS = Dials(
+    skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, grading=0.88, tokens=96, requests=2
+)
 _MACHINE, _LINK_GBPS, _FEW = "a100-pcie4", 5.0, 4
 
 _ASSUMED = (
@@ -43,15 +54,21 @@ _ASSUMED = (
 )
 
 Outcomes = dict[tuple[str, int, int, str], Outcome]  # keys: shape, bits, budget, eviction
-DropIns = list[tuple[str, str, Outcome, Outcome, Outcome]]  # shape, preset, as published, Least-Stale in two orders
+DropIns = list[
+    tuple[str, str, Outcome, Outcome, Outcome]
+]  # shape, preset, as published, Least-Stale in two orders
 
 
 def reproduce() -> Reproduction:
     """Predict the figures; no parameter is fitted to the paper."""
-    few, full = ({name: _workload(name, bits) for name in LAYER_EXPERTS} for bits in (_FEW, FULL_BITS))
+    few, full = (
+        {name: _workload(name, bits) for name in LAYER_EXPERTS} for bits in (_FEW, FULL_BITS)
+    )
     at = {_FEW: few, FULL_BITS: full}
     outcomes = {
-        (name, bits, budget, eviction): at[bits][name].run(_setting(name, bits, budget, eviction, Service.ONE_BY_ONE))
+        (name, bits, budget, eviction): at[bits][name].run(
+            _setting(name, bits, budget, eviction, Service.ONE_BY_ONE)
+        )
         for name in LAYER_EXPERTS
         for bits, budget in CASES
         for eviction in EVICTIONS
@@ -68,7 +85,9 @@ def reproduce() -> Reproduction:
         sheets={
             "collisions": _collisions("Collision misses, % of the requests (5.2)", outcomes, CASES),
             "protected": _collisions(
-                "The same, a step pinned and proposals protected: as runs here", protected, ((4, 5),)
+                "The same, a step pinned and proposals protected: as runs here",
+                protected,
+                ((4, 5),),
             ),
             "drop_in": _drop_in_sheet(dropped),
         },
@@ -87,7 +106,10 @@ def _workload(name: str, bits: int) -> Workload:
     model = _at_bits(MODELS[name], bits)
     window = int(LAYER_EXPERTS[name] * MODELS[name].shape.expert_nbytes * _FEW / FULL_BITS)
     return Workload(
-        generate(DIALS, model.shape), model, replace(machine(_MACHINE), link_gbps=_LINK_GBPS), window=window
+        generate(DIALS, model.shape),
+        model,
+        replace(machine(_MACHINE), link_gbps=_LINK_GBPS),
+        window=window,
     )
 
 
@@ -113,7 +135,10 @@ def _dropped_in(workloads: Mapping[str, Workload]) -> DropIns:
         common = {"scope": "global", "budget": f"{_held(name, _FEW, 5)}x"}
         for preset in DROPPED_IN:
             as_is = workload.run(Setting(preset, preset, **common))
-            changed = [workload.run(Setting(preset, preset, {"eviction": one}, **common)) for one in _DROPPED]
+            changed = [
+                workload.run(Setting(preset, preset, {"eviction": one}, **common))
+                for one in _DROPPED
+            ]
             rows.append((name, preset, as_is, *changed))
     return rows
 
@@ -141,9 +166,20 @@ def _drop_in_sheet(dropped: DropIns) -> Sheet:
         + tuple(hit_rate(one.counters) for one in (as_is, *changed))
         for name, preset, as_is, *changed in dropped
     ]
-    columns = ("shape", "preset", "paper", "shorter by, %", f"by {LEFT}", "hit rate", "least_stale", LEFT)
+    columns = (
+        "shape",
+        "preset",
+        "paper",
+        "shorter by, %",
+        f"by {LEFT}",
+        "hit rate",
+        "least_stale",
+        LEFT,
+    )
     return Sheet(
-        "Time to the first token with Least-Stale dropped in at 5 %, experts of 4 bits (Table 2)", columns, rows
+        "Time to the first token with Least-Stale dropped in at 5 %, experts of 4 bits (Table 2)",
+        columns,
+        rows,
     )
 
 
@@ -153,43 +189,70 @@ def _shorter(as_is: Outcome, changed: Outcome) -> float:
 
 def _of_collisions(outcomes: Outcomes) -> Iterator[Claim]:
     for bits in (_FEW, FULL_BITS):
-        rates = {one: [_rate(outcomes[name, bits, 5, one]) for name in LAYER_EXPERTS] for one in paper.RATES}
+        rates = {
+            one: [_rate(outcomes[name, bits, 5, one]) for name in LAYER_EXPERTS]
+            for one in paper.RATES
+        }
         for eviction, (low, high) in paper.RATES.items():
-            ours, text = rates[eviction], f"collision rate of {eviction}, 5 %, experts of {bits} bits (5.2, Figure 4)"
+            ours, text = (
+                rates[eviction],
+                f"collision rate of {eviction}, 5 %, experts of {bits} bits (5.2, Figure 4)",
+            )
             holds = min(ours) >= low / 2 and max(ours) <= 2 * high
-            yield Claim(text, f"{low:g} to {high:g} %", f"{min(ours):.1f} to {max(ours):.1f} %", holds)
+            yield Claim(
+                text, f"{low:g} to {high:g} %", f"{min(ours):.1f} to {max(ours):.1f} %", holds
+            )
         for eviction in ("lru", "score"):
-            more = [other > own for other, own in zip(rates[eviction], rates["least_stale"], strict=True)]
+            more = [
+                other > own
+                for other, own in zip(rates[eviction], rates["least_stale"], strict=True)
+            ]
             text = f"Least-Stale collides less than {eviction}, 5 %, experts of {bits} bits (5.2)"
             yield Claim(text, "in all four", f"in {sum(more)} of {len(more)}", all(more))
     low, high = paper.LRU_RATIOS
     ours = [_times_lru(outcomes, name) for name in LAYER_EXPERTS]
     holds = min(ours) >= low / 2 and max(ours) <= 2 * high
-    text, said = "lru's collisions over Least-Stale's at 5 % (5.2)", f"{min(ours):.1f} to {max(ours):.1f}"
+    text, said = (
+        "lru's collisions over Least-Stale's at 5 % (5.2)",
+        f"{min(ours):.1f} to {max(ours):.1f}",
+    )
     yield Claim(text, f"{low:g} to {high:g}", said, holds)
 
 
 def _times_lru(outcomes: Outcomes, name: str) -> float:
     """Collisions with LRU over those with Least-Stale, experts of 4 bits at 5 %."""
-    lru, own = (outcomes[name, _FEW, 5, one].counters["collisions"] for one in ("lru", "least_stale"))
+    lru, own = (
+        outcomes[name, _FEW, 5, one].counters["collisions"] for one in ("lru", "least_stale")
+    )
     return lru / max(own, 1)
 
 
 def _of_hits(outcomes: Outcomes) -> Iterator[Claim]:
     held = hit_rate(outcomes["olmoe-1b-7b", _FEW, 5, "least_stale"].counters)
     least = paper.HIT_RATE_OLMOE
-    yield Claim("hit rate of OLMoE at 5 % (abstract)", f"above {least:g}", f"{held:.3f}", held > least)
+    yield Claim(
+        "hit rate of OLMoE at 5 % (abstract)", f"above {least:g}", f"{held:.3f}", held > least
+    )
     ours = [hit_rate(outcomes[name, _FEW, 1, "least_stale"].counters) for name in LAYER_EXPERTS]
     low, high = paper.HIT_RATES_AT_1
     text = "hit rates with Least-Stale at 1 % (1)"
-    yield Claim(text, f"{low:g} to {high:g}", f"{min(ours):.3f} to {max(ours):.3f}", low <= min(ours) <= max(ours))
+    yield Claim(
+        text,
+        f"{low:g} to {high:g}",
+        f"{min(ours):.3f} to {max(ours):.3f}",
+        low <= min(ours) <= max(ours),
+    )
 
 
 def _of_times(dropped: DropIns) -> Claim:
     printed = sum(paper.TABLE_2[name, preset][2] > 0 for name, preset, *_ in dropped)
     ours, by_left = (
-        sum(_shorter(as_is, changed[place]) > 0 for _, _, as_is, *changed in dropped) for place in range(len(_DROPPED))
+        sum(_shorter(as_is, changed[place]) > 0 for _, _, as_is, *changed in dropped)
+        for place in range(len(_DROPPED))
     )
-    text, said = "Least-Stale in place of their own eviction shortens the first token (Table 2)", f"in {ours} of"
+    text, said = (
+        "Least-Stale in place of their own eviction shortens the first token (Table 2)",
+        f"in {ours} of",
+    )
     said += f" {len(dropped)} ({by_left} by {LEFT})"
     return Claim(text, f"in {printed} of {len(dropped)}", said, ours >= printed)

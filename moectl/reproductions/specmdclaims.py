@@ -11,7 +11,11 @@ _MB, _GB = 2**20, 2**30
 _NEAR = 0.02  # sizes agree that differ by no more of the printed one
 _FIVE = "mixtral-offloading,importance,hobbit,mixture-cache,specmd"
 _UNMEASURED = (
-    ("accuracy and tokens/s of the five mixes (Table 1)", "24 rows", f"moectl bench FOLDER --presets {_FIVE} --tasks"),
+    (
+        "accuracy and tokens/s of the five mixes (Table 1)",
+        "24 rows",
+        f"moectl bench FOLDER --presets {_FIVE} --tasks",
+    ),
     (
         "precision and recall of prefetching (Figure 6)",
         "no figure in the text",
@@ -71,13 +75,19 @@ def _of_sizes() -> Iterator[Claim]:
     for name, sizes in paper.TABLE_3.items():
         shape = MODELS[name].shape
         used_gb = sizes.other_gb + shape.expert_nbytes * shape.num_layers * shape.top_k / _GB
-        pairs += [(sizes.expert_mb, shape.expert_nbytes / _MB), (sizes.experts_gb, _experts_gb(name))]
+        pairs += [
+            (sizes.expert_mb, shape.expert_nbytes / _MB),
+            (sizes.experts_gb, _experts_gb(name)),
+        ]
         pairs.append((sizes.activated_gb, used_gb))
     near = sum(abs(ours - printed) <= _NEAR * printed for printed, ours in pairs)
     text = "an expert, all experts and what a pass needs, in bytes (Table 3), from the shapes of the models"
     yield Claim(text, f"{len(pairs)} sizes", f"{near} within {_NEAR:.0%}", near == len(pairs))
     ours = [round(_experts_gb(name) * percent / 100, 1) for name, percent in paper.CAPACITIES_GB]
-    text, printed = "caches in GB, from the shapes of the models (1, 5.1)", list(paper.CAPACITIES_GB.values())
+    text, printed = (
+        "caches in GB, from the shapes of the models (1, 5.1)",
+        list(paper.CAPACITIES_GB.values()),
+    )
     yield Claim(text, ", ".join(map(str, printed)), ", ".join(map(str, ours)), ours == printed)
 
 
@@ -91,14 +101,23 @@ def _of_table_2() -> Iterator[Claim]:
     computed = [100 * (1 - changed / own) for own, changed, _ in paper.TABLE_2.values()]
     printed = [gain for _, _, gain in paper.TABLE_2.values()]
     apart = max(abs(one - other) for one, other in zip(computed, printed, strict=True))
-    yield Claim("gains of Table 2, from its times", "16 rows", f"at most {apart:.2f} points apart", apart <= 0.06)
+    yield Claim(
+        "gains of Table 2, from its times",
+        "16 rows",
+        f"at most {apart:.2f} points apart",
+        apart <= 0.06,
+    )
     average = mean(computed)
     text = "mean gain of the first token, % (6), from Table 2"
-    yield Claim(text, f"{paper.MEAN_SHORTER:g}", f"{average:.1f}", abs(average - paper.MEAN_SHORTER) < 1)
+    yield Claim(
+        text, f"{paper.MEAN_SHORTER:g}", f"{average:.1f}", abs(average - paper.MEAN_SHORTER) < 1
+    )
     low, high = paper.SHORTER_D
     inside = sum(low <= gain < high + 0.5 for gain in computed)
     text = "gains in most configurations, % (appendix D), from Table 2"
-    yield Claim(text, f"{low:g} to {high:g}", f"{inside} of {len(computed)}", inside > len(computed) / 2)
+    yield Claim(
+        text, f"{low:g} to {high:g}", f"{inside} of {len(computed)}", inside > len(computed) / 2
+    )
     yield Claim(
         "consistent gains across systems, % (5.2)",
         "{:g} to {:g}".format(*paper.SHORTER_5_2),

@@ -42,7 +42,9 @@ class ActiveRequest:
         self._timing.seconds.append(time.perf_counter() - self.job.arrived_s)
         if len(self._ids) == 1:
             num_prompt_tokens = self.job.encoded.ids.shape[1]
-            self._tally.first(self.job.owner, num_prompt_tokens, self._timing.seconds[0], num_cached=num_cached)
+            self._tally.first(
+                self.job.owner, num_prompt_tokens, self._timing.seconds[0], num_cached=num_cached
+            )
         self._tell(self._stops.add(self._text.add(token_id)))
 
     def _finish(self, num_cached: int) -> None:

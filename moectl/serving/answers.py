@@ -21,7 +21,11 @@ class AnswerFormat:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, text: str, done: Done) -> dict[str, object]:
-        said = {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
+        said = (
+            {"message": {"role": "assistant", "content": text, "refusal": None}}
+            if self.is_chat
+            else {"text": text}
+        )
         body = self._body("chat.completion", self._choice(said, done.reason))
         return body | {"usage": self._usage(done)} | self._took(done)
 
@@ -41,7 +45,9 @@ class AnswerFormat:
         used = self._body("chat.completion.chunk", None) | {"usage": self._usage(done)} | took
         return [last, event(used), "data: [DONE]\n\n"]
 
-    def _chunk(self, said: dict[str, str] | str, reason: str | None = None, took: dict | None = None) -> str:
+    def _chunk(
+        self, said: dict[str, str] | str, reason: str | None = None, took: dict | None = None
+    ) -> str:
         choice = self._choice({"delta": said} if self.is_chat else {"text": said}, reason)
         usage = {"usage": None} if self.has_usage else {}
         return event(self._body("chat.completion.chunk", choice) | usage | (took or {}))

@@ -62,13 +62,17 @@ def application(serving: Serving) -> FastAPI:
         return _model(serving)
 
     @app.post("/v1/chat/completions", openapi_extra=_documented(ChatBody))
-    async def chat(asked: Annotated[ChatBody, Depends(_given(ChatBody))], request: Request) -> object:
+    async def chat(
+        asked: Annotated[ChatBody, Depends(_given(ChatBody))], request: Request
+    ) -> object:
         _check_model(serving, asked.model)
         turns = [message.turn for message in asked.messages]
         return await _answer(serving, asked, request, turns, asked.num_new)
 
     @app.post("/v1/completions", openapi_extra=_documented(CompletionBody))
-    async def complete(asked: Annotated[CompletionBody, Depends(_given(CompletionBody))], request: Request) -> object:
+    async def complete(
+        asked: Annotated[CompletionBody, Depends(_given(CompletionBody))], request: Request
+    ) -> object:
         _check_model(serving, asked.model)
         prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler.session)
         return await _answer(serving, asked, request, prompt, asked.num_new)
@@ -86,13 +90,21 @@ def _add_watching(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/metrics")
     async def prometheus() -> PlainTextResponse:
-        return PlainTextResponse(metrics.prometheus(scheduler, serving.model), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(
+            metrics.prometheus(scheduler, serving.model), media_type="text/plain; version=0.0.4"
+        )
 
     @app.post("/preset", openapi_extra=_documented(PresetBody))
-    async def switch(asked: Annotated[PresetBody, Depends(_given(PresetBody))]) -> dict[str, object]:
+    async def switch(
+        asked: Annotated[PresetBody, Depends(_given(PresetBody))],
+    ) -> dict[str, object]:
         """Switch the preset after the requests that arrived earlier."""
         if asked.preset not in serving.presets:
-            raise Refusal(404, f"there is no preset {asked.preset!r}: {', '.join(serving.presets)}", param="preset")
+            raise Refusal(
+                404,
+                f"there is no preset {asked.preset!r}: {', '.join(serving.presets)}",
+                param="preset",
+            )
         switch = _or_refuse(lambda: scheduler.switch(asked.preset))
         try:
             await asyncio.wrap_future(switch.settled)
@@ -113,7 +125,9 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, problem: HTTPException) -> AsciiJson:
         message = f"{request.method} {request.url.path}: {problem.detail}"
-        return AsciiJson(error(problem.status_code, message), problem.status_code, headers=problem.headers)
+        return AsciiJson(
+            error(problem.status_code, message), problem.status_code, headers=problem.headers
+        )
 
     @app.exception_handler(Exception)
     async def broken(request: Request, problem: Exception) -> AsciiJson:
@@ -125,7 +139,10 @@ def _add_errors(app: FastAPI) -> None:
 
 def _documented(kind: type[BaseModel]) -> dict[str, object]:
     """What /openapi.json says of a body that `_given` reads."""
-    schema = {"$id": f"urn:moectl:{kind.__name__}", **kind.model_json_schema()}  # its references are within itself
+    schema = {
+        "$id": f"urn:moectl:{kind.__name__}",
+        **kind.model_json_schema(),
+    }  # its references are within itself
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
@@ -138,7 +155,10 @@ def _given(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
             return kind.model_validate(found)
         except ValidationError as problem:
             first = problem.errors(include_url=False, include_input=False)[0]
-            where, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+            where, said = (
+                ".".join(map(str, first["loc"])),
+                first["msg"].removeprefix("Value error, "),
+            )
             raise Refusal(400, f"{where}: {said}" if where else said, param=where or None) from None
 
     return read
@@ -152,17 +172,25 @@ def _bounded(asked: str | list[int], session: Session) -> str | torch.Tensor:
         return asked
     longest = num_positions(session.opened.model)
     if longest and len(asked) > longest:
-        raise TooLong(f"{len(asked)} prompt tokens exceed the model's {longest} positions: give fewer")
+        raise TooLong(
+            f"{len(asked)} prompt tokens exceed the model's {longest} positions: give fewer"
+        )
     return torch.tensor([asked], dtype=torch.int64)
 
 
 async def _answer(
-    serving: Serving, asked: RequestBody, request: Request, prompt: Prompt | torch.Tensor, max_tokens: int | None
+    serving: Serving,
+    asked: RequestBody,
+    request: Request,
+    prompt: Prompt | torch.Tensor,
+    max_tokens: int | None,
 ) -> object:
     scheduler, events = serving.scheduler, asyncio.Queue()
     loop, most = asyncio.get_running_loop(), scheduler.limits.max_tokens
     if max_tokens is not None and max_tokens > most:
-        raise Refusal(400, f"answers here have at most {most} tokens, not {max_tokens}", param="max_tokens")
+        raise Refusal(
+            400, f"answers here have at most {most} tokens, not {max_tokens}", param="max_tokens"
+        )
     job = GenerationJob(
         prompt,
         max_tokens,
@@ -264,7 +292,9 @@ def _or_refuse(ask: Callable[[], T]) -> T:
     try:
         return ask()
     except Full:
-        raise Refusal(429, "too many requests are waiting: try again", code="queue_full", headers=_SOON) from None
+        raise Refusal(
+            429, "too many requests are waiting: try again", code="queue_full", headers=_SOON
+        ) from None
     except Closing:
         raise _stopping() from None
 
@@ -279,8 +309,18 @@ _LONGEST_NAME = 64  # characters of `user`
 
 def _check_model(serving: Serving, name: str) -> None:
     if name != serving.model:
-        raise Refusal(404, f"there is no model {name!r} here, only {serving.model!r}", "model", "model_not_found")
+        raise Refusal(
+            404,
+            f"there is no model {name!r} here, only {serving.model!r}",
+            "model",
+            "model_not_found",
+        )
 
 
 def _model(serving: Serving) -> dict[str, object]:
-    return {"id": serving.model, "object": "model", "created": serving.created, "owned_by": "moectl"}
+    return {
+        "id": serving.model,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "moectl",
+    }

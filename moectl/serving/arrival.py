@@ -19,7 +19,9 @@ class TimelyProtocol(H11Protocol):
     def __init__(self, *args: object, limits: ServerLimits = _LIMITS, **own: object) -> None:
         super().__init__(*args, **own)
         self._limits = limits
-        self._awaited: tuple[object, object] | None = None  # the state of what the client sends, and its request
+        self._awaited: tuple[object, object] | None = (
+            None  # the state of what the client sends, and its request
+        )
         self._late: TimerHandle | None = None
 
     def connection_made(self, transport: object) -> None:
@@ -47,7 +49,10 @@ class TimelyProtocol(H11Protocol):
         self._awaited = awaited
         if self.transport.is_closing():
             return
-        limits = {h11.IDLE: ("head", self._limits.head_s), h11.SEND_BODY: ("body", self._limits.body_s)}
+        limits = {
+            h11.IDLE: ("head", self._limits.head_s),
+            h11.SEND_BODY: ("body", self._limits.body_s),
+        }
         if awaited[0] in limits:
             what, limit_s = limits[awaited[0]]
             self._late = self.loop.call_later(limit_s, self._give_up, what, limit_s)
@@ -62,7 +67,9 @@ class TimelyProtocol(H11Protocol):
             return
         is_begun = what == "body" or bool(self.conn.trailing_data[0])
         if is_begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._say(408, f"the {what} of the request did not arrive within {limit_s:g} s: send it again")
+            self._say(
+                408, f"the {what} of the request did not arrive within {limit_s:g} s: send it again"
+            )
         if self.cycle is not None and what == "body":
             self.cycle.disconnected = True  # the application has nothing more to say
             self.cycle.message_event.set()
@@ -70,7 +77,15 @@ class TimelyProtocol(H11Protocol):
 
     def _say(self, status: int, message: str) -> None:
         body = json.dumps(error(status, message)).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        said = h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        said = (
+            h11.Response(status_code=status, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
         for event in said:
             self.transport.write(self.conn.send(event))

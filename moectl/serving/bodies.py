@@ -4,7 +4,15 @@ import json
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+)
 
 from moectl.shared.messages import text_of
 from runtime.session.generate import Sampling
@@ -16,8 +24,12 @@ def _only(*values: object) -> PlainValidator:
     """Accept null and `values`, which all ask for the default behaviour. Types count: False is not 0."""
 
     def check(given: Any) -> None:
-        if given is not None and not any(type(given) is type(value) and given == value for value in values):
-            raise ValueError(f"can only be {json.dumps(values[0] if values else None)} here: leave it out")
+        if given is not None and not any(
+            type(given) is type(value) and given == value for value in values
+        ):
+            raise ValueError(
+                f"can only be {json.dumps(values[0] if values else None)} here: leave it out"
+            )
 
     return PlainValidator(check)
 
@@ -28,14 +40,24 @@ ZeroPenalty = Annotated[None, _only(0, 0.0)]
 
 def _stops(given: Any) -> tuple[str, ...]:
     stops = [] if given is None else [given] if isinstance(given, str) else given
-    if not (isinstance(stops, list) and len(stops) <= 4 and all(isinstance(stop, str) and stop for stop in stops)):
+    if not (
+        isinstance(stops, list)
+        and len(stops) <= 4
+        and all(isinstance(stop, str) and stop for stop in stops)
+    ):
         raise ValueError("one text or up to four, none of them empty")
     return tuple(stops)
 
 
 def _prompt(given: Any) -> str | list[int]:
-    prompt = given[0] if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list) else given
-    is_ids = isinstance(prompt, list) and all(type(token) is int and 0 <= token < 2**31 for token in prompt)
+    prompt = (
+        given[0]
+        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list)
+        else given
+    )
+    is_ids = isinstance(prompt, list) and all(
+        type(token) is int and 0 <= token < 2**31 for token in prompt
+    )
     if not (isinstance(prompt, str) or is_ids):
         raise ValueError("one text or one list of token ids; send several prompts side by side")
     if not prompt:
@@ -78,7 +100,9 @@ class RequestBody(_Strict):
 
     @field_validator("stream_options")
     @classmethod
-    def _goes_with_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+    def _goes_with_stream(
+        cls, options: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
         if options is not None and not info.data.get("stream"):
             raise ValueError("only with stream: true")
         return options

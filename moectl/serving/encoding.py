@@ -15,7 +15,9 @@ def encoded(job: GenerationJob, session: Session, limits: ServerLimits) -> Encod
     """Encode the prompt of a job. Failed for a prompt that the tokenizer, its template or the model cannot take."""
     try:
         ids = job.prompt if isinstance(job.prompt, torch.Tensor) else session.encode(job.prompt)
-        return Encoded(ids, replace(job.sampling, max_new_tokens=_num_new(job, ids, session, limits)))
+        return Encoded(
+            ids, replace(job.sampling, max_new_tokens=_num_new(job, ids, session, limits))
+        )
     except Problem as problem:
         return Failed(str(problem), 400, code_of(problem))
     except (ValueError, OverflowError) as error:

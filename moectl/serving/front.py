@@ -46,4 +46,8 @@ class Front:
     def _health(self) -> AsciiJson:
         if self._is_alive is None:
             return AsciiJson({"status": "loading"}, 503)
-        return AsciiJson({"status": "ok"}) if self._is_alive() else AsciiJson({"status": "stopping"}, 503)
+        return (
+            AsciiJson({"status": "ok"})
+            if self._is_alive()
+            else AsciiJson({"status": "stopping"}, 503)
+        )

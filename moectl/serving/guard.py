@@ -28,11 +28,15 @@ class ServerLimits:
     shares_passes: bool = False
     num_waiting: int = 64
     max_tokens: int = 1024
-    kept_nbytes: int | None = None  # of prompts kept for their beginnings; None: an eighth of all keys and values
+    kept_nbytes: int | None = (
+        None  # of prompts kept for their beginnings; None: an eighth of all keys and values
+    )
     body_nbytes: int = 4 << 20
     head_s: float = 10.0  # for the line and the headers of a request
     body_s: float = 60.0  # for its body
-    closing_s: float = 30.0  # time that running requests have to end after the server is told to stop
+    closing_s: float = (
+        30.0  # time that running requests have to end after the server is told to stop
+    )
 
     def __post_init__(self) -> None:
         if self.num_rows < 1 or self.num_waiting < 0 or self.max_tokens < 1:
@@ -77,19 +81,29 @@ class Guard:
             self._check_names(headers)
         if self.api_key is not None and path not in OPEN_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            ours = self.api_key.encode("utf-8", "surrogateescape")  # as the environment has it, in any encoding
-            if scheme.lower() != "bearer" or not secrets.compare_digest(key.encode("latin-1"), ours):
+            ours = self.api_key.encode(
+                "utf-8", "surrogateescape"
+            )  # as the environment has it, in any encoding
+            if scheme.lower() != "bearer" or not secrets.compare_digest(
+                key.encode("latin-1"), ours
+            ):
                 wrong = (
-                    "the API key is wrong" if key else "this server wants an API key: send Authorization: Bearer KEY"
+                    "the API key is wrong"
+                    if key
+                    else "this server wants an API key: send Authorization: Bearer KEY"
                 )
-                raise Refusal(401, wrong, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+                raise Refusal(
+                    401, wrong, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+                )
         if int(headers.get("content-length", "0")) > self.body_nbytes:
             raise Refusal(413, self._too_large)
 
     def _check_names(self, headers: Headers) -> None:
         called, origins = headers.getlist("host"), headers.getlist("origin")
         if len(called) != 1:
-            raise Refusal(400, f"a request has one Host header, not {len(called)}: ask for {self.hosts[0]}")
+            raise Refusal(
+                400, f"a request has one Host header, not {len(called)}: ask for {self.hosts[0]}"
+            )
         if host_name(called[0]) not in self.hosts:
             raise Refusal(403, f"this server is not called {called[0]!r}: ask for {self.hosts[0]}")
         for origin in origins:

@@ -29,7 +29,9 @@ class HalfClosedProtocol(TimelyProtocol):
 
     def eof_received(self) -> bool:
         """Whether the connection stays open for the answer. An HTTP/1.0 client knows no interim response."""
-        waits = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        waits = (
+            self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        )
         self.is_half_closed = waits and self.scope["http_version"] != "1.0"
         if self.is_half_closed:
             self._probe(_FIRST_S)

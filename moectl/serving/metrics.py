@@ -35,7 +35,9 @@ def live(scheduler: Scheduler) -> dict[str, object]:
     """Cumulative counters, from whose differences the page computes rates, and the present residency."""
     cache, shape = scheduler.session.controller.cache, scheduler.session.opened.shape
     # One string for each layer with a digit for each expert: 0 absent, 1 loading, 2 resident.
-    residency = ["".join(map(str, cache.layer_states(layer).tolist())) for layer in range(shape.num_layers)]
+    residency = [
+        "".join(map(str, cache.layer_states(layer).tolist())) for layer in range(shape.num_layers)
+    ]
     return scheduler.tally.read() | {
         "preset": scheduler.preset,
         "running": scheduler.num_running,
@@ -58,7 +60,11 @@ def _last_token(scheduler: Scheduler) -> list[dict[str, list[int]]]:
 def _used(one: Plan | torch.Tensor, controller: Controller) -> dict[str, list[int]]:
     if not isinstance(one, Plan):
         experts, none = one[0].tolist(), []
-        return {"hit": none, "missed": experts} if controller.holds_low else {"hit": experts, "missed": none}
+        return (
+            {"hit": none, "missed": experts}
+            if controller.holds_low
+            else {"hit": experts, "missed": none}
+        )
     elsewhere = (*one.near, *one.low, *(place for wave in one.waves for place in wave.loads))
     used = set(one.selected.ravel().tolist()) - {-1}
     missed = used & {place.key % controller.shape.num_experts for place in elsewhere}
@@ -73,19 +79,33 @@ def prometheus(scheduler: Scheduler, model: str) -> str:
 def _lines(scheduler: Scheduler, model: str) -> Iterator[str]:
     said = scheduler.tally.read()
     labels = {"model": model, "preset": scheduler.preset, "device": scheduler.receipt["device"]}
-    yield from _metric("info", "gauge", "What is served, and by which preset.", {_labels(labels): 1})
-    yield from _metric("requests_running", "gauge", "Requests under way.", {"": scheduler.num_running})
-    yield from _metric("requests_waiting", "gauge", "Requests in the queue.", {"": scheduler.num_waiting})
+    yield from _metric(
+        "info", "gauge", "What is served, and by which preset.", {_labels(labels): 1}
+    )
+    yield from _metric(
+        "requests_running", "gauge", "Requests under way.", {"": scheduler.num_running}
+    )
+    yield from _metric(
+        "requests_waiting", "gauge", "Requests in the queue.", {"": scheduler.num_waiting}
+    )
     kept = scheduler.kept
-    yield from _metric("kept_prompts_bytes", "gauge", "Prompts kept for their beginnings.", {"": kept.nbytes})
-    yield from _metric("kept_prompts_limit_bytes", "gauge", "What these may take.", {"": kept.most_nbytes})
+    yield from _metric(
+        "kept_prompts_bytes", "gauge", "Prompts kept for their beginnings.", {"": kept.nbytes}
+    )
+    yield from _metric(
+        "kept_prompts_limit_bytes", "gauge", "What these may take.", {"": kept.most_nbytes}
+    )
     over = {_labels({"outcome": name}): count for name, count in said["requests"].items()}
     yield from _metric("requests_total", "counter", "Requests that are over.", over)
     for name, help_text in _SUMS.items():
         yield from _metric(f"{name}_total", "counter", help_text, {"": said[name]})
     for name in said["counters"]:
-        values = {_labels({"layer": layer}): counts[name] for layer, counts in enumerate(said["by_layer"])}
-        yield from _metric(f"expert_{name}_total", "counter", f"The counter {name} of moectl run.", values)
+        values = {
+            _labels({"layer": layer}): counts[name] for layer, counts in enumerate(said["by_layer"])
+        }
+        yield from _metric(
+            f"expert_{name}_total", "counter", f"The counter {name} of moectl run.", values
+        )
     yield from _of_owners(said["owners"])
 
 
@@ -104,7 +124,9 @@ def _metric(name: str, kind: str, help_text: str, values: Mapping[str, float]) -
 
 
 def _labels(values: Mapping[str, object]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in values.items()) + "}"
+    return (
+        "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in values.items()) + "}"
+    )
 
 
 def _escaped(text: str) -> str:

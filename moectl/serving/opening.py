@@ -48,10 +48,16 @@ def offered(opened: MoeModel, settings: Settings, store: Path) -> dict[str, str]
 
 def _presets(opened: MoeModel, settings: Settings, store: Path) -> dict[str, Preset]:
     """Return the presets that can run live, the requested one among them."""
-    tuned = [candidate for candidate in _tuned(store) if candidate.model_id == opened.fingerprint[:16]]
+    tuned = [
+        candidate for candidate in _tuned(store) if candidate.model_id == opened.fingerprint[:16]
+    ]
     candidates = (*presets().values(), *tuned, preset(settings.preset))
     named = {candidate.name: candidate for candidate in candidates if not candidate.waits_for}
-    return {name: chosen for name, chosen in named.items() if "next_use" not in build(chosen.texts()).requires}
+    return {
+        name: chosen
+        for name, chosen in named.items()
+        if "next_use" not in build(chosen.texts()).requires
+    }
 
 
 def _tuned(store: Path) -> list[Preset]:

@@ -17,7 +17,9 @@ class Refusal(Exception):
         return error(self.status, self.message, param=self.param, code=self.code)
 
 
-def error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, object]:
+def error(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, object]:
     kind = {429: "rate_limit_error", 401: "authentication_error"}.get(status)
     kind = kind or ("invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

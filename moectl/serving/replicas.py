@@ -20,7 +20,9 @@ from profilers.workers.ray import ray_cluster
 from profilers.workers.same_model import SameModel
 
 _NAME = "moectl"
-_WATCHING = 16  # requests to a replica besides those that are answered or wait: /health, /metrics, the page
+_WATCHING = (
+    16  # requests to a replica besides those that are answered or wait: /health, /metrics, the page
+)
 _TO_SAY_SO_S = 5
 _QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
@@ -50,11 +52,15 @@ class Replica:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         scheduler, request = self._serving.scheduler, self._spec.request
         # A switch would reach one replica of many.
-        serving = replace(self._serving, presets={scheduler.preset: self._serving.presets[scheduler.preset]})
+        serving = replace(
+            self._serving, presets={scheduler.preset: self._serving.presets[scheduler.preset]}
+        )
         front = Front(self._spec.called)
         front.begin(application(serving), lambda: scheduler.is_alive)
         nbytes = request.limits.body_nbytes
-        return _WithState(Guard(front, api_key=request.api_key, hosts=request.hosts, body_nbytes=nbytes))
+        return _WithState(
+            Guard(front, api_key=request.api_key, hosts=request.hosts, body_nbytes=nbytes)
+        )
 
     def check_health(self) -> None:
         """Raises RuntimeError once no request can be answered any more: Ray Serve then starts another replica."""

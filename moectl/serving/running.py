@@ -23,7 +23,13 @@ class RunningRequests:
     is free."""
 
     def __init__(
-        self, session: Session, limits: ServerLimits, tally: Tally, *, preset: str, over: Callable[[str], None]
+        self,
+        session: Session,
+        limits: ServerLimits,
+        tally: Tally,
+        *,
+        preset: str,
+        over: Callable[[str], None],
     ) -> None:
         self._session, self._tally, self._preset, self._over = session, tally, preset, over
         self._active: dict[int, ActiveRequest] = {}  # by its number in the batch
@@ -88,7 +94,9 @@ class RunningRequests:
             self._fail(result.request, error)
         else:
             if active.done:
-                self._remove(result.request, "answered")  # before the client is told: it may read the counters at once
+                self._remove(
+                    result.request, "answered"
+                )  # before the client is told: it may read the counters at once
                 active.job.tell(active.done)
 
     def _fail(self, number: int, error: Exception) -> None:

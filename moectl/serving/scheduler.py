@@ -47,8 +47,12 @@ class Scheduler:
         self._changed = threading.Condition()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="moectl-serve", daemon=True)
-        self._encoder = threading.Thread(target=self._encode_waiting, name="moectl-encode", daemon=True)
-        self._encoding = threading.Lock()  # held while a prompt is encoded, and while the session is replaced
+        self._encoder = threading.Thread(
+            target=self._encode_waiting, name="moectl-encode", daemon=True
+        )
+        self._encoding = (
+            threading.Lock()
+        )  # held while a prompt is encoded, and while the session is replaced
 
     # Called on any thread
 
@@ -147,7 +151,9 @@ class Scheduler:
 
     def _use(self, session: Session, preset: str) -> None:
         self.session = session
-        self._running = RunningRequests(session, self.limits, self.tally, preset=preset, over=self._ended)
+        self._running = RunningRequests(
+            session, self.limits, self.tally, preset=preset, over=self._ended
+        )
         self.preset, self.receipt = preset, session.receipt()
 
     def _shut(self) -> None:
@@ -157,7 +163,9 @@ class Scheduler:
     def _round(self) -> bool:
         """Begin what has come, and run one pass; False once the scheduler is closing."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._running) or self._has_ready or self._is_closing)
+            self._changed.wait_for(
+                lambda: len(self._running) or self._has_ready or self._is_closing
+            )
             if self._is_closing:
                 return False
             coming = self._coming()

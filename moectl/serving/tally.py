@@ -14,8 +14,17 @@ from runtime.session.batch import RowResult
 from runtime.session.charges import Charge
 
 OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went away
-MOST_OWNERS, OTHERS = 50, "others"  # what has a name of its own, and what all further ones are counted under
-_OF_OWNER = (Counter.REQUESTS, Counter.HITS, Counter.FETCHED, Counter.DEMAND_BYTES, Counter.PREFETCH_BYTES)
+MOST_OWNERS, OTHERS = (
+    50,
+    "others",
+)  # what has a name of its own, and what all further ones are counted under
+_OF_OWNER = (
+    Counter.REQUESTS,
+    Counter.HITS,
+    Counter.FETCHED,
+    Counter.DEMAND_BYTES,
+    Counter.PREFETCH_BYTES,
+)
 
 
 @dataclass(slots=True)
@@ -54,7 +63,9 @@ class Tally:
     began_s: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count(self, results: Sequence[RowResult], last_token: tuple[Plan | torch.Tensor, ...]) -> None:
+    def count(
+        self, results: Sequence[RowResult], last_token: tuple[Plan | torch.Tensor, ...]
+    ) -> None:
         """Count a pass by what it gave the requests of each owner."""
         with self.lock:
             self.num_passes += 1
@@ -64,7 +75,9 @@ class Tally:
                 owner.num_tokens += result.token_id is not None
                 owner.charge += result.charge
 
-    def first(self, owner: str, num_prompt_tokens: int, seconds: float, *, num_cached: int = 0) -> None:
+    def first(
+        self, owner: str, num_prompt_tokens: int, seconds: float, *, num_cached: int = 0
+    ) -> None:
         """Count the first token of a request."""
         with self.lock:
             self._owner(owner).num_first += 1

@@ -10,8 +10,20 @@ from starlette.responses import JSONResponse
 from artifacts.common.untrusted import parse_json
 from moectl.serving.refusal import Refusal
 
-_KIND = {list: "an array", str: "a text", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
-_UNSHOWN = ("Cc", "Cs", "Zl", "Zp")  # controls, halves of a character, ends of a line and of a paragraph
+_KIND = {
+    list: "an array",
+    str: "a text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+_UNSHOWN = (
+    "Cc",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # controls, halves of a character, ends of a line and of a paragraph
 _FIRST_NBYTES = 1 << 16
 _LONGEST = 80  # characters of a header that are repeated
 
@@ -25,7 +37,10 @@ class AsciiJson(JSONResponse):
 
 def shown(text: str) -> str:
     """Return a text without what ends a line or cannot be encoded: that is escaped as in Python."""
-    return "".join(each.encode("unicode_escape").decode() if category(each) in _UNSHOWN else each for each in text)
+    return "".join(
+        each.encode("unicode_escape").decode() if category(each) in _UNSHOWN else each
+        for each in text
+    )
 
 
 async def object_of(request: Request) -> dict[str, object]:
@@ -41,7 +56,9 @@ async def object_of(request: Request) -> dict[str, object]:
         text = body.text()
     found = _parsed(text)
     if not isinstance(found, dict):
-        raise Refusal(400, f"the body is {_KIND[type(found)]}: send a JSON object, as {{\"model\": ...}}")
+        raise Refusal(
+            400, f'the body is {_KIND[type(found)]}: send a JSON object, as {{"model": ...}}'
+        )
     if "\\u" in text:
         _check_characters(found)
     return found
@@ -77,18 +94,31 @@ class _Body:
             with memoryview(self._held) as held, held[: self.nbytes] as filled:
                 return str(filled, "utf-8-sig")
         except UnicodeDecodeError as error:
-            raise Refusal(400, f"byte {error.start} of the body is not UTF-8: send JSON in UTF-8") from None
+            raise Refusal(
+                400, f"byte {error.start} of the body is not UTF-8: send JSON in UTF-8"
+            ) from None
 
 
 def _check_kind(request: Request, nbytes: int) -> None:
     encoding, kind = (request.headers.get(f"content-{name}", "") for name in ("encoding", "type"))
     name = kind.partition(";")[0].strip().lower()
     if not nbytes:
-        raise Refusal(400, "the body is empty: send a JSON object with Content-Type: application/json")
+        raise Refusal(
+            400, "the body is empty: send a JSON object with Content-Type: application/json"
+        )
     if encoding.strip().lower() not in ("", "identity"):
-        raise Refusal(400, f"the body is compressed (Content-Encoding: {encoding[:_LONGEST]}): send it as it is")
-    if name != "application/json" and not (name.startswith("application/") and name.endswith("+json")):
-        said = f"the body is said to be {kind[:_LONGEST]}" if kind else "the body is not said to be JSON"
+        raise Refusal(
+            400,
+            f"the body is compressed (Content-Encoding: {encoding[:_LONGEST]}): send it as it is",
+        )
+    if name != "application/json" and not (
+        name.startswith("application/") and name.endswith("+json")
+    ):
+        said = (
+            f"the body is said to be {kind[:_LONGEST]}"
+            if kind
+            else "the body is not said to be JSON"
+        )
         raise Refusal(400, f"{said}: send Content-Type: application/json")
 
 
@@ -98,7 +128,9 @@ def _parsed(text: str) -> object:
     except json.JSONDecodeError as error:
         raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
     except ValueError:
-        raise Refusal(400, "the body is nested too deeply, or has a number of thousands of digits") from None
+        raise Refusal(
+            400, "the body is nested too deeply, or has a number of thousands of digits"
+        ) from None
 
 
 def _check_characters(found: dict[str, object]) -> None:
@@ -107,5 +139,7 @@ def _check_characters(found: dict[str, object]) -> None:
             json.dumps({name: value}, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             name = shown(name)
-            message = f"{name}: half a character (as \\ud83d) is no text: cut texts between characters"
+            message = (
+                f"{name}: half a character (as \\ud83d) is no text: cut texts between characters"
+            )
             raise Refusal(400, message, param=name) from None

@@ -8,7 +8,10 @@ from profilers.hardware.this_machine import LocalMachine
 from runtime.session.session import Session
 
 MOST_ROWS = 256
-_OF_GPU, _OF_RAM = 0.8, 0.5  # of what is free; of RAM, experts read from files want some as page cache
+_OF_GPU, _OF_RAM = (
+    0.8,
+    0.5,
+)  # of what is free; of RAM, experts read from files want some as page cache
 _LOGITS_SHARE = 4  # of that, one part for logits
 _LOGIT_NBYTES = 12  # a float32 logit, its copy, and what is drawn from
 
@@ -22,7 +25,9 @@ class BatchSize:
     room: int
 
 
-def batch_size(session: Session, rows: int | None, *, together: int = 1, in_ram: bool = False) -> BatchSize:
+def batch_size(
+    session: Session, rows: int | None, *, together: int = 1, in_ram: bool = False
+) -> BatchSize:
     """The size for a session that has just been opened, one of `together` in this memory, whose keys and values lie
     beside the model or `in_ram`; `rows` as asked, None: as many as there is memory for."""
     left = _left_nbytes(session.opened.model.device) // together

@@ -64,5 +64,11 @@ def build_on_text(
             phases.begin(f"{doing}, at most {request.tokens:,} tokens")
             with progress_bar(doing, unit="tokens") as advance:
                 return builder(
-                    session, data, request.batching, request.plan, model=model, store_path=store, progress=advance
+                    session,
+                    data,
+                    request.batching,
+                    request.plan,
+                    model=model,
+                    store_path=store,
+                    progress=advance,
                 )

@@ -3,4 +3,7 @@
 from pathlib import Path
 
 DEFAULT_STORE = Path("moe.duckdb")
-KV = FAST, SLOW = ("fast", "slow")  # where the keys and values of a batch lie: beside the model, or in RAM
+KV = FAST, SLOW = (
+    "fast",
+    "slow",
+)  # where the keys and values of a batch lie: beside the model, or in RAM

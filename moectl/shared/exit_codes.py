@@ -6,14 +6,28 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem, shortage
+from artifacts.errors import (
+    BadInput,
+    BadUsage,
+    Incompatible,
+    OutOfResources,
+    Partly,
+    Problem,
+    shortage,
+)
 from moectl.shared.resuming import is_interruption, told
 from moectl.shared.streams import lost_output
 
 DONE, BUG, USAGE, INPUT, RESOURCES, INCOMPATIBLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
 _OURS = ("artifacts", "runtime", "profilers", "moectl")
-_CODES = {BadUsage: USAGE, BadInput: INPUT, OutOfResources: RESOURCES, Incompatible: INCOMPATIBLE, Partly: PARTLY}
+_CODES = {
+    BadUsage: USAGE,
+    BadInput: INPUT,
+    OutOfResources: RESOURCES,
+    Incompatible: INCOMPATIBLE,
+    Partly: PARTLY,
+}
 
 
 def exit_code_of(command: Callable[[], object], *, typed: Sequence[str] | None = None) -> int:
@@ -38,7 +52,11 @@ def _ended(command: Callable[[], object], typed: str) -> int:
         if isinstance(end.__context__, BrokenPipeError):
             return DONE
         # Typer raises SystemExit(130) for Ctrl-C and prints nothing.
-        return _print_line(told(end, typed), INTERRUPTED) if end.code == INTERRUPTED else _code(end.code)
+        return (
+            _print_line(told(end, typed), INTERRUPTED)
+            if end.code == INTERRUPTED
+            else _code(end.code)
+        )
     except BrokenPipeError:
         return DONE
     except KeyboardInterrupt as interruption:
@@ -50,28 +68,40 @@ def _ended(command: Callable[[], object], typed: str) -> int:
 def _report(error: Exception) -> int:
     """Print an error that the user can mend and return its code; raise any other again."""
     if isinstance(error, Problem):
-        return _print_line(str(error), next(code for kind, code in _CODES.items() if isinstance(error, kind)))
+        return _print_line(
+            str(error), next(code for kind, code in _CODES.items() if isinstance(error, kind))
+        )
     if lacking := shortage(error):
         return _print_line(str(lacking), RESOURCES)
     if isinstance(error, OSError) and (loss := lost_output()):
         return _print_line(loss, RESOURCES)
     if isinstance(error, PermissionError) and error.filename:
-        return _print_line(f"{error.filename}: permission denied; give this user the right to use it", INPUT)
+        return _print_line(
+            f"{error.filename}: permission denied; give this user the right to use it", INPUT
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _print_line(
-            f"no space left to write {error.filename or 'stdout or a file'}; free some and try again", RESOURCES
+            f"no space left to write {error.filename or 'stdout or a file'}; free some and try again",
+            RESOURCES,
         )
     if is_interruption(error):
         return _print_line("interrupted", INTERRUPTED)
-    if isinstance(error, ModuleNotFoundError) and (error.name or "moectl").partition(".")[0] not in _OURS:
-        return _print_line(f"{error.name} is not installed: `moectl doctor` says what is missing", INCOMPATIBLE)
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and (error.name or "moectl").partition(".")[0] not in _OURS
+    ):
+        return _print_line(
+            f"{error.name} is not installed: `moectl doctor` says what is missing", INCOMPATIBLE
+        )
     raise error
 
 
 def _print_line(text: str, code: int) -> int:
     try:
         print(f"moectl: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    except OSError:  # stderr is on the full disk, or its reader has ended: the exit code still reports the error
+    except (
+        OSError
+    ):  # stderr is on the full disk, or its reader has ended: the exit code still reports the error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return code
 

@@ -45,13 +45,19 @@ def glance(name: str) -> CheckpointGlance:
     stated = stated_quantisation(config, folder)
     _check_files(folder)
     text = config.get("text_config")
-    dtypes = (each.get("dtype") or each.get("torch_dtype") for each in (config, text) if isinstance(each, dict))
+    dtypes = (
+        each.get("dtype") or each.get("torch_dtype")
+        for each in (config, text)
+        if isinstance(each, dict)
+    )
     dtype = next((str(each) for each in dtypes if each), "its own dtype")
     try:
         model = from_config(folder / "config.json")
     except BadInput as error:
         return CheckpointGlance(None, dtype, unknown=str(error))
-    layouts = " and ".join(dict.fromkeys(scheme.layout for scheme in stated.schemes)) if stated else dtype
+    layouts = (
+        " and ".join(dict.fromkeys(scheme.layout for scheme in stated.schemes)) if stated else dtype
+    )
     return CheckpointGlance(
         model.shape,
         dtype,
@@ -65,7 +71,10 @@ def _dense_nbytes(model: ModelShape, folder: Path) -> dict[int | None, int]:
     """Empty where the config does not say what attention consists of."""
     try:
         backbone = backbone_of(str(folder))
-        return {bits: backbone_memory(model, backbone, dense=bits).weights_nbytes for bits in (None, *DENSE)}
+        return {
+            bits: backbone_memory(model, backbone, dense=bits).weights_nbytes
+            for bits in (None, *DENSE)
+        }
     except BadInput:
         return {}
 
@@ -98,7 +107,9 @@ def _check_files(folder: Path) -> None:
                 with safe_open(path, framework="numpy"):
                     continue
         except SafetensorError as error:
-            raise BadInput(f"{path} is truncated or no safetensors file: download it again") from error
+            raise BadInput(
+                f"{path} is truncated or no safetensors file: download it again"
+            ) from error
         raise BadInput(f"{path} is missing: download it again")
 
 
@@ -110,5 +121,7 @@ def _of_gguf(path: Path) -> CheckpointGlance:
         gguf_dtype(path),
         f"{gguf_types(path)}, {8 * model.weight_nbytes:.3g} bits",
         model.weight_nbytes,
-        dense_nbytes={bits: gguf_shape(path, dense=bits)[1].weights_nbytes for bits in (None, *DENSE)},
+        dense_nbytes={
+            bits: gguf_shape(path, dense=bits)[1].weights_nbytes for bits in (None, *DENSE)
+        },
     )

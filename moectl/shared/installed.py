@@ -28,7 +28,11 @@ class Need:
     def __str__(self) -> str:
         if self.found is None:
             return f"{self.name} is missing"
-        return f"{self.name} {self.found}" if self.is_met else f"{self.name} {self.found} is not {self.wanted}"
+        return (
+            f"{self.name} {self.found}"
+            if self.is_met
+            else f"{self.name} {self.found} is not {self.wanted}"
+        )
 
 
 def needs(extra: str = "") -> list[Need]:
@@ -66,4 +70,6 @@ def _need(one: Requirement) -> Need:
         found = metadata.version(one.name)
     except metadata.PackageNotFoundError:
         return Need(one.name, str(one.specifier), None, is_met=False)
-    return Need(one.name, str(one.specifier), found, is_met=one.specifier.contains(found, prereleases=True))
+    return Need(
+        one.name, str(one.specifier), found, is_met=one.specifier.contains(found, prereleases=True)
+    )

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 
 Turn = Mapping[str, str]
-_ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer": "system"}  # as templates know them
+_ROLES = {role: role for role in ("system", "user", "assistant")} | {
+    "developer": "system"
+}  # as templates know them
 
 
 def turn_of(message: object) -> Turn | None:
@@ -34,5 +36,7 @@ def text_of(content: object) -> str:
 
 
 def _is_text(part: object) -> bool:
-    is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    is_text = (
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    )
     return is_text and part.keys() == {"type", "text"}

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("artifacts", "runtime", "profilers")
-_INCOMPATIBLE = 5  # the exit code of artifacts.errors.Incompatible, which may not be importable here
+_INCOMPATIBLE = (
+    5  # the exit code of artifacts.errors.Incompatible, which may not be importable here
+)
 REMEDY = "install moectl in a virtual environment of its own"
 
 
@@ -39,8 +41,15 @@ def foreign() -> str | None:
 def sharing() -> dict[str, list[str]]:
     """By package name: the other installed distributions that own files under it, with their versions."""
     owners = metadata.packages_distributions()
-    others = {name: sorted({owner for owner in owners.get(name, []) if owner != "moectl"}) for name in PACKAGES}
-    return {name: [f"{owner} {metadata.version(owner)}" for owner in found] for name, found in others.items() if found}
+    others = {
+        name: sorted({owner for owner in owners.get(name, []) if owner != "moectl"})
+        for name in PACKAGES
+    }
+    return {
+        name: [f"{owner} {metadata.version(owner)}" for owner in found]
+        for name, found in others.items()
+        if found
+    }
 
 
 def _owner(name: str) -> str:

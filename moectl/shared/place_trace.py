@@ -25,15 +25,21 @@ def place_trace(
     Raises BadUsage for an unknown machine, Incompatible when there is no such profile.
     """
     if dense is not None and name == HERE:
-        raise BadUsage(f"--dense {dense}: a hardware profile is of dense weights as published; name another --machine")
+        raise BadUsage(
+            f"--dense {dense}: a hardware profile is of dense weights as published; name another --machine"
+        )
     based, shape = _with_dense(trace_on_base(opened, base), dense), opened.model.shape
     if name != HERE:
         return based, timed_machine(name), None
     if not path.exists():
-        raise Incompatible(f"there is no store {path} with a hardware profile: {REMEDY}, or name a machine")
+        raise Incompatible(
+            f"there is no store {path} with a hardware profile: {REMEDY}, or name a machine"
+        )
     with Store.open(path, read_only=True) as store:
         profile = profile_for(store, shape, name=opened.model.name)
-    costs = costs_of(profile, shape).on_base(base, based.model.shape.expert_nbytes / shape.expert_nbytes)
+    costs = costs_of(profile, shape).on_base(
+        base, based.model.shape.expert_nbytes / shape.expert_nbytes
+    )
     return based, machine_of(profile, shape), costs
 
 
@@ -50,7 +56,11 @@ def trace_on_base(opened: OpenedTrace, bits: int) -> OpenedTrace:
     if bits == FULL_BITS:
         return opened
     model, replicas = opened.model, opened.artefacts.replicas
-    notes = () if replicas else ("the base: replicas as large as in groups of 128, losses as of a small model",)
+    notes = (
+        ()
+        if replicas
+        else ("the base: replicas as large as in groups of 128, losses as of a small model",)
+    )
     based = (replicas or from_trace.replicas(opened.trace, model, named=(bits,))).on_base(bits)
     nbytes = based.nbytes[FULL_BITS]
     return replace(

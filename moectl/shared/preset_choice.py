@@ -12,7 +12,9 @@ from runtime.session.settings import DEVICE, Settings
 if TYPE_CHECKING:  # which imports torch
     from runtime.model.open import MoeModel
 
-AUTO = Preset("auto", summary="the best that loses nothing, chosen when the model is open", paper="moectl")
+AUTO = Preset(
+    "auto", summary="the best that loses nothing, chosen when the model is open", paper="moectl"
+)
 """Stands in settings for the preset that `with_choice` puts there."""
 
 
@@ -84,7 +86,8 @@ def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Know
         tuned=tuned,
         is_emulated=settings.scaled_to is not None,
         has_predictors=has_predictors,
-        is_in_memory=_reads_files(opened, settings) and opened.shape.nbytes + budget_nbytes <= _available_nbytes(),
+        is_in_memory=_reads_files(opened, settings)
+        and opened.shape.nbytes + budget_nbytes <= _available_nbytes(),
         note=note,
     )
 
@@ -92,20 +95,25 @@ def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Know
 def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset | None, bool, str]:
     """Return the tuned preset, and whether there are predictors; only a note where the store cannot be read now, as
     while another process writes it: a run that needs no store is not stopped by one."""
-    from artifacts.routing.predictors import COMMAND  # late: the store's imports take a tenth of a second
+    from artifacts.routing.predictors import (
+        COMMAND,
+    )  # late: the store's imports take a tenth of a second
     from artifacts.store.presets import stored_presets
     from artifacts.store.store import Store
     from runtime.session.presets import as_preset
 
     model_id = opened.fingerprint[:16]
-    machine = settings.scaled_to or ("here" if settings.link == "auto" else f"here, {settings.link}")
+    machine = settings.scaled_to or (
+        "here" if settings.link == "auto" else f"here, {settings.link}"
+    )
     wanted = (model_id, machine, settings.budget, 0)
     try:
         with Store.open(store, read_only=True, patience_s=0) as held:
             tuned = (
                 as_preset(kept)
                 for kept in stored_presets(held)
-                if (kept.model_id, kept.preset.machine, kept.preset.budget, kept.preset.max_loss) == wanted
+                if (kept.model_id, kept.preset.machine, kept.preset.budget, kept.preset.max_loss)
+                == wanted
             )
             return next(tuned, None), held.latest_run(COMMAND, model_id) is not None, ""
     except Problem as problem:
@@ -115,7 +123,9 @@ def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset
 def _reads_files(opened: "MoeModel", settings: Settings) -> bool:
     """Whether experts come from the model's files by way of the page cache."""
     on_cpu = opened.model.device.type == "cpu"
-    return settings.scaled_to is None and (settings.link == "disk" or settings.link == "auto" and on_cpu)
+    return settings.scaled_to is None and (
+        settings.link == "disk" or settings.link == "auto" and on_cpu
+    )
 
 
 def _available_nbytes() -> int:

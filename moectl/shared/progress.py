@@ -17,7 +17,10 @@ from rich.text import Text
 EVERY_S = 60.0  # between plain lines within a phase
 WAIT_S = 2.0  # that a phase lasts before it is told; a command that fails at once says only why
 _FEW = 2  # phases of a command that is mostly one
-_SOONEST_S, _LEAST = 3.0, 0.02  # time and share of the work after which it can be told how long the rest takes
+_SOONEST_S, _LEAST = (
+    3.0,
+    0.02,
+)  # time and share of the work after which it can be told how long the rest takes
 
 Advance = Callable[[float, float], None]
 """Takes how much of the present phase is done, and how much there is."""
@@ -32,7 +35,9 @@ class Phases:
     within a phase only move it.
     """
 
-    def __init__(self, *shares: float, limit_s: float = inf, is_quiet: bool = False, at_once: bool = False) -> None:
+    def __init__(
+        self, *shares: float, limit_s: float = inf, is_quiet: bool = False, at_once: bool = False
+    ) -> None:
         self._shares, self._limit_s, self._is_quiet = shares, limit_s, is_quiet
         self._wait_s = 0.0 if at_once else WAIT_S
         self._begun: list[tuple[str, float]] = []
@@ -45,7 +50,9 @@ class Phases:
     def __enter__(self) -> Self:
         console, self._around = Console(stderr=True), _PRESENT.get()
         if self._around is None and console.is_terminal:
-            name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+            name = TextColumn(
+                "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")
+            )
             columns = (name, BarColumn(16), TaskProgressColumn(), _TimeLeft(self))
             self._bar = Progress(*columns, console=console, transient=True, refresh_per_second=4)
             self._bar.add_task("beginning", total=1.0)
@@ -81,7 +88,9 @@ class Phases:
         elif self._bar:
             self._show()
         elif self.elapsed_s - self._told_s >= EVERY_S:
-            self._tell(f"{self._label}: {self.done:.0%}{self.left and ', '}{self.left}", self.elapsed_s)
+            self._tell(
+                f"{self._label}: {self.done:.0%}{self.left and ', '}{self.left}", self.elapsed_s
+            )
 
     @property
     def elapsed_s(self) -> float:
@@ -107,16 +116,22 @@ class Phases:
     def left(self) -> str:
         """How long the whole will still take, in words; empty where nothing can be said yet."""
         elapsed_s, done = self.elapsed_s, self.done
-        left_s = elapsed_s * (1 - done) / done if elapsed_s >= _SOONEST_S and done >= _LEAST else inf
+        left_s = (
+            elapsed_s * (1 - done) / done if elapsed_s >= _SOONEST_S and done >= _LEAST else inf
+        )
         left_s = min(left_s, max(0.0, self._limit_s - elapsed_s))
         if left_s == inf:
             return ""
-        return f"about {left_s:.0f} s left" if left_s < 99.5 else f"about {left_s / 60:.0f} min left"
+        return (
+            f"about {left_s:.0f} s left" if left_s < 99.5 else f"about {left_s / 60:.0f} min left"
+        )
 
     def seconds(self) -> dict[str, float]:
         """The seconds of each phase, by name, the present one up to now."""
         ends = [*(begin_s for _, begin_s in self._begun[1:]), perf_counter()]
-        return {name: end_s - begin_s for (name, begin_s), end_s in zip(self._begun, ends, strict=False)}
+        return {
+            name: end_s - begin_s for (name, begin_s), end_s in zip(self._begun, ends, strict=False)
+        }
 
     @property
     def _label(self) -> str:
@@ -147,7 +162,9 @@ class Phases:
             print(f"{at_s:6.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-_PRESENT: ContextVar[Phases | None] = ContextVar("phases", default=None)  # a terminal has one line of progress
+_PRESENT: ContextVar[Phases | None] = ContextVar(
+    "phases", default=None
+)  # a terminal has one line of progress
 
 
 class _TimeLeft(ProgressColumn):

@@ -38,4 +38,8 @@ def told(error: BaseException, typed: str) -> str:
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return "interrupted"
-    return f"interrupted: {cause.kept}; to go on: {typed}" if cause.kept else "interrupted: nothing is kept"
+    return (
+        f"interrupted: {cause.kept}; to go on: {typed}"
+        if cause.kept
+        else "interrupted: nothing is kept"
+    )

@@ -42,9 +42,13 @@ def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> RoutingFor
     Raises BadUsage for a distance beyond the model's layers.
     """
     if distance > opened.shape.num_layers:
-        raise BadUsage(f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}")
+        raise BadUsage(
+            f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}"
+        )
     with Store.open(store) as opened_store:
         predictors = load_predictors(opened_store, opened.fingerprint[:16], opened.shape)
     if predictors is None:
         return RoutingForesight(distance, None)
-    return RoutingForesight(distance, Predictor(predictors, min(distance, predictors.distance), opened.model.device))
+    return RoutingForesight(
+        distance, Predictor(predictors, min(distance, predictors.distance), opened.model.device)
+    )

@@ -15,10 +15,14 @@ def prepare_streams() -> None:
     file names are UTF-8 whatever the locale says.
     """
     if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
+        os.execve(
+            sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"}
+        )
     _fill_closed()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows `?` instead of raising
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # a terminal that is not UTF-8 shows `?` instead of raising
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="strict")
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:

@@ -19,7 +19,13 @@ def tokenizer_of(opened: MoeModel) -> PreTrainedTokenizerBase:
 
 
 def read_data(
-    opened: MoeModel, spec: str, *, length: int, num_tokens: int, seed: int, at_most: int | None = None
+    opened: MoeModel,
+    spec: str,
+    *,
+    length: int,
+    num_tokens: int,
+    seed: int,
+    at_most: int | None = None,
 ) -> Data:
     """Read all documents of the text that the user named as sequences of at most `length` tokens.
 
@@ -27,10 +33,14 @@ def read_data(
     for no tokenizer or no text.
     """
     tokenizer = tokenizer_of(opened)
-    cuts = token_sequences(documents(spec, seed=seed), tokenizer, length=length, num_tokens=num_tokens)
+    cuts = token_sequences(
+        documents(spec, seed=seed), tokenizer, length=length, num_tokens=num_tokens
+    )
     sequences = list(islice(cuts, at_most))
     num_read, shortfall = sum(map(len, sequences)), ""
-    if num_tokens - num_read > 1 and len(sequences) != at_most:  # a single token left over makes no sequence
+    if (
+        num_tokens - num_read > 1 and len(sequences) != at_most
+    ):  # a single token left over makes no sequence
         asked = f"{at_most:,} sequences" if at_most else f"{num_tokens:,} tokens"
         read = f"{len(sequences):,}" if at_most else f"{num_read:,}"
         shortfall = f"{read} of the {asked} that were asked for: {spec} has no more"

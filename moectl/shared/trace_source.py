@@ -102,7 +102,9 @@ def _from_store(source: TraceSource) -> OpenedTrace:
         trace = from_table(store.read("traces", run.run_id), num_experts=info.shape.num_experts)
         artefacts = load_artefacts(store, info.model_id, info.shape)
     model = _named(source) or _with_config(info.name, guessed(info.shape))
-    return OpenedTrace(f"run {run.run_id} of {source.store}", trace, model, artefacts, info.model_id, run.run_id)
+    return OpenedTrace(
+        f"run {run.run_id} of {source.store}", trace, model, artefacts, info.model_id, run.run_id
+    )
 
 
 def _find(store: Store, run_id: int | None) -> StoredRun:
@@ -123,7 +125,10 @@ def _with_config(name: str, stored: ModelShape) -> ModelShape:
         share = shape.expert_nbytes / configured.shape.expert_nbytes
         if configured.shape == shape:
             return configured
-        if replace(configured.shape, expert_nbytes=shape.expert_nbytes) == shape and abs(share - 1) < _PADDING:
+        if (
+            replace(configured.shape, expert_nbytes=shape.expert_nbytes) == shape
+            and abs(share - 1) < _PADDING
+        ):
             return replace(configured, shape=shape, weight_nbytes=share * configured.weight_nbytes)
     return replace(stored, name=name)
 
@@ -143,12 +148,16 @@ def _named(source: TraceSource) -> ModelShape | None:
         return None
     model = model_shape(str(demo_model()) if source.model == "bundled" else source.model)
     if source.num_experts not in (None, model.shape.num_experts):
-        raise BadUsage(f"{source.model} has {model.shape.num_experts} experts a layer, not {source.num_experts}")
+        raise BadUsage(
+            f"{source.model} has {model.shape.num_experts} experts a layer, not {source.num_experts}"
+        )
     return model
 
 
 def _recorded_experts(trace: Trace) -> int:
     """Return how many experts a layer has by the trace's probabilities. Raises BadUsage for a trace without them."""
     if trace.probabilities is None:
-        raise BadUsage("the trace does not say how many experts a layer has: give --num-experts or --model")
+        raise BadUsage(
+            "the trace does not say how many experts a layer has: give --num-experts or --model"
+        )
     return trace.probabilities.shape[1]

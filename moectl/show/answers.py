@@ -16,7 +16,11 @@ def in_a_line(answer: "Answer", *, load_s: float | None = None) -> str:
     """Speed, hits, stall, preset with its share of the experts, and the seconds of loading."""
     effort, receipt = answer.effort, answer.receipt
     slots, experts = receipt["slots"], receipt["experts"]
-    speed = f"{1e3 / answer.tpot_ms:.1f} tokens/s" if answer.tpot_ms else f"{len(answer.token_ids)} token"
+    speed = (
+        f"{1e3 / answer.tpot_ms:.1f} tokens/s"
+        if answer.tpot_ms
+        else f"{len(answer.token_ids)} token"
+    )
     parts = [
         f"{speed}, first {_time(answer.ttft_ms)}",
         f"hits {100 * effort.hit_rate:.0f}%",
@@ -49,7 +53,9 @@ def everything(answer: "Answer") -> dict[str, object]:
     }
 
 
-def show_details(effort: "Effort", receipt: dict[str, object], *, answer: "Answer | None" = None) -> None:
+def show_details(
+    effort: "Effort", receipt: dict[str, object], *, answer: "Answer | None" = None
+) -> None:
     """Print counters by layer and the receipt; several devices have a table of their own."""
     print()
     show_sheet(counters_sheet(effort, note=took(answer) if answer else ""))
@@ -73,7 +79,9 @@ def took(answer: "Answer") -> str:
 def _few_bits(counts: dict[str, int]) -> str:
     """Return how many experts were computed below full precision, empty if none were."""
     at = [(bits, counts[name]) for bits, name in AT_BITS.items() if counts[name]]
-    return "".join(f"; {count} experts at {bits} {'bit' if bits == 1 else 'bits'}" for bits, count in at)
+    return "".join(
+        f"; {count} experts at {bits} {'bit' if bits == 1 else 'bits'}" for bits, count in at
+    )
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 
-from moectl.show.svg import LEVELS, AxisScale, Drawing, Frame, axes, exact, name_width, round_step, shade_of
+from moectl.show.svg import (
+    LEVELS,
+    AxisScale,
+    Drawing,
+    Frame,
+    axes,
+    exact,
+    name_width,
+    round_step,
+    shade_of,
+)
 
 WIDTH = 380  # of a chart on a page
 
@@ -21,22 +31,33 @@ class Line:
     has_dots: bool = False
 
 
-def lines(title: str, drawn: Sequence[Line], x: AxisScale, y: AxisScale, frame: Frame, *, says: str) -> Drawing:
+def lines(
+    title: str, drawn: Sequence[Line], x: AxisScale, y: AxisScale, frame: Frame, *, says: str
+) -> Drawing:
     """Lines on two scales made for `frame`; those with a name are listed in its right margin."""
     marks = "".join(_line(line, x, y) for line in drawn)
     edge = frame.width - frame.right + 14
     keys = [
         f'<g class="{line.colour}"><path class="line" d="M{edge:g} {at - 4}h18"/>'
         f'<text class="value" x="{edge + 24:g}" y="{at}">{escape(line.name)}</text></g>'
-        for at, line in zip(range(int(frame.top) + 14, 10_000, 20), filter(lambda line: line.name, drawn), strict=False)
+        for at, line in zip(
+            range(int(frame.top) + 14, 10_000, 20),
+            filter(lambda line: line.name, drawn),
+            strict=False,
+        )
     ]
-    return Drawing(title, axes(x, y, frame) + marks + "".join(keys), frame.width, frame.height, says)
+    return Drawing(
+        title, axes(x, y, frame) + marks + "".join(keys), frame.width, frame.height, says
+    )
 
 
 def _line(line: Line, x: AxisScale, y: AxisScale) -> str:
     places = [(x.place(across), y.place(upwards)) for across, upwards in line.points]
     joined = " ".join(f"{across:.1f},{upper:.1f}" for across, upper in places)
-    dots = "".join(f'<circle class="dot" cx="{across:.1f}" cy="{upper:.1f}" r="3"/>' for across, upper in places)
+    dots = "".join(
+        f'<circle class="dot" cx="{across:.1f}" cy="{upper:.1f}" r="3"/>'
+        for across, upper in places
+    )
     dashed = ' stroke-dasharray="5 4"' if line.is_dashed else ""
     polyline = f'<polyline class="line"{dashed} points="{joined}"/>'
     return f'<g class="{line.colour}">{polyline}{dots if line.has_dots else ""}</g>'
@@ -53,22 +74,40 @@ class Bar:
 
 
 def bars(
-    title: str, rows: Sequence[Bar], *, top: float, says: str, width: float = WIDTH, parts: Sequence[str] = ()
+    title: str,
+    rows: Sequence[Bar],
+    *,
+    top: float,
+    says: str,
+    width: float = WIDTH,
+    parts: Sequence[str] = (),
 ) -> Drawing:
     """Horizontal bars from 0 to `top`; `parts` names what their colours stand for, in a line below them."""
-    left, right, high = name_width([bar.name for bar in rows]), 7.0 * max(len(bar.text) for bar in rows) + 10, 20
+    left, right, high = (
+        name_width([bar.name for bar in rows]),
+        7.0 * max(len(bar.text) for bar in rows) + 10,
+        20,
+    )
     room = width - left - right
     drawn = []
     for index, bar in enumerate(rows):
         upper, at = index * high, left
-        drawn.append(f'<text class="name" x="{left - 6:g}" y="{upper + 14}">{escape(bar.name)}</text>')
+        drawn.append(
+            f'<text class="name" x="{left - 6:g}" y="{upper + 14}">{escape(bar.name)}</text>'
+        )
         values = " ".join(map(exact, bar.values))
-        drawn.append(f'<g data-values="{values}"><title>{escape(f"{bar.name}: {bar.text}")}</title>')
+        drawn.append(
+            f'<g data-values="{values}"><title>{escape(f"{bar.name}: {bar.text}")}</title>'
+        )
         for number, part in enumerate(bar.parts):
             wide = room * part / top
-            drawn.append(f'<rect class="p{number}" x="{at:.1f}" y="{upper + 3}" width="{wide:.1f}" height="14"/>')
+            drawn.append(
+                f'<rect class="p{number}" x="{at:.1f}" y="{upper + 3}" width="{wide:.1f}" height="14"/>'
+            )
             at += wide
-        drawn.append(f'<text class="value" x="{left + room + 6:.1f}" y="{upper + 14}">{escape(bar.text)}</text></g>')
+        drawn.append(
+            f'<text class="value" x="{left + room + 6:.1f}" y="{upper + 14}">{escape(bar.text)}</text></g>'
+        )
     foot = len(rows) * high + 4
     drawing = Drawing(title, "".join(drawn), width, foot, says)
     return (
@@ -82,7 +121,9 @@ def _part_key(parts: Sequence[str], left: float, upper: float) -> str:
     drawn, at = [], left
     for number, name in enumerate(parts):
         drawn.append(f'<rect class="p{number}" x="{at:.1f}" y="{upper:g}" width="11" height="11"/>')
-        drawn.append(f'<text class="value" x="{at + 16:.1f}" y="{upper + 10:g}">{escape(name)}</text>')
+        drawn.append(
+            f'<text class="value" x="{at + 16:.1f}" y="{upper + 10:g}">{escape(name)}</text>'
+        )
         at += 7.0 * len(name) + 36
     return "".join(drawn)
 
@@ -104,14 +145,17 @@ def heatmap(
     grid = f'<g transform="translate(30 0) scale({wide:.4f} {high:.4f})">{_cells(matrix, top)}</g>'
     foot = down * high
     ticks = "".join(
-        f'<text class="tick" x="{30 + (n + 0.5) * wide:.1f}" y="{foot + 13:.1f}">{n}</text>' for n in _few(across)
+        f'<text class="tick" x="{30 + (n + 0.5) * wide:.1f}" y="{foot + 13:.1f}">{n}</text>'
+        for n in _few(across)
     ) + "".join(
         f'<text class="tick end" x="25" y="{(n + 0.5) * high + 4:.1f}">{n}</text>'
         for n in (range(down) if down <= 16 and high >= 12 else _few(down))
     )
     middle = foot / 2
     label = f'<text class="axis" x="{30 + across * wide / 2:.1f}" y="{foot + 28:.1f}">{escape(column)}</text>'
-    label += f'<text class="axis" transform="translate(9 {middle:.1f}) rotate(-90)">{escape(row)}</text>'
+    label += (
+        f'<text class="axis" transform="translate(9 {middle:.1f}) rotate(-90)">{escape(row)}</text>'
+    )
     return Drawing(title, grid + ticks + label, width, foot + 34, says)
 
 
@@ -132,12 +176,16 @@ def _cells(matrix: Sequence[Sequence[float | None]], top: float) -> str:
     shades: dict[int, list[str]] = {}
     for index, line in enumerate(matrix):
         number = 0
-        for shade, same in groupby(line, key=lambda value: None if value is None else shade_of(value, top)):
+        for shade, same in groupby(
+            line, key=lambda value: None if value is None else shade_of(value, top)
+        ):
             count = len(list(same))
             if shade is not None:
                 shades.setdefault(shade, []).append(f"M{number} {index}h{count}v1h-{count}z")
             number += count
-    return "".join(f'<path class="s{shade}" d="{"".join(drawn)}"/>' for shade, drawn in sorted(shades.items()))
+    return "".join(
+        f'<path class="s{shade}" d="{"".join(drawn)}"/>' for shade, drawn in sorted(shades.items())
+    )
 
 
 def _few(count: int) -> list[int]:

@@ -10,7 +10,18 @@ if TYPE_CHECKING:
     from runtime.session.answers import Effort
 
 _COUNTED = ("late", "misses", "fetched", "near", "low", "spared", "collisions", "evictions")
-_OF_DEVICES = ("device", "hops", "slots", "bytes", "resident", "requests", "hit rate", "misses", "demand", "prefetched")
+_OF_DEVICES = (
+    "device",
+    "hops",
+    "slots",
+    "bytes",
+    "resident",
+    "requests",
+    "hit rate",
+    "misses",
+    "demand",
+    "prefetched",
+)
 
 
 def counters_sheet(effort: "Effort", *, note: str = "") -> Sheet:
@@ -23,7 +34,9 @@ def counters_sheet(effort: "Effort", *, note: str = "") -> Sheet:
 
 def devices_sheet(devices: Mapping[str, Mapping[str, int]]) -> Sheet:
     """One row for each device; `devices` maps names to counters, as in a receipt."""
-    return Sheet("Devices", _OF_DEVICES, [_device_row(name, counts) for name, counts in devices.items()])
+    return Sheet(
+        "Devices", _OF_DEVICES, [_device_row(name, counts) for name, counts in devices.items()]
+    )
 
 
 def _layer_row(layer: int | str, counts: dict[str, int]) -> tuple:
@@ -31,6 +44,12 @@ def _layer_row(layer: int | str, counts: dict[str, int]) -> tuple:
 
 
 def _device_row(name: str, counts: Mapping[str, int]) -> tuple:
-    has = (counts["hops"], counts["slots"], NumBytes(counts["slot_bytes"]), counts["resident"], counts["requests"])
+    has = (
+        counts["hops"],
+        counts["slots"],
+        NumBytes(counts["slot_bytes"]),
+        counts["resident"],
+        counts["requests"],
+    )
     moved = (NumBytes(counts[f"{cause}_bytes"]) for cause in ("demand", "prefetch"))
     return (name, *has, hit_rate(counts), counts["misses"], *moved)

@@ -10,7 +10,11 @@ from moectl.show.svg import Drawing, Frame, linear_scale
 from runtime.control.counters import is_exact
 
 FULL, PLAIN = "full", "on-demand"
-KEY = {"full": "every expert in memory", "exact": "output exactly the same", "altered": "output altered"}
+KEY = {
+    "full": "every expert in memory",
+    "exact": "output exactly the same",
+    "altered": "output altered",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class Demonstration:
     def records(self) -> dict[str, object]:
         """The demonstration as JSON values."""
         rows = [
-            asdict(row) | {"is_exact": row.is_exact, "is_distinguishable": row.is_distinguishable} for row in self.rows
+            asdict(row) | {"is_exact": row.is_exact, "is_distinguishable": row.is_distinguishable}
+            for row in self.rows
         ]
         return asdict(self) | {"rows": rows, "seen": sentence(self)}
 
@@ -109,7 +114,9 @@ def sentence(demonstration: Demonstration) -> str:
         f"({PLAIN}) was {_beside(plain, 'with all of them there')}"
     )
     if exact is not plain:
-        said += f"; the fastest way with the same output, {exact.preset}, was {_beside(exact, FULL)}"
+        said += (
+            f"; the fastest way with the same output, {exact.preset}, was {_beside(exact, FULL)}"
+        )
     if fastest is not exact:
         said += f"; the fastest of all, {fastest.preset}, was {_beside(fastest, FULL)} and {_cost(fastest)}"
     return said + "."
@@ -126,7 +133,9 @@ def drawing(demonstration: Demonstration) -> Drawing:
     title = f"Time and quality with {demonstration.budget} of the experts in fast memory"
     listed = "; ".join(f"{row.preset} {row.times_full:.1f}, {100 * row.loss:.1f} %" for row in rows)
     note = f"{demonstration.grounds}; lower left is better"
-    return scatter(title, marks, x, y, frame, says=f"{title}, by preset: {listed}", note=note, key=KEY)
+    return scatter(
+        title, marks, x, y, frame, says=f"{title}, by preset: {listed}", note=note, key=KEY
+    )
 
 
 def _beside(row: DemoRow, what: str) -> str:
@@ -138,7 +147,9 @@ def _cost(row: DemoRow) -> str:
     if row.is_distinguishable:
         return f"cost {loss_words(row.loss, row.loss_error, digits=1)} of perplexity"
     same = f"{100 * row.top1_agreement:.0f} % of first choices the same"
-    return f"altered the output, its loss {loss_words(row.loss, row.loss_error, digits=1)} and {same}"
+    return (
+        f"altered the output, its loss {loss_words(row.loss, row.loss_error, digits=1)} and {same}"
+    )
 
 
 def _kind(row: DemoRow) -> str:

@@ -16,7 +16,9 @@ def flow(pieces: Iterable[str], *, prompt: str = "") -> None:
     console = Console(highlight=False)
     words = _Words(console.width) if console.is_terminal else None
     if words:
-        console.print(words.add(prompt) + words.rest(), style="bold", end="", markup=False, soft_wrap=True)
+        console.print(
+            words.add(prompt) + words.rest(), style="bold", end="", markup=False, soft_wrap=True
+        )
     for piece in pieces:
         sys.stdout.write(words.add(piece) if words else piece)
         sys.stdout.flush()
@@ -33,7 +35,11 @@ class _Words:
     def add(self, text: str) -> str:
         """Return what can be shown by now; a word that may go on is held back."""
         *whole, self._held = [*_WORDS.findall(self._held + text), ""]
-        if whole and not whole[-1].isspace() and cell_len(whole[-1]) == len(whole[-1]) < self._width:
+        if (
+            whole
+            and not whole[-1].isspace()
+            and cell_len(whole[-1]) == len(whole[-1]) < self._width
+        ):
             self._held = whole.pop()
         return "".join(map(self._placed, whole))
 

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from artifacts.hardware.machines import HERE, MACHINES
 
-TOY_NBYTES = 256 << 20  # all routed experts together; below, launches and host work would decide, which no sheet has
+TOY_NBYTES = (
+    256 << 20
+)  # all routed experts together; below, launches and host work would decide, which no sheet has
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +24,15 @@ def simulated(machine: str, experts_nbytes: int) -> Grounds:
     the time. Costs that were measured `here` hold for a model of any size.
     """
     if machine == HERE:
-        return Grounds("simulated on virtual time, at costs measured on this machine", is_absolute=True)
+        return Grounds(
+            "simulated on virtual time, at costs measured on this machine", is_absolute=True
+        )
     says = f"simulated on virtual time, bandwidths of {machine}"
     is_toy = experts_nbytes < TOY_NBYTES
-    return Grounds(says + (", a toy model: ratios only" if is_toy else ": lower bounds"), is_absolute=not is_toy)
+    return Grounds(
+        says + (", a toy model: ratios only" if is_toy else ": lower bounds"),
+        is_absolute=not is_toy,
+    )
 
 
 def measured(link: str, *, device: str = "cpu") -> Grounds:
@@ -33,7 +40,9 @@ def measured(link: str, *, device: str = "cpu") -> Grounds:
     what = device.partition(":")[0].upper().replace("CUDA", "GPU")
     if link in MACHINES:
         return Grounds(f"{what}, in the proportions of {link}", is_absolute=False)
-    return Grounds(f"measured on this {what}" + f" over an emulated link of {link}" * link[:1].isdigit(), True)
+    return Grounds(
+        f"measured on this {what}" + f" over an emulated link of {link}" * link[:1].isdigit(), True
+    )
 
 
 def compared(ratio: float) -> str:

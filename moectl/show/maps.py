@@ -9,10 +9,25 @@ def maps(probabilities: np.ndarray, top_k: int, layer: int | None) -> Sheet:
     """One row for each layer, or for each expert of `layer`; probabilities [N, L, E] of N maps."""
     chosen = np.argsort(-probabilities, axis=2, kind="stable")[:, :, :top_k]
     if layer is not None:
-        selected = np.bincount(chosen[:, layer].ravel(), minlength=probabilities.shape[2]) / len(probabilities)
+        selected = np.bincount(chosen[:, layer].ravel(), minlength=probabilities.shape[2]) / len(
+            probabilities
+        )
         of_layer = probabilities[:, layer]
-        rows = list(zip(range(len(selected)), of_layer.mean(axis=0), of_layer.max(axis=0), selected, strict=True))
-        columns = ("expert", "mean probability", "largest", f"share of maps with it among the top {top_k}")
+        rows = list(
+            zip(
+                range(len(selected)),
+                of_layer.mean(axis=0),
+                of_layer.max(axis=0),
+                selected,
+                strict=True,
+            )
+        )
+        columns = (
+            "expert",
+            "mean probability",
+            "largest",
+            f"share of maps with it among the top {top_k}",
+        )
         return Sheet(f"Experts of layer {layer} in {len(probabilities):,} maps", columns, rows)
     coarse, fine = _entropy(probabilities.mean(axis=0)), _entropy(probabilities).mean(axis=0)
     mass = np.take_along_axis(probabilities, chosen, axis=2).sum(axis=2).mean(axis=0)
@@ -24,7 +39,9 @@ def maps(probabilities: np.ndarray, top_k: int, layer: int | None) -> Sheet:
 
 def maps_heatmap(probabilities: np.ndarray) -> Heatmap:
     """Mean probability by layer and expert."""
-    return Heatmap("Mean probability over the maps", probabilities.mean(axis=0), "layers", "experts")
+    return Heatmap(
+        "Mean probability over the maps", probabilities.mean(axis=0), "layers", "experts"
+    )
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:

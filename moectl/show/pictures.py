@@ -57,7 +57,8 @@ def _style() -> str:
     text = files("moectl.show").joinpath("charts.css").read_text(encoding="utf-8")
     palettes, _, rules = text.partition("/* marks */\n")
     light, dark = (
-        dict(re.findall(r"(--\w+): ([^;]+);", one)) for one in re.findall(r":root \{(.*?)\}", palettes, re.S)
+        dict(re.findall(r"(--\w+): ([^;]+);", one))
+        for one in re.findall(r":root \{(.*?)\}", palettes, re.S)
     )
     return (
         f"{_coloured(rules + _FILE_STYLE, light)}"

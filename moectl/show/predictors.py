@@ -16,8 +16,19 @@ def distances(recalls: Mapping[str, np.ndarray], *, note: str = "") -> Sheet:
         is_next = np.arange(num_layers) + ahead + 1 >= num_layers
         for where, layers in (("this pass", ~is_next), ("next pass", is_next)):
             if layers.any():
-                rows.append((ahead + 1, where, *(values[layers, ahead].mean() for values in recalls.values())))
-    return Sheet("Recall of the k experts that come, by layers ahead", ("distance", "target in", *recalls), rows, note)
+                rows.append(
+                    (
+                        ahead + 1,
+                        where,
+                        *(values[layers, ahead].mean() for values in recalls.values()),
+                    )
+                )
+    return Sheet(
+        "Recall of the k experts that come, by layers ahead",
+        ("distance", "target in", *recalls),
+        rows,
+        note,
+    )
 
 
 def layers(recalls: Mapping[str, np.ndarray], target: np.ndarray) -> Sheet:
@@ -29,11 +40,17 @@ def layers(recalls: Mapping[str, np.ndarray], target: np.ndarray) -> Sheet:
     return Sheet("Fitted predictors", ("layer", "distance", "fitted to", *recalls), rows)
 
 
-def stored(rows: pa.Table, num_layers: int, share: float) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def stored(
+    rows: pa.Table, num_layers: int, share: float
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Recalls [L, D] by predictor and targets [L, D] of rows of `predictors`; `share` is the recall by chance."""
     order = np.lexsort((rows["distance"].to_numpy(), rows["layer"].to_numpy()))
     size = (num_layers, -1)
-    names = {"learned": "recall", "next_gate": "next_gate_recall", "most frequent": "frequent_recall"}
+    names = {
+        "learned": "recall",
+        "next_gate": "next_gate_recall",
+        "most frequent": "frequent_recall",
+    }
     recalls = {name: rows[column].to_numpy()[order].reshape(size) for name, column in names.items()}
     target = np.array(rows["target"].to_pylist())[order].reshape(size)
     return recalls | {"random": np.full(target.shape, share)}, target

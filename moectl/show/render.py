@@ -16,7 +16,9 @@ from rich.text import Text
 _SHADES = " ░▒▓█"
 _HALF_BLOCK = "▀"
 # Colours from dark to bright, evenly spaced; values between two of them get a mixed colour.
-_SCALE = np.array([(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
+_SCALE = np.array(
+    [(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float
+)
 _UNLIMITED = 100_000  # columns: output to a pipe or a file is not cut or wrapped unless its reader says how wide
 _FOLDED = 32  # characters: longer texts are wrapped
 _FRAME = 3  # characters beside each column
@@ -69,7 +71,11 @@ class Heatmap:
 def console() -> Console:
     """A console on the present stdout, unlimited in width unless stdout is a terminal or COLUMNS is set."""
     shown = Console(highlight=False)
-    return shown if shown.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=_UNLIMITED)
+    return (
+        shown
+        if shown.is_terminal or "COLUMNS" in os.environ
+        else Console(highlight=False, width=_UNLIMITED)
+    )
 
 
 def show_json(value: object) -> None:
@@ -87,7 +93,9 @@ def show_sheet(sheet: Sheet) -> None:
     out, sheet = console(), sheet.shown()
     cells = [[cell_text(value) for value in row] for row in sheet.rows]
     for number, group in enumerate(groups(sheet.columns, cells, room=out.width)):
-        table = Table(title=None if number else sheet.title or None, title_justify="left", title_style="bold")
+        table = Table(
+            title=None if number else sheet.title or None, title_justify="left", title_style="bold"
+        )
         for index, heading in group:
             is_text = any(isinstance(row[index], str) for row in sheet.rows)
             table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
@@ -106,7 +114,10 @@ def groups(names: Sequence[str], cells: Sequence[Sequence[str]], *, room: int) -
     longest = [max((len(row[index]) for row in cells), default=0) for index in range(len(names))]
     if _total(map(max, longest, map(len, names))) <= room:
         return [list(enumerate(names))]
-    needs = [max([1, min(long, _FOLDED), *map(len, name.split())]) for name, long in zip(names, longest, strict=True)]
+    needs = [
+        max([1, min(long, _FOLDED), *map(len, name.split())])
+        for name, long in zip(names, longest, strict=True)
+    ]
     columns = [(index, textwrap.fill(name, needs[index])) for index, name in enumerate(names)]
     if _total(needs) <= room:
         return [columns]
@@ -150,7 +161,9 @@ def show_heatmap(heatmap: Heatmap) -> None:
         out.print(line, no_wrap=True)
     grain = f", {per_character} to a character (their mean)" if per_character > 1 else ""
     legend = f"rows: {heatmap.row_name}; columns: {heatmap.column_name} 0 to {heatmap.values.shape[1] - 1}{grain}; "
-    out.print(f"{legend}darkest 0, brightest {cell_text(float(values.max(initial=0)))}", markup=False)
+    out.print(
+        f"{legend}darkest 0, brightest {cell_text(float(values.max(initial=0)))}", markup=False
+    )
 
 
 def human_bytes(nbytes: float) -> str:

@@ -18,17 +18,29 @@ def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Shee
     names = tuple(f"{bits} bits" for bits in widths)
     if layer is None:
         cells = [
-            (index, *map(float, relative[index].mean(axis=0)), *map(float, relative[index].max(axis=0)), borrowing)
+            (
+                index,
+                *map(float, relative[index].mean(axis=0)),
+                *map(float, relative[index].max(axis=0)),
+                borrowing,
+            )
             for index, borrowing in enumerate((is_own == 0).sum(axis=1).tolist())
         ]
         columns = ("layer", *names, *(f"worst, {name}" for name in names), "borrowing")
         note = "mean square of the error over that of the output; borrowing: experts judged on their layer's tokens"
         return Sheet("Relative error of experts' outputs", columns, cells, note)
     cells = [
-        (expert, int(samples[layer, expert]), bool(is_own[layer, expert]), *map(float, relative[layer, expert]))
+        (
+            expert,
+            int(samples[layer, expert]),
+            bool(is_own[layer, expert]),
+            *map(float, relative[layer, expert]),
+        )
         for expert in range(size[1])
     ]
-    return Sheet(f"Relative error in layer {layer}", ("expert", "tokens", "judged on own", *names), cells)
+    return Sheet(
+        f"Relative error in layer {layer}", ("expert", "tokens", "judged on own", *names), cells
+    )
 
 
 def quant_loss_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
@@ -40,16 +52,32 @@ def quant_loss_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
 
 def replicas(rows: pa.Table, layer: int | None, *, verified: bool, checkpoint: str) -> Sheet:
     """Bytes by width, or each file of `layer`. `checkpoint` says how the checkpoint has its experts."""
-    checked = f"all {len(set(rows['file'].to_pylist())):,} files are what was written" if verified else ""
+    checked = (
+        f"all {len(set(rows['file'].to_pylist())):,} files are what was written" if verified else ""
+    )
     files = rows.to_pylist()
     if layer is not None:
         cells = [
-            (row["expert"], as_width(row["bits"]), NumBytes(row["nbytes"]), row["file"], row["hash"][:16])
+            (
+                row["expert"],
+                as_width(row["bits"]),
+                NumBytes(row["nbytes"]),
+                row["file"],
+                row["hash"][:16],
+            )
             for row in files
             if row["layer"] == layer
         ]
-        return Sheet(f"Replicas in layer {layer}", ("expert", "bits", "bytes", "file", "sha256"), cells, checked)
-    cells = [(bits, len(sizes), NumBytes(sizes[0]), NumBytes(sum(sizes))) for bits, sizes in _by_width(files)]
+        return Sheet(
+            f"Replicas in layer {layer}",
+            ("expert", "bits", "bytes", "file", "sha256"),
+            cells,
+            checked,
+        )
+    cells = [
+        (bits, len(sizes), NumBytes(sizes[0]), NumBytes(sum(sizes)))
+        for bits, sizes in _by_width(files)
+    ]
     note = "; ".join(filter(None, (f"an expert of the checkpoint: {checkpoint}", checked)))
     return Sheet("Replicas", ("bits", "experts", "an expert", "all"), cells, note)
 
@@ -69,7 +97,9 @@ def _by_width(files: Sequence[dict]) -> list[tuple[Width, list[int]]]:
 def _by_expert(rows: pa.Table, name: str, size: tuple[int, int]) -> np.ndarray:
     """A column [L, E] whose values are equal at all widths."""
     values = np.zeros(size, np.int64)
-    column = np.array(rows["basis"].to_pylist()) == "own" if name == "is_own" else _column(rows, name)
+    column = (
+        np.array(rows["basis"].to_pylist()) == "own" if name == "is_own" else _column(rows, name)
+    )
     values[_column(rows, "layer"), _column(rows, "expert")] = column
     return values
 

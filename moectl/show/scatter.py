@@ -42,11 +42,15 @@ def scatter(
     places = [(x.place(mark.x), y.place(mark.y)) for mark in marks]
     taken = [_around(across, upper) for across, upper in places]
     drawn = [axes(x, y, frame), f'<text class="tick value" x="0" y="6">{escape(note)}</text>']
-    for mark, (across, upper) in sorted(zip(marks, places, strict=True), key=lambda pair: (pair[1][1], pair[1][0])):
+    for mark, (across, upper) in sorted(
+        zip(marks, places, strict=True), key=lambda pair: (pair[1][1], pair[1][0])
+    ):
         box = _free_box(mark, across, upper, taken, frame)
         taken.append(box)
         drawn.append(_named(mark, across, upper, box))
-    drawn += [_symbol(mark, across, upper) for mark, (across, upper) in zip(marks, places, strict=True)]
+    drawn += [
+        _symbol(mark, across, upper) for mark, (across, upper) in zip(marks, places, strict=True)
+    ]
     return Drawing(title, "".join(drawn) + _key(key, frame), frame.width, frame.height + 22, says)
 
 
@@ -58,7 +62,9 @@ def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) 
         return math.asinh(max(value, 0.0) / 1e-2)
 
     top = bent(max(0.02, *losses) * 1.3)
-    ticks = tuple((v, f"{100 * v:g} %") for v in (0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) if bent(v) <= top)
+    ticks = tuple(
+        (v, f"{100 * v:g} %") for v in (0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) if bent(v) <= top
+    )
     start -= _FOOT  # room for names below the marks that lose nothing
     return AxisScale(lambda value: start + bent(value) / top * (end - start), ticks, name)
 
@@ -79,7 +85,9 @@ def _free_box(mark: Mark, across: float, upper: float, taken: Sequence[Box], fra
     places += zip(left.flat[order].tolist(), middle.flat[order].tolist(), strict=True)
     boxes = ((x, y - _LINE / 2, x + wide, y + _LINE / 2) for x, y in places)
     lowest = frame.height - frame.bottom
-    free = (box for box in boxes if box[3] <= lowest and not any(_touch(box, other) for other in taken))
+    free = (
+        box for box in boxes if box[3] <= lowest and not any(_touch(box, other) for other in taken)
+    )
     return next(free, (across, upper, across, upper))
 
 
@@ -121,6 +129,8 @@ def _key(key: dict[str, str], frame: Frame) -> str:
     drawn, at, upper = [], 0.0, frame.height + 10
     for kind, words in key.items():
         drawn.append(f'<g class="{_KINDS[kind]}">{_shape(kind, at + _RADIUS, upper)}</g>')
-        drawn.append(f'<text class="value" x="{at + 16:.1f}" y="{upper + 4:g}">{escape(words)}</text>')
+        drawn.append(
+            f'<text class="value" x="{at + 16:.1f}" y="{upper + 4:g}">{escape(words)}</text>'
+        )
         at += 34 + 6.6 * len(words)
     return "".join(drawn)

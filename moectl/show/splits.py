@@ -26,7 +26,11 @@ def curves(known: Curves, layer: int | None) -> Sheet:
         return Sheet(f"Curves, layer {layer}", columns, rows)
     sizes = [round(share * num_experts) for share in _SHARES]
     ranks = range(min(_RANKS, num_experts))
-    columns = ("layer", *(f"hits with {size}" for size in sizes), *(f"prediction {rank} right" for rank in ranks))
+    columns = (
+        "layer",
+        *(f"hits with {size}" for size in sizes),
+        *(f"prediction {rank} right" for rank in ranks),
+    )
     rows = [(number, *hit[number, sizes], *prediction[number, ranks]) for number in range(len(hit))]
     return Sheet("Curves", columns, rows, "hits: rate with so many experts cached under lcp")
 
@@ -36,7 +40,10 @@ def curves_heatmap(known: Curves, layer: int | None) -> Heatmap:
     if layer is None:
         return Heatmap("Hit rate", known[0], "layer", "cached experts")
     return Heatmap(
-        f"Predicted experts cached, layer {layer}", known[2][layer], "rank of the prediction", "cached experts"
+        f"Predicted experts cached, layer {layer}",
+        known[2][layer],
+        "rank of the prediction",
+        "cached experts",
     )
 
 
@@ -44,7 +51,15 @@ def splits(answer: Answer, known: Curves, on: Grounds, *, title: str, note: str 
     """One row for each layer. Where times mean nothing by themselves, the layer's share of all waiting is shown."""
     budgets, exposed, theta, cache_size = answer
     hit, first = known[0][np.arange(len(budgets)), cache_size], known[1][:, 0]
-    columns = ("layer", "budget", "cached experts", "theta", "hit rate", "first prediction", "exposed ms")
+    columns = (
+        "layer",
+        "budget",
+        "cached experts",
+        "theta",
+        "hit rate",
+        "first prediction",
+        "exposed ms",
+    )
     share = exposed / max(float(exposed.sum()), np.finfo(float).tiny)
     values = (budgets, cache_size, theta, hit, first, exposed * 1e3, share)
     rows = list(zip(range(len(budgets)), *values, strict=True))

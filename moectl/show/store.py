@@ -42,7 +42,9 @@ def models(stored: Sequence[ModelInfo]) -> Sheet:
     for model in stored:
         shape = model.shape
         counts = (shape.num_layers, shape.num_experts, shape.top_k)
-        rows.append((model.name, model.model_id, model.family, *counts, NumBytes(shape.expert_nbytes)))
+        rows.append(
+            (model.name, model.model_id, model.family, *counts, NumBytes(shape.expert_nbytes))
+        )
     return Sheet("Models", columns, rows)
 
 
@@ -52,7 +54,9 @@ def artefacts(sizes: dict[str, TableSize], *, title: str) -> Sheet:
     return Sheet(title, ("artefact", "rows", "uncompressed"), rows)
 
 
-def activations(by_phase: dict[str, tuple[np.ndarray, np.ndarray]], shape: Shape, layer: int | None) -> Sheet:
+def activations(
+    by_phase: dict[str, tuple[np.ndarray, np.ndarray]], shape: Shape, layer: int | None
+) -> Sheet:
     """Use of experts: one row for each layer, or for each expert of `layer`."""
     counts = sum(count for count, _ in by_phase.values())
     if layer is not None:
@@ -64,7 +68,16 @@ def activations(by_phase: dict[str, tuple[np.ndarray, np.ndarray]], shape: Shape
         hottest = np.argsort(-count, kind="stable")[:_HOTTEST]
         share = count[hottest].sum() / total
         tokens = count.sum() // shape.top_k
-        rows.append((index, tokens, (count == 0).sum(), " ".join(map(str, hottest)), share, _evenness(count)))
+        rows.append(
+            (
+                index,
+                tokens,
+                (count == 0).sum(),
+                " ".join(map(str, hottest)),
+                share,
+                _evenness(count),
+            )
+        )
     note = f"most used: the {_HOTTEST} experts selected most; evenness: entropy of use, 1 when all are used the same"
     return Sheet("Use of experts by layer", columns, rows, note)
 
@@ -101,12 +114,18 @@ def entropy(percentiles: np.ndarray, layer: int | None) -> Sheet:
     """Percentiles of token activating entropy."""
     chosen = range(len(percentiles)) if layer is None else [layer]
     rows = [(index, *(float(percentiles[index, level]) for level in _LEVELS)) for index in chosen]
-    return Sheet("Token activating entropy, percentiles", ("layer", *(f"p{level}" for level in _LEVELS)), rows)
+    return Sheet(
+        "Token activating entropy, percentiles",
+        ("layer", *(f"p{level}" for level in _LEVELS)),
+        rows,
+    )
 
 
 def entropy_heatmap(percentiles: np.ndarray) -> Heatmap:
     """All percentiles by layer."""
-    return Heatmap("Token activating entropy by layer and percentile", percentiles, "layers", "percentiles")
+    return Heatmap(
+        "Token activating entropy by layer and percentile", percentiles, "layers", "percentiles"
+    )
 
 
 def similarity(measured: Similarity, layer: int | None) -> Sheet:
@@ -116,29 +135,61 @@ def similarity(measured: Similarity, layer: int | None) -> Sheet:
     """
     loss = np.where(np.eye(measured.loss.shape[1], dtype=bool), np.inf, measured.loss)
     best = np.divide(
-        loss.min(axis=2), measured.left_out, out=np.ones_like(measured.left_out), where=measured.left_out > 0
+        loss.min(axis=2),
+        measured.left_out,
+        out=np.ones_like(measured.left_out),
+        where=measured.left_out > 0,
     )
     note = "best loss: of the stand-in that changes the layer's output least, over that of leaving the expert out"
     if layer is not None:
         rows = [
-            (expert, measured.samples[layer, expert], int(buddy), measured.cosine[layer, expert, buddy], share)
-            for expert, (buddy, share) in enumerate(zip(loss[layer].argmin(axis=1), best[layer], strict=True))
+            (
+                expert,
+                measured.samples[layer, expert],
+                int(buddy),
+                measured.cosine[layer, expert, buddy],
+                share,
+            )
+            for expert, (buddy, share) in enumerate(
+                zip(loss[layer].argmin(axis=1), best[layer], strict=True)
+            )
         ]
-        return Sheet(f"Stand-ins in layer {layer}", ("expert", "samples", "best", "cosine", "best loss"), rows, note)
+        return Sheet(
+            f"Stand-ins in layer {layer}",
+            ("expert", "samples", "best", "cosine", "best loss"),
+            rows,
+            note,
+        )
     off = ~np.eye(loss.shape[1], dtype=bool)
     rows = [
-        (index, float(cosine[off].mean()), float(cosine[off].max()), float(np.median(share)), float((share < 1).mean()))
+        (
+            index,
+            float(cosine[off].mean()),
+            float(cosine[off].max()),
+            float(np.median(share)),
+            float((share < 1).mean()),
+        )
         for index, (cosine, share) in enumerate(zip(measured.cosine, best, strict=True))
     ]
-    columns = ("layer", "mean cosine", "largest cosine", "median best loss", "experts with a stand-in better than none")
+    columns = (
+        "layer",
+        "mean cosine",
+        "largest cosine",
+        "median best loss",
+        "experts with a stand-in better than none",
+    )
     return Sheet("What experts are worth in each other's place", columns, rows, note)
 
 
 def similarity_heatmap(measured: Similarity, layer: int | None) -> Heatmap:
     """Losses by stand-ins in `layer`, or in layer 0, over the losses by leaving the expert out."""
     index = layer or 0
-    share = measured.loss[index] / np.maximum(measured.left_out[index], np.finfo(float).tiny)[:, None]
-    return Heatmap(f"Loss over that of leaving out, layer {index}", share, "experts i", "stand-ins j")
+    share = (
+        measured.loss[index] / np.maximum(measured.left_out[index], np.finfo(float).tiny)[:, None]
+    )
+    return Heatmap(
+        f"Loss over that of leaving out, layer {index}", share, "experts i", "stand-ins j"
+    )
 
 
 def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sheet:
@@ -156,14 +207,27 @@ def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sh
         active = sizes[is_active]
         middle, mean = float(np.median(active)), float(active.mean())
         reach = float(shares[is_active].sum(axis=1).mean())
-        rows.append((layer, alphas[layer], active.min(), middle, mean, active.max(), reach, (~is_active).sum()))
+        rows.append(
+            (
+                layer,
+                alphas[layer],
+                active.min(),
+                middle,
+                mean,
+                active.max(),
+                reach,
+                (~is_active).sum(),
+            )
+        )
     columns = ("layer", "alpha", "min", "median", "mean", "max", "covered q", "never active")
     return Sheet("Buddies per expert", columns, rows)
 
 
 def buddies(table: np.ndarray, q: np.ndarray, layer: int) -> Sheet:
     """Each list of one layer."""
-    rows = [(pivot, *_list(table[layer, pivot], q[layer, pivot])) for pivot in range(table.shape[1])]
+    rows = [
+        (pivot, *_list(table[layer, pivot], q[layer, pivot])) for pivot in range(table.shape[1])
+    ]
     return Sheet(f"Buddies in layer {layer}", ("pivot", "size", "covered q", "buddies (q)"), rows)
 
 
@@ -179,18 +243,32 @@ def buddies_heatmap(table: np.ndarray, q: np.ndarray, layer: int | None) -> Heat
 
 def _list(row: np.ndarray, q: np.ndarray) -> tuple[int, float, str]:
     size = int((row >= 0).sum())
-    named = " ".join(f"{buddy} ({share:.3f})" for buddy, share in zip(row[:size], q[:size], strict=True))
+    named = " ".join(
+        f"{buddy} ({share:.3f})" for buddy, share in zip(row[:size], q[:size], strict=True)
+    )
     return size, float(q.sum()), named or "-"
 
 
-def _experts(by_phase: dict[str, tuple[np.ndarray, np.ndarray]], count: np.ndarray, layer: int) -> Sheet:
+def _experts(
+    by_phase: dict[str, tuple[np.ndarray, np.ndarray]], count: np.ndarray, layer: int
+) -> Sheet:
     total = max(int(count.sum()), 1)
     weight = sum(weight for _, weight in by_phase.values())[layer]
     rows = [
-        (expert, count[expert], count[expert] / total, *(part[layer, expert] for part, _ in by_phase.values()), mean)
-        for expert, mean in enumerate(np.divide(weight, count, out=np.zeros(len(count)), where=count > 0))
+        (
+            expert,
+            count[expert],
+            count[expert] / total,
+            *(part[layer, expert] for part, _ in by_phase.values()),
+            mean,
+        )
+        for expert, mean in enumerate(
+            np.divide(weight, count, out=np.zeros(len(count)), where=count > 0)
+        )
     ]
-    return Sheet(f"Experts of layer {layer}", ("expert", "tokens", "share", *by_phase, "mean weight"), rows)
+    return Sheet(
+        f"Experts of layer {layer}", ("expert", "tokens", "share", *by_phase, "mean weight"), rows
+    )
 
 
 def _evenness(count: np.ndarray) -> float:

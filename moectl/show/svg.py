@@ -52,11 +52,19 @@ class AxisScale:
 
 
 def linear_scale(
-    high: float, *, name: str, start: float, end: float, shown: Callable[[float], str] = "{:g}".format
+    high: float,
+    *,
+    name: str,
+    start: float,
+    end: float,
+    shown: Callable[[float], str] = "{:g}".format,
 ) -> AxisScale:
     """From 0 to `high`, with about five round ticks."""
     step = round_step(high / 5)
-    ticks = tuple((number * step, shown(number * step)) for number in range(math.floor(high / step + 1e-9) + 1))
+    ticks = tuple(
+        (number * step, shown(number * step))
+        for number in range(math.floor(high / step + 1e-9) + 1)
+    )
     return AxisScale(lambda value: start + value / high * (end - start), ticks, name)
 
 
@@ -70,7 +78,9 @@ def log_scale(values: Sequence[float], *, name: str, start: float, end: float) -
         step = round_step((10**high - 10**low) / 5)
         candidates = [step * number for number in range(1, math.floor(10**high / step) + 1)]
     ticks = tuple((value, f"{value:g}") for value in candidates if low <= math.log10(value) <= high)
-    return AxisScale(lambda value: start + (math.log10(value) - low) / (high - low) * (end - start), ticks, name)
+    return AxisScale(
+        lambda value: start + (math.log10(value) - low) / (high - low) * (end - start), ticks, name
+    )
 
 
 def axes(x: AxisScale, y: AxisScale, frame: Frame) -> str:

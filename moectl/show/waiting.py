@@ -29,7 +29,9 @@ class Waiting:
     def __enter__(self) -> "Waiting":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.end()
 
     def end(self) -> float:

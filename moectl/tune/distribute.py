@@ -50,7 +50,9 @@ def spread(search: Search, executor: Executor) -> Iterator[ReplayAll | None]:
                 workers.submit(task, task)
             for task, error in workers.persist(lambda task: workers.submit(task, task)).items():
                 reason = str(error).strip().splitlines()[-1]
-                outcomes[task] = OutOfResources(f"it was tried {ATTEMPTS} times and could not be replayed: {reason}")
+                outcomes[task] = OutOfResources(
+                    f"it was tried {ATTEMPTS} times and could not be replayed: {reason}"
+                )
             return [outcomes.pop(task) for task in tasks]
 
         yield replay_all

@@ -39,17 +39,29 @@ _PROBES = (  # of the error by few bits (the second needs no room for all replic
 _CHECKED = 0.25  # share of the requests held out for the check without other text
 
 
-def known_of(path: Path, opened: MoeModel, *, base: int) -> tuple[Artefacts, Similarity | None, HardwareProfile | None]:
+def known_of(
+    path: Path, opened: MoeModel, *, base: int
+) -> tuple[Artefacts, Similarity | None, HardwareProfile | None]:
     if not path.exists():
         return Artefacts(), None, None
     model_id = opened.fingerprint[:16]
     with Store.open(path, read_only=True) as store:
         artefacts = load_artefacts(store, model_id, opened.shape, base=base)
-        return artefacts, load_similarity(store, model_id, opened.shape), stored_profile(store, model_id)
+        return (
+            artefacts,
+            load_similarity(store, model_id, opened.shape),
+            stored_profile(store, model_id),
+        )
 
 
 def trace_for(
-    name: str, opened: MoeModel, request: TuneRequest, path: Path, minutes: Minutes, *, token_s: float
+    name: str,
+    opened: MoeModel,
+    request: TuneRequest,
+    path: Path,
+    minutes: Minutes,
+    *,
+    token_s: float,
 ) -> OpenedTrace:
     """The newest trace of this model in the store that has single-request decoding and predictions, else a new one,
     which the store gets if there was time for all of it."""
@@ -65,8 +77,12 @@ def trace_for(
     part = minutes.cut(text, "the trace", token_s=token_s, least=_LEAST_SEQUENCES)
     if len(part.sequences) == len(text.sequences):
         return _recorded(name, opened, text, path, request.data, seed=request.seed)
-    with TemporaryDirectory() as aside:  # so that a search with more time does not take it for a whole one
-        traced = _recorded(name, opened, part, Path(aside) / "part.duckdb", request.data, seed=request.seed)
+    with (
+        TemporaryDirectory() as aside
+    ):  # so that a search with more time does not take it for a whole one
+        traced = _recorded(
+            name, opened, part, Path(aside) / "part.duckdb", request.data, seed=request.seed
+        )
     return replace(
         traced,
         name=f"{len(part.sequences)} sequences of {request.data}",
@@ -79,18 +95,31 @@ def _text(opened: MoeModel, request: TuneRequest, data: str) -> BenchText:
     return read_text(opened, data, length=request.length, num_tokens=num_tokens, seed=request.seed)
 
 
-def _recorded(name: str, opened: MoeModel, text: BenchText, path: Path, data: str, *, seed: int) -> OpenedTrace:
+def _recorded(
+    name: str, opened: MoeModel, text: BenchText, path: Path, data: str, *, seed: int
+) -> OpenedTrace:
     run = record_trace(name, opened, text, path, data=data, seed=seed)
     return open_source(TraceSource(run=run, store=path))
 
 
 def parts_of(
-    name: str, opened: MoeModel, traced: OpenedTrace, request: TuneRequest, minutes: Minutes, *, token_s: float
+    name: str,
+    opened: MoeModel,
+    traced: OpenedTrace,
+    request: TuneRequest,
+    minutes: Minutes,
+    *,
+    token_s: float,
 ) -> tuple[Trace, Trace, str]:
     """The trace to tune on, the trace to check on, and a description of the latter."""
     if request.check_data is None:
         return *cut_by_request(traced.trace, _CHECKED), "the last quarter of the requests"
-    text = minutes.cut(_text(opened, request, request.check_data), "the trace to check on", token_s=token_s, least=2)
+    text = minutes.cut(
+        _text(opened, request, request.check_data),
+        "the trace to check on",
+        token_s=token_s,
+        least=2,
+    )
     with TemporaryDirectory() as aside:  # so that the next search does not tune on it
         file = Path(aside) / "check.duckdb"
         other = _recorded(name, opened, text, file, request.check_data, seed=request.seed)
@@ -108,14 +137,22 @@ def pace_of(
     """What the model costs where it is to run; for want of time not all that policies themselves take."""
     wanted = {"scaled_to": request.scaled_to, "link": request.link, "experts": request.experts}
     is_late = minutes.phases.is_late
-    pace = live_costs(opened, folder, **wanted, artefacts=artefacts, profile=profile, is_late=is_late)
+    pace = live_costs(
+        opened, folder, **wanted, artefacts=artefacts, profile=profile, is_late=is_late
+    )
     if not pace.is_profiled:
-        minutes.lack("the speed of few bits and the own time of policies where measuring had not come to them")
+        minutes.lack(
+            "the speed of few bits and the own time of policies where measuring had not come to them"
+        )
     return pace
 
 
 def search_on(
-    traced: OpenedTrace, trace: Trace, pace: LiveCosts, similarity: Similarity | None, request: TuneRequest
+    traced: OpenedTrace,
+    trace: Trace,
+    pace: LiveCosts,
+    similarity: Similarity | None,
+    request: TuneRequest,
 ) -> Search:
     return Search(
         trace,
@@ -137,10 +174,14 @@ def scale_of(search: Search, verifier: Verifier, minutes: Minutes) -> LossScale:
     """
     if minutes.lack(NO_SCALE):
         return LossScale()
-    return LossScale(*(_slope(search, verifier, part, candidates) for part, candidates in enumerate(_PROBES)))
+    return LossScale(
+        *(_slope(search, verifier, part, candidates) for part, candidates in enumerate(_PROBES))
+    )
 
 
-def _slope(search: Search, verifier: Verifier, part: int, candidates: Sequence[Combination]) -> float | None:
+def _slope(
+    search: Search, verifier: Verifier, part: int, candidates: Sequence[Combination]
+) -> float | None:
     amount = min(search.num_passes, 4 * LEAST_PASSES)
     for one in candidates:
         try:
@@ -170,12 +211,18 @@ def plan_for(
             passes //= ETA
         count = max(_FEW, min(_MANY, count))
         note = f"as many as {request.minutes:g} minutes allow at {1e3 * pass_s:.2g} ms a pass"
-    return SearchPlan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss), time, note
+    return (
+        SearchPlan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss),
+        time,
+        note,
+    )
 
 
 def _affordable(left_s: float, passes: int, pass_s: float, num_workers: int) -> int:
     amounts = SearchPlan(0, passes, 0, 0, 0.0).rungs
-    each_s = 2 * pass_s * amounts[0] * (len(amounts) + ETA)  # for two spaces: a round each, and as many neighbours
+    each_s = (
+        2 * pass_s * amounts[0] * (len(amounts) + ETA)
+    )  # for two spaces: a round each, and as many neighbours
     return int(max(0.0, left_s) * num_workers / each_s)
 
 

@@ -62,7 +62,9 @@ class TuneRequest:
         if self.minutes <= 0:
             raise BadUsage(f"--minutes is a time above 0, not {self.minutes:g}")
         if not _NAME.fullmatch(self.name):
-            raise BadUsage(f"--name {self.name!r} is no name: small letters, digits and -, a letter first")
+            raise BadUsage(
+                f"--name {self.name!r} is no name: small letters, digits and -, a letter first"
+            )
         if self.name in presets() or f"{self.name}{LOSSLESS}" in presets():
             raise BadUsage(f"--name {self.name} is a preset of moectl: give another name")
 
@@ -94,5 +96,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise BadUsage(f"--max-loss {text!r} is no share of perplexity: give 0.5%, 1.5% or 0 for none")
+        raise BadUsage(
+            f"--max-loss {text!r} is no share of perplexity: give 0.5%, 1.5% or 0 for none"
+        )
     return value

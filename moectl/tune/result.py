@@ -56,4 +56,8 @@ class Tuned:
 
 def published_of_others(found: SearchResult) -> dict[str, Tried]:
     """Presets that come from a paper rather than from moectl."""
-    return {name: one for name, one in found.published.items() if not presets()[name].paper.startswith("moectl")}
+    return {
+        name: one
+        for name, one in found.published.items()
+        if not presets()[name].paper.startswith("moectl")
+    }

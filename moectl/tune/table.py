@@ -31,11 +31,15 @@ def show(tuned: Tuned, *, as_json: bool) -> None:
         out.print(line, markup=False)
     show_sheet(_beside(tuned))
     show_sheet(_front(tuned))
-    for line in plot(tuned.found.front(), [pick.tried for pick in tuned.picks], full_ms=tuned.full_ms):
+    for line in plot(
+        tuned.found.front(), [pick.tried for pick in tuned.picks], full_ms=tuned.full_ms
+    ):
         out.print(line, markup=False, no_wrap=True)
     if tuned.checks:
         show_sheet(_checks(tuned))
-    show_sheet(Sheet("Receipt", ("what", "in force"), [(name, str(value)) for name, value in _told(tuned)]))
+    show_sheet(
+        Sheet("Receipt", ("what", "in force"), [(name, str(value)) for name, value in _told(tuned)])
+    )
 
 
 def record(tuned: Tuned) -> dict[str, object]:
@@ -47,7 +51,9 @@ def record(tuned: Tuned) -> dict[str, object]:
         "full_ms": tuned.full_ms,
         "front": [_tried(one) for one in tuned.found.front()],
         "published": {name: _tried(one) for name, one in tuned.found.published.items()},
-        "live": {name: asdict(one) | {"is_exact": _is_exact(one)} for name, one in tuned.live.items()},
+        "live": {
+            name: asdict(one) | {"is_exact": _is_exact(one)} for name, one in tuned.live.items()
+        },
         "picks": [asdict(pick) | {"tried": _tried(pick.tried)} for pick in tuned.picks],
         "checks": [asdict(check) for check in tuned.checks],
         "receipt": dict(tuned.receipt),
@@ -61,13 +67,19 @@ def _tried(one: Tried) -> dict[str, object]:
 
 def _grounds(tuned: Tuned) -> Grounds:
     """What live times rest on: this machine, an emulated link, or the proportions of another machine."""
-    return measured(tuned.request.link if tuned.request.scaled_to is None else machine(tuned.request.scaled_to).name)
+    return measured(
+        tuned.request.link
+        if tuned.request.scaled_to is None
+        else machine(tuned.request.scaled_to).name
+    )
 
 
 def _answers(tuned: Tuned) -> Sheet:
     columns = ("preset", "policies", "beside full", "loss")
     title = f"Tuned: {tuned.request.budget} of the experts, {tuned.request.machine_name}"
-    note = f"beside full: a token's time beside that of all experts resident, {_grounds(tuned).says}"
+    note = (
+        f"beside full: a token's time beside that of all experts resident, {_grounds(tuned).says}"
+    )
     return Sheet(title, columns, [_answer(pick) for pick in tuned.picks], note)
 
 
@@ -101,7 +113,9 @@ def _beside(tuned: Tuned) -> Sheet:
     ms = ("ms/token",) if grounds.is_absolute else ()
     columns = ("preset", "output", "beside full", *ms, "rounds", "hit rate", "loss")
     rows = []
-    for name, live in sorted(tuned.live.items(), key=lambda pair: (not _is_exact(pair[1]), pair[1].to_full)):
+    for name, live in sorted(
+        tuned.live.items(), key=lambda pair: (not _is_exact(pair[1]), pair[1].to_full)
+    ):
         found, counters = live.measured, live.measured.counters
         rows.append(
             (
@@ -111,7 +125,9 @@ def _beside(tuned: Tuned) -> Sheet:
                 *((_spread(found.tpot_ms),) if ms else ()),
                 live.num_rounds,
                 counters["hits"] / max(1, counters["requests"]),
-                None if _is_exact(live) else loss_words(found.perplexity_ratio - 1, found.loss_error),
+                None
+                if _is_exact(live)
+                else loss_words(found.perplexity_ratio - 1, found.loss_error),
             )
         )
     quartiles = " (quartiles)" if ms else ""
@@ -127,9 +143,15 @@ def _front(tuned: Tuned) -> Sheet:
     """The Pareto front in time, loss and memory, and the best published presets for comparison."""
     front = tuned.found.front()
     columns = ("policies", "beside full", "predicted loss %", "measured loss")
-    rows = [_point(tuned, f"{described(one.combination)}, {one.combination.scope}", one) for one in front[:_MOST]]
+    rows = [
+        _point(tuned, f"{described(one.combination)}, {one.combination.scope}", one)
+        for one in front[:_MOST]
+    ]
     published = published_of_others(tuned.found)
-    best = sorted((name for name in published if published[name].is_lossless), key=lambda name: published[name].ms)
+    best = sorted(
+        (name for name in published if published[name].is_lossless),
+        key=lambda name: published[name].ms,
+    )
     rows += [_point(tuned, f"published: {name}", published[name]) for name in best[:3]]
     shown = f", the fastest {_MOST} of them shown" if len(front) > _MOST else ""
     note = (
@@ -145,8 +167,16 @@ def _point(tuned: Tuned, name: str, one: Tried) -> tuple:
 
 
 def _checks(tuned: Tuned) -> Sheet:
-    columns = ("preset", "ahead of the best published %", "on other text %", "advantage lost, points")
-    rows = [(one.name, 100 * one.here, 100 * one.there, 100 * (one.here - one.there)) for one in tuned.checks]
+    columns = (
+        "preset",
+        "ahead of the best published %",
+        "on other text %",
+        "advantage lost, points",
+    )
+    rows = [
+        (one.name, 100 * one.here, 100 * one.there, 100 * (one.here - one.there))
+        for one in tuned.checks
+    ]
     other = ", ".join(dict.fromkeys(one.other for one in tuned.checks))
     note = f"simulated, against presets of as small a loss; other text: {other}"
     return Sheet("Tuned on one text, tried on another", columns, rows, note)
@@ -164,7 +194,9 @@ def _told(tuned: Tuned) -> Iterator[tuple[str, object]]:
 def described(one: Combination) -> str:
     """The policies that differ from on-demand, as text."""
     plain = Combination()
-    changed = [f"{axis} {text}" for axis, text in one.policies.items() if text != getattr(plain, axis)]
+    changed = [
+        f"{axis} {text}" for axis, text in one.policies.items() if text != getattr(plain, axis)
+    ]
     return ", ".join(changed) or "on demand"
 
 
@@ -178,8 +210,12 @@ def plot(front: Sequence[Tried], picks: Sequence[Tried], *, full_ms: float) -> l
     cells = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
     for one, mark in (*((one, "o") for one in front), *((one, "*") for one in picks)):
         if one.loss is not None:
-            cells[_HEIGHT - round(_HEIGHT * one.loss / most_loss)][round(_WIDTH * one.ms / most_ms)] = mark
-    lines = [f"{'loss %' if row == 0 else '':>8} |{''.join(line)}" for row, line in enumerate(cells)]
+            cells[_HEIGHT - round(_HEIGHT * one.loss / most_loss)][
+                round(_WIDTH * one.ms / most_ms)
+            ] = mark
+    lines = [
+        f"{'loss %' if row == 0 else '':>8} |{''.join(line)}" for row, line in enumerate(cells)
+    ]
     lines[0] = f"{100 * most_loss:7.3g}% |{''.join(cells[0])}"
     lines[-1] = f"{0:7}% |{''.join(cells[-1])}"
     axis = f"{'time of a token, full = 1':^{_WIDTH - 8}}{most_ms / full_ms:8.3g}"

@@ -38,5 +38,7 @@ class Minutes:
 
 def token_seconds(costs: Costs, shape: Shape, *, loads: bool) -> float:
     """Return the seconds of a token whose experts are all resident, or all brought first if it `loads`."""
-    each_s = costs.expert.seconds(1) + (costs.load_s + costs.load_latency_s + costs.host_s if loads else 0.0)
+    each_s = costs.expert.seconds(1) + (
+        costs.load_s + costs.load_latency_s + costs.host_s if loads else 0.0
+    )
     return costs.head.seconds(1) + shape.num_layers * (costs.rest.seconds(1) + shape.top_k * each_s)

@@ -8,7 +8,13 @@ from moectl.shared.progress import progress_bar
 from moectl.tune.request import LOSSLESS, TuneRequest
 from moectl.tune.result import ROUNDING, Check, Pick, published_of_others
 from moectl.tune.timing import NO_SCALE, Minutes
-from profilers.compare.verify_search import CandidateQuality, MeasuredBeside, Verifier, fastest, first_within
+from profilers.compare.verify_search import (
+    CandidateQuality,
+    MeasuredBeside,
+    Verifier,
+    fastest,
+    first_within,
+)
 from runtime.search.results import MOST_PASSES, SearchResult, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
@@ -28,7 +34,9 @@ class VerifiedPicks:
     why: str = ""
 
 
-def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes) -> VerifiedPicks:
+def verified(
+    found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes
+) -> VerifiedPicks:
     """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the faster live of two that
     are good enough live and do not treat misses alike. When the minutes are over, what is not needed for a pick is left
     out.
@@ -37,11 +45,18 @@ def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minu
     """
     if not found.lossless:
         raise Incompatible(f"nothing lossless runs at --budget {request.budget}: give more")
-    exact = {f"{request.name}{LOSSLESS} ({n})": one for n, one in enumerate(found.lossless[: _SHOWN + 1], 1)}
+    exact = {
+        f"{request.name}{LOSSLESS} ({n})": one
+        for n, one in enumerate(found.lossless[: _SHOWN + 1], 1)
+    }
     losing, why = _lossy(found, verifier, request, minutes)
     live = _beside(exact, losing, found, verifier, request, minutes)
     minutes.phases.begin("checking the answers")
-    chosen = next((name for name in exact if name in live), None) if request.clients else fastest(live, exact)
+    chosen = (
+        next((name for name in exact if name in live), None)
+        if request.clients
+        else fastest(live, exact)
+    )
     if chosen is None:
         raise Incompatible("none of the lossless candidates ran live")
     best = exact[chosen]
@@ -56,7 +71,9 @@ def verified(found: SearchResult, verifier: Verifier, request: TuneRequest, minu
     ran = next(iter(losing)) if request.clients else fastest(live, losing) or next(iter(losing))
     lossy = losing[ran]
     kept = {
-        request.name if name == ran else name: one for name, one in kept.items() if name == ran or name not in losing
+        request.name if name == ran else name: one
+        for name, one in kept.items()
+        if name == ran or name not in losing
     }
     pick = Pick(request.name, lossy, verifier.quality(lossy.combination), kept.get(request.name))
     if request.clients:
@@ -77,11 +94,15 @@ def _lossy(
     because predicted times of what is computed near or waited for are rough; or why there is none."""
     minutes.phases.begin("checking what loses something")
     candidates = found.lossy if request.max_loss else []
-    if candidates and (NO_SCALE in minutes.left_out or minutes.lack("candidates that lose something")):
+    if candidates and (
+        NO_SCALE in minutes.left_out or minutes.lack("candidates that lose something")
+    ):
         return {}, "there was no time to look at what loses something: give more --minutes"
     is_late, chosen, num_tried = minutes.phases.is_late, [], 0
     while candidates and len(chosen) < _SHOWN:
-        lossy, tried = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late)
+        lossy, tried = first_within(
+            verifier, candidates, request.max_loss, most=_MOST_TRIED, is_late=is_late
+        )
         num_tried += len(tried)
         if lossy is None:
             break
@@ -105,18 +126,27 @@ def _beside(
     minutes: Minutes,
 ) -> dict[str, MeasuredBeside]:
     """Measure the candidates beside presets; the first of each kind even when it is late."""
-    named: dict[str, Combination | str] = {name: one.combination for name, one in (exact | lossy).items()}
+    named: dict[str, Combination | str] = {
+        name: one.combination for name, one in (exact | lossy).items()
+    }
     needed = [*list(exact)[:1], *lossy]
     named |= {name: name for name in (*_BESIDE, *_rivals(found, request.max_loss))}
     minutes.phases.begin(f"measuring {len(named) + 1} settings beside each other")
     is_late, rounds = minutes.phases.is_late, request.rounds
     with progress_bar("measuring", unit="readings") as advance:
         live = verifier.beside(
-            named, rounds=rounds, seed=request.seed, progress=advance, is_late=is_late, needed=needed
+            named,
+            rounds=rounds,
+            seed=request.seed,
+            progress=advance,
+            is_late=is_late,
+            needed=needed,
         )
     done = min(one.num_rounds for one in live.values())
     if done < rounds or len(live) <= len(named):
-        minutes.lack(f"live rounds: {done} of {rounds} were measured, of {len(live)} of {len(named) + 1} settings")
+        minutes.lack(
+            f"live rounds: {done} of {rounds} were measured, of {len(live)} of {len(named) + 1} settings"
+        )
     return live
 
 
@@ -126,7 +156,9 @@ def _unmoved(verifier: Verifier, combination: Combination) -> CandidateQuality |
         quality = verifier.quality(combination)
     except Problem:
         return None
-    assert quality.kl <= ROUNDING, f"lossless, and yet it moves the logits (KL {quality.kl:.2g}): {combination}"
+    assert quality.kl <= ROUNDING, (
+        f"lossless, and yet it moves the logits (KL {quality.kl:.2g}): {combination}"
+    )
     return quality
 
 
@@ -168,7 +200,9 @@ def checks_of(
     checks = []
     for pick in picks:
         rivals = [one for one in published_of_others(found).values() if one.loss is not None]
-        rivals = [one for one in rivals if one.loss <= (0 if pick.tried.is_lossless else request.max_loss)]
+        rivals = [
+            one for one in rivals if one.loss <= (0 if pick.tried.is_lossless else request.max_loss)
+        ]
         if not rivals:
             continue
         here = 1 - pick.tried.ms / min(one.ms for one in rivals)

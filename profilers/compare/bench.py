@@ -125,7 +125,9 @@ def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens
     Raises BadUsage when the tokens make no sequence, BadInput when no document is long enough.
     """
     if length < 2 or num_tokens < length:
-        raise BadUsage(f"--tokens {num_tokens} are no sequence of --length {length}: one has two tokens or more")
+        raise BadUsage(
+            f"--tokens {num_tokens} are no sequence of --length {length}: one has two tokens or more"
+        )
     wanted = num_tokens // length
     cuts: list[list[np.ndarray]] = [[]]  # by their number in the document
     for document in documents:
@@ -139,7 +141,9 @@ def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens
             break
     sequences = tuple(islice(chain.from_iterable(cuts), wanted))
     if not sequences:
-        raise BadInput(f"the data has no document of {length} tokens: give longer text, or a smaller --length")
+        raise BadInput(
+            f"the data has no document of {length} tokens: give longer text, or a smaller --length"
+        )
     return BenchText(sequences, length // 2, asked=num_tokens)
 
 
@@ -147,11 +151,17 @@ def _whole_cuts(document: Document, tokenizer, length: int) -> Iterator[np.ndarr
     return (cut for cut in all_sequences([document], tokenizer, length) if len(cut) == length)
 
 
-def schedule(settings: Sequence[BenchSetting], *, rounds: int, seed: int) -> list[tuple[int, BenchSetting]]:
+def schedule(
+    settings: Sequence[BenchSetting], *, rounds: int, seed: int
+) -> list[tuple[int, BenchSetting]]:
     """Return every setting once per round, in an order drawn for each round, so that other load on the machine affects
     all settings alike."""
     rng = np.random.default_rng(seed)
-    return [(turn, settings[index]) for turn in range(rounds) for index in rng.permutation(len(settings))]
+    return [
+        (turn, settings[index])
+        for turn in range(rounds)
+        for index in rng.permutation(len(settings))
+    ]
 
 
 def summary(samples: Sequence[BenchSample]) -> BenchResult:
@@ -160,13 +170,18 @@ def summary(samples: Sequence[BenchSample]) -> BenchResult:
     return BenchResult(
         ttft_ms=Quartiles.of([value for sample in samples for value in sample.ttft_ms]),
         tpot_ms=Quartiles.of([value for sample in samples for value in sample.tpot_ms]),
-        by_layer=tuple({name: median_low(counts[name] for counts in layer) for name in layer[0]} for layer in layers),
+        by_layer=tuple(
+            {name: median_low(counts[name] for counts in layer) for name in layer[0]}
+            for layer in layers
+        ),
         exposed_ms=median(sample.exposed_ms for sample in samples),
         fast_nbytes=max(sample.fast_nbytes for sample in samples),
         perplexity_ratio=median(sample.perplexity_ratio for sample in samples),
         kl=median(sample.kl for sample in samples),
         top1_agreement=median(sample.top1_agreement for sample in samples),
-        loss_error=max((sample.loss_error for sample in samples if sample.loss_error is not None), default=None),
+        loss_error=max(
+            (sample.loss_error for sample in samples if sample.loss_error is not None), default=None
+        ),
     )
 
 
@@ -176,7 +191,9 @@ class LinkEmulations:
     `known` starts with those of an interrupted bench; `experts` is as in `Settings`.
     """
 
-    def __init__(self, opened: MoeModel, known: dict[str, dict[str, str]], *, experts: str = EXACT) -> None:
+    def __init__(
+        self, opened: MoeModel, known: dict[str, dict[str, str]], *, experts: str = EXACT
+    ) -> None:
         self._opened, self.known, self._experts = opened, dict(known), experts
 
     def of(self, link: str) -> dict[str, str]:
@@ -190,7 +207,11 @@ class LinkEmulations:
         is_fused = self._experts == FUSED and choose_output(self._opened) is not None
         rates = scaled_rates(self._opened, machine(name), is_fused=is_fused)
         window = scaled_window(self._opened.shape, machine(name))
-        options = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}
+        options = {
+            "link": f"{rates.link:.0f}B/s",
+            "near": f"{rates.near:.0f}B/s",
+            "window": f"{window}B",
+        }
         return options | {"machine": name}
 
 
@@ -223,7 +244,9 @@ class Bench:
         if self._full is None:
             self.read_full()
         with Session(checkpoint, Settings("full")) as session:
-            return compare(self.full, read(session, self._text.sequences, prefill=self._text.prefill))
+            return compare(
+                self.full, read(session, self._text.sequences, prefill=self._text.prefill)
+            )
 
     @property
     def num_scored(self) -> int:
@@ -235,32 +258,46 @@ class Bench:
         assert self._full is not None, "read_full comes first"
         return self._full
 
-    def measure(self, setting: BenchSetting, progress: Callable[[int], None] = lambda decoded: None) -> BenchSample:
+    def measure(
+        self, setting: BenchSetting, progress: Callable[[int], None] = lambda decoded: None
+    ) -> BenchSample:
         """Read the text after its first sequence has warmed the cache. Raises a Problem if the setting cannot run."""
         begin_s = perf_counter()
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
             self._keep_window(setting.link, session)
             read(session, self._text.sequences[:1], prefill=self._text.prefill)
             first_pass = len(session.controller.counters.passes)
-            reading = read(session, self._text.sequences, prefill=self._text.prefill, progress=progress)
+            reading = read(
+                session, self._text.sequences, prefill=self._text.prefill, progress=progress
+            )
             return self._sample(session, reading, first_pass, begin_s)
 
-    def scores(self, setting: BenchSetting, tasks: Tasks, *, batch: int | None = None) -> tuple[TaskScore, ...]:
+    def scores(
+        self, setting: BenchSetting, tasks: Tasks, *, batch: int | None = None
+    ) -> tuple[TaskScore, ...]:
         """Return a setting's scores on tasks, from an empty cache and without timing; `batch` as in `evaluate`."""
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
             return evaluate(session, tasks, batch=batch)
 
     def _settings(self, setting: BenchSetting) -> Settings:
         preset = self._stored.get(setting.preset, setting.preset)
-        return Settings(preset, budget=setting.budget, devices=self._devices, **self.paces.of(setting.link))
+        return Settings(
+            preset, budget=setting.budget, devices=self._devices, **self.paces.of(setting.link)
+        )
 
     def _keep_window(self, link: str, session: Session) -> None:
         if session.parts.policies.brings_ahead and len(session.parts.slots):
             self.paces.of(link).setdefault("window", f"{session.parts.window}B")
 
-    def _sample(self, session: Session, reading: TextReading, first_pass: int, begin_s: float) -> BenchSample:
+    def _sample(
+        self, session: Session, reading: TextReading, first_pass: int, begin_s: float
+    ) -> BenchSample:
         sample = sample_of(
-            reading, self.full, self._text, fast_nbytes=int(session.receipt()["fast_bytes"]), begin_s=begin_s
+            reading,
+            self.full,
+            self._text,
+            fast_nbytes=int(session.receipt()["fast_bytes"]),
+            begin_s=begin_s,
         )
         return replace(
             sample,

@@ -92,17 +92,31 @@ def _traced(
 
 def _simulated(opened: MoeModel, profile: HardwareProfile, trace: Trace, budget: str) -> Outcome:
     shape = opened.shape
-    model = replace(guessed(shape), name="measured", assumed=())  # only its shape counts: the costs are measured
+    model = replace(
+        guessed(shape), name="measured", assumed=()
+    )  # only its shape counts: the costs are measured
     machine = machine_of(profile, shape)
-    return Workload(trace, model, machine, costs=costs_of(profile, shape)).run(Setting(PRESET, PRESET, budget=budget))
+    return Workload(trace, model, machine, costs=costs_of(profile, shape)).run(
+        Setting(PRESET, PRESET, budget=budget)
+    )
 
 
 def _prediction(
-    profile: HardwareProfile, outcome: Outcome, budget: str, runs: Sequence[Sequence[TextReading]], pace: float
+    profile: HardwareProfile,
+    outcome: Outcome,
+    budget: str,
+    runs: Sequence[Sequence[TextReading]],
+    pace: float,
 ) -> Prediction:
-    seconds = [[token_s for reading in readings for token_s in reading.decode_s] for readings in runs]
+    seconds = [
+        [token_s for reading in readings for token_s in reading.decode_s] for readings in runs
+    ]
     stalls = [[token_s for reading in readings for token_s in reading.stall_s] for readings in runs]
-    measured_ms, predicted_ms, num_tokens = _mean_ms(seconds), outcome.times["tpot_ms"], len(seconds[0])
+    measured_ms, predicted_ms, num_tokens = (
+        _mean_ms(seconds),
+        outcome.times["tpot_ms"],
+        len(seconds[0]),
+    )
     return Prediction(
         preset=PRESET,
         budget=budget,

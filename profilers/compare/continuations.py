@@ -44,9 +44,14 @@ def items(count: int) -> list[dict[str, Any]]:
     return [_item(r, piece, pieces) for piece in pieces[:count]]
 
 
-def _item(r: random.Random, piece: tuple[str, str, str], pieces: list[tuple[str, str, str]]) -> dict[str, Any]:
+def _item(
+    r: random.Random, piece: tuple[str, str, str], pieces: list[tuple[str, str, str]]
+) -> dict[str, Any]:
     module, passage, text = piece
-    passages = [passage, *r.sample([other for name, other, _ in pieces if name != module], CHOICES - 1)]
+    passages = [
+        passage,
+        *r.sample([other for name, other, _ in pieces if name != module], CHOICES - 1),
+    ]
     r.shuffle(passages)
     return {"passages": passages, "text": text, "answer": passages.index(passage)}
 

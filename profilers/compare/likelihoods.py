@@ -17,7 +17,10 @@ from runtime.model.row_memory import RowMemory
 from runtime.session.finite import NotFinite
 from runtime.session.session import Session
 
-_TOKENS, _LOGITS = 2048, 1 << 26  # of a pass: its tokens, and its logits, which take four bytes each
+_TOKENS, _LOGITS = (
+    2048,
+    1 << 26,
+)  # of a pass: its tokens, and its logits, which take four bytes each
 Likelihood = tuple[float, bool]
 
 
@@ -26,7 +29,9 @@ class Continuations:
     """What is asked of one text: the `count` last predictions, and which continuations end with them."""
 
     ids: tuple[int, ...]
-    asked: list[tuple[int, Sequence[int]]] = field(default_factory=list)  # place among the items, and tokens
+    asked: list[tuple[int, Sequence[int]]] = field(
+        default_factory=list
+    )  # place among the items, and tokens
 
     @property
     def count(self) -> int:
@@ -50,7 +55,9 @@ def likelihoods(
     answers: list[Likelihood] = [(0.0, False)] * len(items)
     texts = sorted(_texts(items), key=lambda text: -len(text.ids))
     with attended(session.opened.model) as own:
-        for together in _passes(texts, rows, vocabulary=session.opened.model.config.get_text_config().vocab_size):
+        for together in _passes(
+            texts, rows, vocabulary=session.opened.model.config.get_text_config().vocab_size
+        ):
             for text, logits in zip(together, _logits(session, together, own), strict=True):
                 log_p = functional.log_softmax(logits, dim=-1, dtype=dtype)
                 for place, tokens in text.asked:
@@ -70,11 +77,15 @@ def _texts(items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Continu
     return list(texts.values())
 
 
-def _passes(texts: list[Continuations], rows: int, *, vocabulary: int) -> Iterator[list[Continuations]]:
+def _passes(
+    texts: list[Continuations], rows: int, *, vocabulary: int
+) -> Iterator[list[Continuations]]:
     together, num_tokens, num_logits = [], 0, 0
     for text in texts:
         tokens, logits = len(text.ids), text.count * vocabulary
-        is_full = len(together) == rows or num_tokens + tokens > _TOKENS or num_logits + logits > _LOGITS
+        is_full = (
+            len(together) == rows or num_tokens + tokens > _TOKENS or num_logits + logits > _LOGITS
+        )
         if together and is_full:
             yield together
             together, num_tokens, num_logits = [], 0, 0
@@ -87,19 +98,27 @@ def _passes(texts: list[Continuations], rows: int, *, vocabulary: int) -> Iterat
 def _logits(session: Session, texts: list[Continuations], own: str) -> Sequence[torch.Tensor]:
     """Read texts in one pass. Returns the logits [count, V] of the last predictions of each."""
     memory, lengths = RowMemory(), [len(text.ids) for text in texts]
-    pieces = [RowPiece(memory.begin(length).block, 1, length, torch.zeros(1, dtype=torch.int64)) for length in lengths]
+    pieces = [
+        RowPiece(memory.begin(length).block, 1, length, torch.zeros(1, dtype=torch.int64))
+        for length in lengths
+    ]
     session.new_requests(len(texts))
     ends, counts = np.cumsum(lengths).tolist(), [text.count for text in texts]
     logits = session.forward_rows(
         torch.tensor([id_ for text in texts for id_ in text.ids]),
         torch.cat([torch.arange(length) for length in lengths]),
         RowPass(pieces, own),
-        requests=session.watcher.first_request + np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
-        keep=torch.cat([torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]),
+        requests=session.watcher.first_request
+        + np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
+        keep=torch.cat(
+            [torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        ),
     )
     return logits.split(counts)
 
 
 def _likelihood(log_p: torch.Tensor, tokens: Sequence[int]) -> Likelihood:
     wanted, log_p = torch.tensor(tokens, device=log_p.device), log_p[-len(tokens) :]
-    return float(log_p.gather(1, wanted[:, None]).sum()), bool((log_p.argmax(dim=-1) == wanted).all())
+    return float(log_p.gather(1, wanted[:, None]).sum()), bool(
+        (log_p.argmax(dim=-1) == wanted).all()
+    )

@@ -29,7 +29,11 @@ class LlamaCpp:
         import xllamacpp
 
         parameters = xllamacpp.CommonParams()
-        parameters.model.path, parameters.n_ctx, parameters.n_parallel = str(path), num_tokens + 1, 1
+        parameters.model.path, parameters.n_ctx, parameters.n_parallel = (
+            str(path),
+            num_tokens + 1,
+            1,
+        )
         parameters.n_gpu_layers, parameters.verbosity = 0, -1
         for used in (parameters.cpuparams, parameters.cpuparams_batch):
             used.n_threads = threads
@@ -55,12 +59,19 @@ class LlamaCpp:
                 decode_s.append(seconds)
         targets = torch.from_numpy(np.concatenate([sequence[prefill:] for sequence in sequences]))
         stacked = torch.from_numpy(np.stack(logits))
-        return TextReading(stacked, targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s))
+        return TextReading(
+            stacked, targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s)
+        )
 
     def _next(self, ids: np.ndarray, *, keep: bool) -> tuple[np.ndarray, float]:
         """Return log-probabilities [V] of the token after `ids`, and the seconds of reading those that are new: with
         `keep` those beyond the last request, else all."""
-        asked = {"prompt": ids.tolist(), "n_predict": 1, "n_probs": self._vocab_size, "cache_prompt": keep}
+        asked = {
+            "prompt": ids.tolist(),
+            "n_predict": 1,
+            "n_probs": self._vocab_size,
+            "cache_prompt": keep,
+        }
         answer = self._server.handle_completions(asked | _ANSWER)
         timings, content = answer["timings"], answer["choices"][0]["logprobs"]["content"]
         assert timings["prompt_n"] == (1 if keep else len(ids)), "llama.cpp forgot what it had read"

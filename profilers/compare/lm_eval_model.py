@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 
 from artifacts.errors import BadInput, BadUsage
 from profilers.compare.continued_texts import Continued, continued
@@ -61,10 +65,15 @@ class SessionLM(HFLM):
         if rows > 1 and reason:
             pretrained.fallbacks.append(f"batch: requests are scored one at a time: {reason}")
         batch = rows if self._shares else 1
-        super().__init__(pretrained.opened.model, tokenizer=pretrained.opened.tokenizer, batch_size=batch)
+        super().__init__(
+            pretrained.opened.model, tokenizer=pretrained.opened.tokenizer, batch_size=batch
+        )
 
     def _loglikelihood_tokens(
-        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: None = None
+        self,
+        requests: list[tuple[Any, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: None = None,
     ) -> list[Likelihood]:
         if not self._shares:
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
@@ -75,12 +84,16 @@ class SessionLM(HFLM):
                 self.cache_hook.add_partial("loglikelihood", asked, answer)
         return answers
 
-    def _fitting(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    def _fitting(
+        self, context: Sequence[int], continuation: Sequence[int]
+    ) -> tuple[Sequence[int], Sequence[int]]:
         """The item without the beginning of a context that is too long for the model."""
         room = self.max_length + 1 - len(continuation)
         return context[max(0, len(context) - room) :], continuation
 
-    def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
+    def _model_call(
+        self, inps: torch.Tensor, attn_mask: None = None, labels: None = None
+    ) -> torch.Tensor:
         """Return the logits [1, S, V] of ids [1, S]."""
         self.session.new_requests(1)
         output = self.session.forward(inps)
@@ -90,7 +103,10 @@ class SessionLM(HFLM):
         return output.logits
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        asked = [(*request.args, normalize_gen_kwargs(request.args[1], self.max_gen_toks)) for request in requests]
+        asked = [
+            (*request.args, normalize_gen_kwargs(request.args[1], self.max_gen_toks))
+            for request in requests
+        ]
         if not self._shares or any(not _is_greedy(options) for *_, options in asked):
             return self._generate_one_by_one(requests, disable_tqdm)
         texts = [self._to_continue(context, options) for context, _, options in asked]
@@ -113,10 +129,14 @@ class SessionLM(HFLM):
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(options["until"], eos=eos)
         room = self.max_length - options["max_gen_toks"]
-        ids, _ = self.tok_batch_encode([context], left_truncate_len=room, truncation=self.truncation)
+        ids, _ = self.tok_batch_encode(
+            [context], left_truncate_len=room, truncation=self.truncation
+        )
         return Continued(ids, until, options["max_gen_toks"])
 
-    def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options) -> torch.Tensor:
+    def _model_generate(
+        self, context: torch.Tensor, max_length: int, stop: list[str], **options
+    ) -> torch.Tensor:
         self.session.new_requests(1)
         return super()._model_generate(context, max_length, stop, **options)
 

@@ -85,7 +85,9 @@ class PeerReading:
 def check(peer: Peer, device: str) -> None:
     """Raise BadInput for a peer that cannot run here."""
     if peer.offload == "cpu" and resolve_device(device).type == "cpu":
-        raise BadInput(f"{peer.name} needs a GPU: without one the CPU's memory is what computes, and is no slow tier")
+        raise BadInput(
+            f"{peer.name} needs a GPU: without one the CPU's memory is what computes, and is no slow tier"
+        )
     if peer.offload and find_spec("accelerate") is None:
         raise BadInput(f"{peer.name} needs Accelerate: pip install 'moectl[peers]'")
     if peer.gguf:
@@ -99,7 +101,9 @@ class PeerBench:
 
     def __init__(self, opened: MoeModel, folder: Path, text: BenchText, *, threads: int) -> None:
         self._opened, self._folder, self._text, self._threads = opened, folder, text, threads
-        self._other_nbytes = sum(tensor.nbytes for tensor in opened.model.parameters() if tensor.device.type != "meta")
+        self._other_nbytes = sum(
+            tensor.nbytes for tensor in opened.model.parameters() if tensor.device.type != "meta"
+        )
         self._scratch = tempfile.TemporaryDirectory(prefix="moectl-gguf-")
 
     def measure(self, setting: BenchSetting, full: TextReading) -> BenchSample:
@@ -107,7 +111,9 @@ class PeerBench:
         for experts; all other weights are added to it. Raises a Problem for a peer that cannot run here."""
         begin_s = perf_counter()
         if is_gguf(self._folder):
-            raise BadInput(f"{setting.preset} does not read {self._folder.name}: moectl compares on safetensors")
+            raise BadInput(
+                f"{setting.preset} does not read {self._folder.name}: moectl compares on safetensors"
+            )
         peer, device = PEERS[setting.preset], str(self._opened.model.device)
         check(peer, device)
         task = PeerTask(
@@ -120,7 +126,9 @@ class PeerBench:
             self._other_nbytes + sizes.budget_nbytes(setting.budget, self._opened.shape),
         )
         found = read_apart(task)
-        return sample_of(found.reading, full, self._text, fast_nbytes=found.expert_nbytes, begin_s=begin_s)
+        return sample_of(
+            found.reading, full, self._text, fast_nbytes=found.expert_nbytes, begin_s=begin_s
+        )
 
     def _gguf(self, type_: str) -> Path:
         """The model as a GGUF file, which is written once and removed with this object."""
@@ -135,7 +143,9 @@ def read_apart(task: PeerTask) -> PeerReading:
     check(task.peer, task.device)
     readings: list[PeerReading] = []
     executor = Processes(2)  # 1 would be this process
-    with Workers(_read_numpy, executor, lambda result: readings.append(_as_torch(*result))) as workers:
+    with Workers(
+        _read_numpy, executor, lambda result: readings.append(_as_torch(*result))
+    ) as workers:
         workers.submit(task)
         for error in workers.finish().values():
             raise error
@@ -157,7 +167,11 @@ def read_here(task: PeerTask) -> PeerReading:
         with torch.inference_mode():
             read_by(forward, task.sequences[:1], prefill=task.prefill, device=device)
             reading = read_by(forward, task.sequences, prefill=task.prefill, device=device)
-        held = {name: tensor.nbytes for name, tensor in model.named_parameters() if tensor.device.type == device.type}
+        held = {
+            name: tensor.nbytes
+            for name, tensor in model.named_parameters()
+            if tensor.device.type == device.type
+        }
         experts = sum(nbytes for name, nbytes in held.items() if _EXPERTS in name)
         return PeerReading(reading, experts, sum(held.values()))
 
@@ -169,7 +183,11 @@ def _read_gguf(task: PeerTask) -> PeerReading:
     llama.read(task.sequences[:1], prefill=task.prefill)
     reading = llama.read(task.sequences, prefill=task.prefill)
     held = {name: tensor.nbytes for name, tensor in tensors.items()}
-    return PeerReading(reading, sum(nbytes for name, nbytes in held.items() if "_exps." in name), sum(held.values()))
+    return PeerReading(
+        reading,
+        sum(nbytes for name, nbytes in held.items() if "_exps." in name),
+        sum(held.values()),
+    )
 
 
 def _load(task: PeerTask, scratch: str) -> torch.nn.Module:
@@ -184,12 +202,18 @@ def _load(task: PeerTask, scratch: str) -> torch.nn.Module:
     if task.peer.offload:
         near = 0 if device.type == "cuda" else "cpu"
         beyond = {"cpu": torch.iinfo(torch.int64).max} if task.peer.offload == "cpu" else {}
-        options |= {"device_map": "auto", "max_memory": {near: task.memory_nbytes} | beyond, "offload_folder": scratch}
+        options |= {
+            "device_map": "auto",
+            "max_memory": {near: task.memory_nbytes} | beyond,
+            "offload_folder": scratch,
+        }
     try:
         model = AutoModelForCausalLM.from_pretrained(task.folder, **options).eval()
         return model if task.peer.offload else model.to(device)
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfResources(f"{task.peer.name}: the whole model does not fit into memory") from error
+        raise OutOfResources(
+            f"{task.peer.name}: the whole model does not fit into memory"
+        ) from error
 
 
 def _read_numpy(task: PeerTask) -> tuple:

@@ -58,7 +58,9 @@ def check_widths(artefacts: Artefacts) -> None:
     """Raise Incompatible when replicas are missing, or some of the widths that are smaller than the checkpoint."""
     check_required(build(Settings(PRESET).texts()), artefacts)
     at_full = artefacts.replicas.at_full
-    check_replicas("inspect precision", artefacts, *(bits for bits in USUAL_WIDTHS if bits not in at_full))
+    check_replicas(
+        "inspect precision", artefacts, *(bits for bits in USUAL_WIDTHS if bits not in at_full)
+    )
 
 
 def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignment]:
@@ -72,13 +74,17 @@ def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignm
     num_keys, widths = replicas.use.size, replicas.widths
     is_split = {*USUAL_WIDTHS} <= {*widths}
     all_assignments = [
-        BitAssignment("uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits])
+        BitAssignment(
+            "uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits]
+        )
         for bits in reversed(widths)
     ]
     for average in (average for average in AVERAGES if average < widths[-1]):
         nbytes = _budget(replicas, average, is_split=is_split)
         for name in ("mixed", "prefix") if is_split else ("mixed",):
-            all_assignments.append(BitAssignment(name, average, f"shadow:bits={name},slots=no", nbytes))
+            all_assignments.append(
+                BitAssignment(name, average, f"shadow:bits={name},slots=no", nbytes)
+            )
         for draw in range(draws):
             residency = f"shadow:bits=random,slots=no,seed={seed + draw}"
             all_assignments.append(BitAssignment("random", average, residency, nbytes))
@@ -90,18 +96,27 @@ def _budget(replicas: Replicas, average: float, *, is_split: bool) -> int:
         return sum(replicas.nbytes[bits] for bits in prefix_bits(replicas, average).tolist())
     num_keys, narrower = replicas.use.size, math.floor(average)
     num_wider = round(num_keys * (average - narrower))
-    return (num_keys - num_wider) * replicas.nbytes[narrower] + num_wider * replicas.nbytes[math.ceil(average)]
+    return (num_keys - num_wider) * replicas.nbytes[narrower] + num_wider * replicas.nbytes[
+        math.ceil(average)
+    ]
 
 
 class Precision:
     """Prices assignments on `sequences`, a batch at a time. Raises BadInput for text that the model cannot read."""
 
     def __init__(
-        self, opened: MoeModel, artefacts: Artefacts, sequences: Sequence[np.ndarray], *, batch: int = 8
+        self,
+        opened: MoeModel,
+        artefacts: Artefacts,
+        sequences: Sequence[np.ndarray],
+        *,
+        batch: int = 8,
     ) -> None:
         check_sequences(opened.model, sequences)
         self._opened, self._artefacts, self._batch = opened, artefacts, batch
-        self._sequences = sorted(sequences, key=len)  # sequences of similar length need little padding
+        self._sequences = sorted(
+            sequences, key=len
+        )  # sequences of similar length need little padding
         self._num_scored = sum(len(sequence) - 1 for sequence in sequences)
         with Session(opened, Settings("full")) as session:
             # Kept in the model's own precision: in float32 they would be the largest object in memory.

@@ -47,9 +47,16 @@ class PrefetchForesight:
     hit_rate: float
 
 
-def foresight(trace: Trace, shape: Shape, prefetch: str, tier: PrefetchTier, artefacts: Artefacts) -> PrefetchForesight:
+def foresight(
+    trace: Trace, shape: Shape, prefetch: str, tier: PrefetchTier, artefacts: Artefacts
+) -> PrefetchForesight:
     """Replay the trace with a prefetch policy from an empty cache. Raises BadUsage or Incompatible."""
-    texts = {"routing": "standard", "miss": "fetch", "residency": "uniform", "eviction": tier.eviction}
+    texts = {
+        "routing": "standard",
+        "miss": "fetch",
+        "residency": "uniform",
+        "eviction": tier.eviction,
+    }
     policies = build(texts | {"prefetch": prefetch})
     watched = _Watched(policies.prefetch)
     controller = build_controller(
@@ -85,7 +92,9 @@ class _Watched:
 
     def __init__(self, policy: Prefetch) -> None:
         self._policy = policy
-        self._named: defaultdict[int, set[int]] = defaultdict(set)  # keys, by the step that they are proposed for
+        self._named: defaultdict[int, set[int]] = defaultdict(
+            set
+        )  # keys, by the step that they are proposed for
         self.num_named = self.num_right = self.num_wanted = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -105,6 +114,8 @@ class _Watched:
             self.num_right += len(named & wanted)
         proposed = self._policy.propose(step, now)
         for key in proposed.tolist():
-            ahead = (key // self._shape.num_experts - step.layer) % self._shape.num_layers or self._shape.num_layers
+            ahead = (
+                key // self._shape.num_experts - step.layer
+            ) % self._shape.num_layers or self._shape.num_layers
             self._named[now.step + ahead].add(key)
         return proposed

@@ -54,7 +54,12 @@ class Substitution:
     """Prices policies on `sequences`. `entropy` [L, 101] are the profile's percentiles of token activating entropy."""
 
     def __init__(
-        self, opened: MoeModel, sequences: Sequence[np.ndarray], entropy: np.ndarray, *, batch: int = 16
+        self,
+        opened: MoeModel,
+        sequences: Sequence[np.ndarray],
+        entropy: np.ndarray,
+        *,
+        batch: int = 16,
     ) -> None:
         self._opened, self._sequences, self._batch = opened, sequences, batch
         self._entropy = entropy
@@ -66,9 +71,13 @@ class Substitution:
         """Perplexity of the full model."""
         return math.exp(self._full.mean())
 
-    def price(self, policy: Miss, limits: SubstitutionLimits, residents: np.ndarray) -> SubstitutionPrice:
+    def price(
+        self, policy: Miss, limits: SubstitutionLimits, residents: np.ndarray
+    ) -> SubstitutionPrice:
         """Return the price of a prepared policy within limits; `residents` is [L, E] bool."""
-        replacing = _Replacing(policy, _gate(limits, self._entropy, self._opened.shape), limits.beta, residents)
+        replacing = _Replacing(
+            policy, _gate(limits, self._entropy, self._opened.shape), limits.beta, residents
+        )
         lost = self._nll(replacing.choose) - self._full
         ratio = math.exp(lost.mean())
         return SubstitutionPrice(
@@ -87,9 +96,15 @@ class Substitution:
                 ids, mask = padded(self._sequences[start : start + self._batch])
                 real = real_rows(ids, mask)
                 logits = runner.forward(ids, mask)
-                for row, sequence in zip(logits, self._sequences[start : start + self._batch], strict=True):
+                for row, sequence in zip(
+                    logits, self._sequences[start : start + self._batch], strict=True
+                ):
                     targets = torch.from_numpy(sequence[1:]).to(row.device)
-                    found.append(F.cross_entropy(row[: len(targets)].float(), targets, reduction="none").double().cpu())
+                    found.append(
+                        F.cross_entropy(row[: len(targets)].float(), targets, reduction="none")
+                        .double()
+                        .cpu()
+                    )
         return torch.cat(found)
 
 
@@ -97,7 +112,9 @@ def random_residents(shape: Shape, share: float, seed: int) -> np.ndarray:
     """Return [L, E] bool: the same number of experts in every layer, drawn at random."""
     count = round(share * shape.num_experts)
     if not 0 < count <= shape.num_experts:
-        raise BadUsage(f"a resident share of {share:g} leaves {count} of {shape.num_experts} experts of a layer")
+        raise BadUsage(
+            f"a resident share of {share:g} leaves {count} of {shape.num_experts} experts of a layer"
+        )
     random = np.random.default_rng(seed)
     return random.random((shape.num_layers, shape.num_experts)).argsort(axis=1) < count
 
@@ -131,7 +148,9 @@ class _Replacing:
             layer=routed.layer,
             selected=routed.selected[rows],
             weights=routed.weights[at].float().cpu().numpy(),
-            probabilities=routed.probabilities[at].cpu().numpy() if self._sees_probabilities else None,
+            probabilities=routed.probabilities[at].cpu().numpy()
+            if self._sees_probabilities
+            else None,
         )
         allowed = self._gate.replaceable(step, residents)
         return np.where(allowed, self._policy.choose(step, residents).selected, step.selected)
@@ -139,7 +158,9 @@ class _Replacing:
 
 def _gate(limits: SubstitutionLimits, entropy: np.ndarray, shape: Shape) -> Buddy:
     """Return the gates of the buddy policy without `beta`, which `_Replacing` applies to each token."""
-    gate = Buddy(percentile=limits.percentile or 0, margin=limits.margin, beta=math.inf, rho=limits.rho)
+    gate = Buddy(
+        percentile=limits.percentile or 0, margin=limits.margin, beta=math.inf, rho=limits.rho
+    )
     if limits.percentile is None:
         entropy = np.full_like(entropy, -1)  # below the entropy of any token
     none = np.full((shape.num_layers, shape.num_experts, 1), -1)

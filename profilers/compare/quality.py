@@ -64,7 +64,14 @@ def read(
         stall_s.append(session.engine.stall_s[-1])
         progress(count)
 
-    reading = read_by(forward, sequences, prefill=prefill, device=device, begin=session.new_requests, decoded=decoded)
+    reading = read_by(
+        forward,
+        sequences,
+        prefill=prefill,
+        device=device,
+        begin=session.new_requests,
+        decoded=decoded,
+    )
     session.check_logits(torch.from_numpy(sequences[0])[None], reading.logits)
     return replace(reading, stall_s=tuple(stall_s))
 
@@ -88,17 +95,24 @@ def read_by(
         prefill_s.append(seconds)
         for position in range(prefill, ids.shape[1]):
             logits.append(output.logits[0, -1].float().cpu())
-            output, seconds = _timed(forward, ids[:, position : position + 1], output.past_key_values)
+            output, seconds = _timed(
+                forward, ids[:, position : position + 1], output.past_key_values
+            )
             decode_s.append(seconds)
             decoded(len(decode_s))
     targets = torch.from_numpy(np.concatenate([sequence[prefill:] for sequence in sequences]))
-    return TextReading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s))
+    return TextReading(
+        torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s)
+    )
 
 
 def compare(reading: TextReading, full: TextReading) -> Quality:
     """Compare a reading with that of the full model on the same text."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
-    ratio, kl = float(np.exp(reading.nll - full.nll)), F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
+    ratio, kl = (
+        float(np.exp(reading.nll - full.nll)),
+        F.kl_div(mine, theirs, log_target=True, reduction="batchmean"),
+    )
     return Quality(
         perplexity_ratio=ratio,
         kl=kl.item(),
@@ -123,13 +137,17 @@ def expected_error(ratio: float, kl: float, num_scored: int) -> float:
     return ratio * (2 * max(kl, 0.0) / num_scored) ** 0.5
 
 
-def losses_by_text(reading: TextReading, full: TextReading, *, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
+def losses_by_text(
+    reading: TextReading, full: TextReading, *, num_texts: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return KL divergence and loss of log-likelihood of each text [num_texts], in nats per scored token, against the
     full model. Texts have equal length."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
     kl = F.kl_div(mine, theirs, log_target=True, reduction="none").sum(-1)
     lost = lost_by_token(mine, theirs, full.targets)
-    kl_by_text, loss_by_text = (values.reshape(num_texts, -1).double().mean(1).numpy() for values in (kl, lost))
+    kl_by_text, loss_by_text = (
+        values.reshape(num_texts, -1).double().mean(1).numpy() for values in (kl, lost)
+    )
     return kl_by_text, loss_by_text
 
 
@@ -138,7 +156,9 @@ def lost_by_token(mine: torch.Tensor, theirs: torch.Tensor, targets: torch.Tenso
     return (theirs - mine).gather(1, targets[:, None])[:, 0]
 
 
-def _timed(forward: Callable[[torch.Tensor, object], object], ids: torch.Tensor, past: object) -> tuple[object, float]:
+def _timed(
+    forward: Callable[[torch.Tensor, object], object], ids: torch.Tensor, past: object
+) -> tuple[object, float]:
     begin_s = time.perf_counter()
     output = forward(ids, past)
     if ids.device.type == "cuda":

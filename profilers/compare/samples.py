@@ -29,7 +29,9 @@ class KeptSamples:
             options.setdefault(setting.link, {}).update(line["pace"])
         return samples, options
 
-    def add(self, turn: int, setting: BenchSetting, sample: BenchSample, *, pace: dict[str, str]) -> None:
+    def add(
+        self, turn: int, setting: BenchSetting, sample: BenchSample, *, pace: dict[str, str]
+    ) -> None:
         line = {"round": turn, "setting": asdict(setting), "sample": asdict(sample), "pace": pace}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
@@ -47,8 +49,15 @@ class KeptSamples:
         try:
             return [json.loads(line) for line in whole]
         except ValueError as error:
-            raise BadInput(f"{self.path} is damaged ({error}): remove it, and the bench begins anew") from error
+            raise BadInput(
+                f"{self.path} is damaged ({error}): remove it, and the bench begins anew"
+            ) from error
 
 
 def _sample(fields: dict) -> BenchSample:
-    return BenchSample(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+    return BenchSample(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items()
+        }
+    )

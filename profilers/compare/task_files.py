@@ -41,7 +41,9 @@ def keep_templates_in() -> None:
 
     theirs = utils.env
     if not isinstance(theirs, ImmutableSandboxedEnvironment):
-        utils.env = ImmutableSandboxedEnvironment(undefined=theirs.undefined, keep_trailing_newline=True)
+        utils.env = ImmutableSandboxedEnvironment(
+            undefined=theirs.undefined, keep_trailing_newline=True
+        )
         utils.env.filters.update(theirs.filters)
 
 
@@ -49,17 +51,23 @@ def _check_nodes(root: yaml.Node | None, path: Path) -> None:
     """Raise BadInput for tags other than the standard ones, and for too many entries behind anchors."""
     sizes: dict[int, int] = {}
     if root is not None and _size(root, sizes, path) > _MOST_NODES:
-        raise BadInput(f"the task file {path} unfolds to more than {_MOST_NODES:,} entries: write it out")
+        raise BadInput(
+            f"the task file {path} unfolds to more than {_MOST_NODES:,} entries: write it out"
+        )
 
 
 def _size(node: yaml.Node, sizes: dict[int, int], path: Path) -> int:
     if id(node) in sizes:
         return sizes[id(node)]
     if not node.tag.startswith(_STANDARD) or "python" in node.tag:
-        raise BadInput(f"the task file {path} names code ({node.tag}), which moectl does not run: use templates")
+        raise BadInput(
+            f"the task file {path} names code ({node.tag}), which moectl does not run: use templates"
+        )
     sizes[id(node)] = _MOST_NODES  # a node that contains itself would have no end
     parts = node.value if isinstance(node, yaml.CollectionNode) else []
-    flat = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+    flat = (
+        [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+    )
     sizes[id(node)] = 1 + sum(_size(part, sizes, path) for part in flat)
     return sizes[id(node)]
 
@@ -69,9 +77,13 @@ def _check_metric(mapping: Mapping, path: Path) -> None:
     from lm_eval.api.registry import metric_registry
 
     metric = mapping.get("metric")
-    is_own = isinstance(metric, str) and metric in metric_registry and not mapping.get("hf_evaluate")
+    is_own = (
+        isinstance(metric, str) and metric in metric_registry and not mapping.get("hf_evaluate")
+    )
     if metric is not None and not is_own:
-        raise BadInput(f"the task file {path} has metric {str(metric)[:40]!r}, which is none of the harness's own")
+        raise BadInput(
+            f"the task file {path} has metric {str(metric)[:40]!r}, which is none of the harness's own"
+        )
 
 
 def _mappings(value: object) -> Iterator[Mapping]:

@@ -21,7 +21,9 @@ from profilers.compare import continuations
 from runtime.policies.presets import preset
 from runtime.session.session import Session
 
-BUILT_IN: Mapping[str, Callable[[], dict[str, Any]]] = {continuations.NAME: continuations.configuration}
+BUILT_IN: Mapping[str, Callable[[], dict[str, Any]]] = {
+    continuations.NAME: continuations.configuration
+}
 HARNESS = "lm-eval:"  # prefix of the harness's own tasks
 _RESAMPLED = 100  # bootstrap samples, for metrics without a formula for the standard error
 FORMS = f"a YAML file of a task, a folder of them, or {HARNESS}NAME for one of the harness's own"
@@ -67,14 +69,20 @@ def load_tasks(names: Sequence[str]) -> Tasks:
     keep_templates_in()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     loaded = [task for name in names for task in _load(name)]
-    twice = [name for name, count in Counter(task.task_name for task in loaded).items() if count > 1]
+    twice = [
+        name for name, count in Counter(task.task_name for task in loaded).items() if count > 1
+    ]
     if twice:
-        raise BadUsage(f"--tasks names {twice[0]} twice: leave one out, or give it another name in its file")
+        raise BadUsage(
+            f"--tasks names {twice[0]} twice: leave one out, or give it another name in its file"
+        )
     for task in loaded:
         task.set_config(key="num_fewshot", value=task.get_config("num_fewshot") or 0)
         task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     contents = [(task.config.to_dict(), list(task.eval_docs)) for task in loaded]
-    digest = hashlib.sha256(json.dumps(contents, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(contents, sort_keys=True, default=str).encode()).hexdigest()[
+        :16
+    ]
     return Tasks(tuple(loaded), digest)
 
 
@@ -96,14 +104,22 @@ def correct(session: Session, tasks: Tasks, *, batch: int | None = None) -> dict
     }
 
 
-def _evaluated(session: Session, tasks: Tasks, batch: int | None, *, keeps_items: bool) -> dict[str, Any]:
+def _evaluated(
+    session: Session, tasks: Tasks, batch: int | None, *, keeps_items: bool
+) -> dict[str, Any]:
     from lm_eval.evaluator import evaluate as harness
 
     from profilers.compare.lm_eval_model import SessionLM
 
-    task_dict = {"tasks": {task.task_name: task for task in tasks.loaded}, "groups": {}, "group_map": {}}
+    task_dict = {
+        "tasks": {task.task_name: task for task in tasks.loaded},
+        "groups": {},
+        "group_map": {},
+    }
     model = SessionLM(session, batch_size=batch or _batch_of(session))
-    with redirect_stderr(io.StringIO()):  # hides its progress bars, which would break up moectl's own
+    with redirect_stderr(
+        io.StringIO()
+    ):  # hides its progress bars, which would break up moectl's own
         return harness(model, task_dict, log_samples=keeps_items, bootstrap_iters=_RESAMPLED)
 
 

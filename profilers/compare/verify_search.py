@@ -26,7 +26,9 @@ from runtime.search.space import Combination
 
 FULL = "full"
 _LINK = "tuned"  # the name of the one emulated link
-_SAME_TIME = 1.01  # predicted times within this factor are equal, and the smaller loss is tried first
+_SAME_TIME = (
+    1.01  # predicted times within this factor are equal, and the smaller loss is tried first
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,13 @@ class CandidateQuality:
 
     @classmethod
     def of(cls, sample: BenchSample) -> "CandidateQuality":
-        return cls(sample.perplexity_ratio - 1, sample.kl, sample.top1_agreement, sample.exposed_ms, sample.loss_error)
+        return cls(
+            sample.perplexity_ratio - 1,
+            sample.kl,
+            sample.top1_agreement,
+            sample.exposed_ms,
+            sample.loss_error,
+        )
 
 
 class Verifier:
@@ -60,13 +68,22 @@ class Verifier:
     sequences."""
 
     def __init__(
-        self, opened: MoeModel, artefacts: Artefacts, text: BenchText, pace: LiveCosts, *, budget: str, timed: int = 2
+        self,
+        opened: MoeModel,
+        artefacts: Artefacts,
+        text: BenchText,
+        pace: LiveCosts,
+        *,
+        budget: str,
+        timed: int = 2,
     ) -> None:
         self._presets: dict[str, Preset] = {}
         self._budget = budget
         emulations = LinkEmulations(opened, {_LINK: dict(pace.settings)})
         brief = BenchText(text.sequences[:timed], text.prefill)
-        self._whole, self._brief = (Bench(opened, artefacts, part, emulations, self._presets) for part in (text, brief))
+        self._whole, self._brief = (
+            Bench(opened, artefacts, part, emulations, self._presets) for part in (text, brief)
+        )
         self._qualities: dict[Combination, CandidateQuality] = {}
         for bench in (self._whole, self._brief):
             bench.read_full()
@@ -76,7 +93,9 @@ class Verifier:
         if briefly:
             return CandidateQuality.of(self._brief.measure(self._setting(combination)))
         if combination not in self._qualities:
-            self._qualities[combination] = CandidateQuality.of(self._whole.measure(self._setting(combination)))
+            self._qualities[combination] = CandidateQuality.of(
+                self._whole.measure(self._setting(combination))
+            )
         return self._qualities[combination]
 
     def loss_of_base(self, checkpoint: MoeModel) -> Quality:
@@ -104,10 +123,15 @@ class Verifier:
     ) -> dict[str, MeasuredBeside]:
         """Measure combinations, presets by name, and `full`, each once per round in a random order, until it `is_late`;
         `full` and those `needed` are measured once in any case. Those that cannot run are left out."""
-        settings = {name: self._setting(candidate) for name, candidate in {FULL: FULL, **named}.items()}
+        settings = {
+            name: self._setting(candidate) for name, candidate in {FULL: FULL, **named}.items()
+        }
         distinct = list(dict.fromkeys(settings.values()))
         samples: dict[BenchSetting, dict[int, BenchSample]] = {setting: {} for setting in distinct}
-        order, first = schedule(distinct, rounds=rounds, seed=seed), {settings[name] for name in (FULL, *needed)}
+        order, first = (
+            schedule(distinct, rounds=rounds, seed=seed),
+            {settings[name] for name in (FULL, *needed)},
+        )
         for number, (turn, setting) in enumerate(order):
             if setting not in samples or (is_late() and (turn or setting not in first)):
                 continue
@@ -118,7 +142,9 @@ class Verifier:
                 del samples[setting]
         full = samples[settings[FULL]]
         return {
-            name: MeasuredBeside(summary(list(by_round.values())), _to_full(by_round, full), len(by_round))
+            name: MeasuredBeside(
+                summary(list(by_round.values())), _to_full(by_round, full), len(by_round)
+            )
             for name, setting in settings.items()
             if (by_round := samples.get(setting))
         }
@@ -127,14 +153,18 @@ class Verifier:
         if isinstance(candidate, str):
             return BenchSetting(candidate, presets()[candidate].budget or self._budget, _LINK)
         name = "+".join(candidate)
-        preset = Preset(name, "a candidate", "moectl tune", **candidate.policies, scope=candidate.scope)
+        preset = Preset(
+            name, "a candidate", "moectl tune", **candidate.policies, scope=candidate.scope
+        )
         self._presets.setdefault(name, preset)
         return BenchSetting(name, self._budget, _LINK)
 
 
 def _to_full(samples: Mapping[int, BenchSample], full: Mapping[int, BenchSample]) -> float:
     """Return the median over rounds of a setting's time over that of `full`."""
-    return median(fmean(samples[turn].tpot_ms) / fmean(full[turn].tpot_ms) for turn in samples if turn in full)
+    return median(
+        fmean(samples[turn].tpot_ms) / fmean(full[turn].tpot_ms) for turn in samples if turn in full
+    )
 
 
 def first_within(
@@ -150,7 +180,9 @@ def first_within(
     the predictions of the same kind."""
     qualities: dict[Combination, CandidateQuality] = {}
     factor = dict.fromkeys((False, True), 1.0)
-    waiting = sorted((candidate for candidate in candidates if candidate.loss is not None), key=_by_time)
+    waiting = sorted(
+        (candidate for candidate in candidates if candidate.loss is not None), key=_by_time
+    )
 
     def expected_loss(candidate: Tried) -> float:
         return candidate.loss * factor[_replaces(candidate)]

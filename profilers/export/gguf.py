@@ -61,7 +61,12 @@ _Piece = tuple[str, torch.Tensor]  # the next rows of the tensor of this name
 
 
 def export_gguf(
-    opened: MoeModel, folder: Path, out: Path, type_: str, *, progress: Progress = lambda done, total: None
+    opened: MoeModel,
+    folder: Path,
+    out: Path,
+    type_: str,
+    *,
+    progress: Progress = lambda done, total: None,
 ) -> None:
     """Write the model to the file `out` in one of `TYPES`, whole or not at all; `folder` has its tokenizer.
 
@@ -77,7 +82,10 @@ def export_gguf(
     [known] = (each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
     others = dict(_others(opened, names.get_name))
-    tensors = {name: _Tensor(tuple(each.shape), _type_of(name, each, kind)) for name, each in others.items()}
+    tensors = {
+        name: _Tensor(tuple(each.shape), _type_of(name, each, kind))
+        for name, each in others.items()
+    }
     tensors |= _experts(opened, kind)
     with replacing(out) as temporary:
         writer = gguf.GGUFWriter(temporary, architecture)
@@ -86,7 +94,12 @@ def export_gguf(
         add_vocabulary(writer, folder, config.vocab_size)
         _write_header(writer, tensors)
         total = len(others) + len(_PARTS) * opened.shape.num_keys
-        _fill(temporary, tensors, chain(others.items(), _pieces(opened)), lambda done: progress(done, total))
+        _fill(
+            temporary,
+            tensors,
+            chain(others.items(), _pieces(opened)),
+            lambda done: progress(done, total),
+        )
 
 
 def _write_header(writer: "gguf.GGUFWriter", tensors: _Tensors) -> None:  # noqa: F821
@@ -107,7 +120,9 @@ def _write_header(writer: "gguf.GGUFWriter", tensors: _Tensors) -> None:  # noqa
     writer.close()
 
 
-def _fill(path: Path, tensors: _Tensors, pieces: Iterator[_Piece], progress: Callable[[int], None]) -> None:
+def _fill(
+    path: Path, tensors: _Tensors, pieces: Iterator[_Piece], progress: Callable[[int], None]
+) -> None:
     """Write every piece to its place, where only one is in memory: so an expert, whose parts lie in three tensors, is
     read once."""
     from gguf import GGMLQuantizationType, quants
@@ -115,7 +130,9 @@ def _fill(path: Path, tensors: _Tensors, pieces: Iterator[_Piece], progress: Cal
     places = {name: tensor.offset for name, tensor in read_header(path).tensors.items()}
     with path.open("r+b") as file:
         for done, (name, numbers) in enumerate(pieces, 1):
-            encoded = quants.quantize(numbers.float().numpy(), GGMLQuantizationType[tensors[name].type])
+            encoded = quants.quantize(
+                numbers.float().numpy(), GGMLQuantizationType[tensors[name].type]
+            )
             file.seek(places[name])
             file.write(encoded)
             places[name] += encoded.nbytes
@@ -126,8 +143,12 @@ def _check(opened: MoeModel) -> None:
     """Raise BadInput for a model that `export_gguf` does not write, and where `gguf` is not installed."""
     config = opened.model.config
     if config.model_type not in WRITTEN:
-        raise BadInput(f"{config.model_type} is not written as GGUF: moectl writes {', '.join(WRITTEN)}")
-    taken = ARCHITECTURES[WRITTEN[config.model_type]].fixed.get("norm_topk_prob", False)  # for granted
+        raise BadInput(
+            f"{config.model_type} is not written as GGUF: moectl writes {', '.join(WRITTEN)}"
+        )
+    taken = ARCHITECTURES[WRITTEN[config.model_type]].fixed.get(
+        "norm_topk_prob", False
+    )  # for granted
     scaling = config.rope_parameters.get("rope_type", "default")
     unusual = {
         f"positions scaled ({scaling})": scaling != "default",
@@ -159,7 +180,9 @@ def _others(opened: MoeModel, name_of: Callable[[str], str]) -> Iterator[_Piece]
     for name, parameter in opened.model.state_dict().items():
         if parameter.device.type != "meta":
             stem, _, ending = name.rpartition(".")
-            row = parameter[0] if "shared_expert_gate" in name else parameter  # of one output: a row in the files
+            row = (
+                parameter[0] if "shared_expert_gate" in name else parameter
+            )  # of one output: a row in the files
             yield f"{name_of(stem)}.{ending}", row
 
 

@@ -27,20 +27,27 @@ def add_vocabulary(writer: "gguf.GGUFWriter", folder: Path, num_tokens: int) -> 
     described = read_json(path)
     model = described["model"]
     if model.get("type") != "BPE" or not model.get("merges"):
-        raise BadInput(f"{path} is no byte-level BPE with merges, and moectl writes no other tokenizer as GGUF")
+        raise BadInput(
+            f"{path} is no byte-level BPE with merges, and moectl writes no other tokenizer as GGUF"
+        )
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_splitting(described, path))
     tokens, types = _tokens(described, num_tokens)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    )
     _add_special(writer, folder)
 
 
 def _splitting(described: Mapping, path: Path) -> str:
     steps = described.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
-    named = tuple(step["pattern"]["Regex"] if step.get("type") == "Split" else step.get("type") for step in steps)
+    named = tuple(
+        step["pattern"]["Regex"] if step.get("type") == "Split" else step.get("type")
+        for step in steps
+    )
     if named not in _SPLITTINGS:
         raise BadInput(
             f"{path} splits text in a way ({', '.join(map(str, named))[:80]}) that moectl cannot name in GGUF"

@@ -54,10 +54,17 @@ def export_gptq(
     take the sizes, the folder exists or the checkpoint changes, OutOfResources when the disk is full.
     """
     if not opened.store.layout.is_plain:
-        raise BadInput("the checkpoint has its experts in few bits already: export from the checkpoint it was made of")
+        raise BadInput(
+            "the checkpoint has its experts in few bits already: export from the checkpoint it was made of"
+        )
     shape, layout = opened.shape, opened.store.layout
-    located = locate_experts(opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
-    names = {(tensor.shard.path, tensor.offset, tensor.nbytes): name for name, tensor in checkpoint.tensors.items()}
+    located = locate_experts(
+        opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors
+    )
+    names = {
+        (tensor.shard.path, tensor.offset, tensor.nbytes): name
+        for name, tensor in checkpoint.tensors.items()
+    }
     weight_map: dict[str, str] = {}
     groups: dict[str, int] = {}
     with _new_folder(out) as folder:
@@ -65,7 +72,10 @@ def export_gptq(
             tensors = {}
             for expert in range(shape.num_experts):
                 pieces = located.extents[layer.index * shape.num_experts + expert]
-                stored = [(piece, names.get((piece.shard.path, piece.offset, piece.nbytes), "")) for piece in pieces]
+                stored = [
+                    (piece, names.get((piece.shard.path, piece.offset, piece.nbytes), ""))
+                    for piece in pieces
+                ]
                 parts = read(layer.index, expert)
                 for slice_ in _slices(layer, expert, stored, layout):
                     tensors |= _module(slice_, parts)
@@ -80,7 +90,9 @@ def export_gptq(
         checkpoint.check_unchanged()
 
 
-def _slices(layer: MoeLayer, expert: int, stored: list[tuple[Extent, str]], layout: ExpertLayout) -> list[_Slice]:
+def _slices(
+    layer: MoeLayer, expert: int, stored: list[tuple[Extent, str]], layout: ExpertLayout
+) -> list[_Slice]:
     """Return the modules of one expert, by their names in this checkpoint, or by the usual names where it is fused."""
     if all(name.endswith(".weight") for _, name in stored):
         return _as_stored(layout, stored)
@@ -90,7 +102,11 @@ def _slices(layer: MoeLayer, expert: int, stored: list[tuple[Extent, str]], layo
     down = _Slice(f"{base}.down_proj", "down_proj", whole)
     if not module.has_gate:
         return [_Slice(f"{base}.up_proj", first, whole), down]
-    gate, up = (slice(half), slice(half, None)) if module.is_concatenated else (slice(0, None, 2), slice(1, None, 2))
+    gate, up = (
+        (slice(half), slice(half, None))
+        if module.is_concatenated
+        else (slice(0, None, 2), slice(1, None, 2))
+    )
     return [_Slice(f"{base}.gate_proj", first, gate), _Slice(f"{base}.up_proj", first, up), down]
 
 
@@ -98,7 +114,9 @@ def _as_stored(layout: ExpertLayout, stored: list[tuple[Extent, str]]) -> list[_
     """Return the rows of a part that each stored tensor fills, from its place in the expert's slot."""
     slices = []
     for piece, name in stored:
-        part = next(part for part in layout.parts if part.offset <= piece.start < part.offset + part.nbytes)
+        part = next(
+            part for part in layout.parts if part.offset <= piece.start < part.offset + part.nbytes
+        )
         row_nbytes = part.nbytes // part.shape[0]
         start, stop = ((at - part.offset) // row_nbytes for at in (piece.start, piece.stop))
         slices.append(_Slice(name.removesuffix(".weight"), part.name, slice(start, stop)))
@@ -108,7 +126,9 @@ def _as_stored(layout: ExpertLayout, stored: list[tuple[Extent, str]]) -> list[_
 def _module(slice_: _Slice, parts: Parts) -> dict[str, torch.Tensor]:
     """Return the tensors of one module, by their names in the checkpoint."""
     whole, rows = Quantized.from_packed(parts[slice_.part]), slice_.rows
-    module = Quantized(whole.bits, whole.group_size, whole.codes[rows], whole.scales[rows], whole.zeros[rows])
+    module = Quantized(
+        whole.bits, whole.group_size, whole.codes[rows], whole.scales[rows], whole.zeros[rows]
+    )
     tensors = gptq_tensors(module.packed())
     bias = parts.get(f"{slice_.part}_bias")
     if bias is not None:
@@ -116,13 +136,26 @@ def _module(slice_: _Slice, parts: Parts) -> dict[str, torch.Tensor]:
     return {f"{slice_.module}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _config(bits: int, groups: Mapping[str, int], others: Mapping[str, torch.Tensor], made: Mapping) -> dict:
+def _config(
+    bits: int, groups: Mapping[str, int], others: Mapping[str, torch.Tensor], made: Mapping
+) -> dict:
     """Return the quantisation config. Modules whose names differ only in numbers share an entry, by a pattern."""
     usual = max(groups.values())
-    dynamic = {f"+:{_pattern(name)}": {"group_size": size} for name, size in groups.items() if size != usual}
-    matrices = [name.removesuffix(".weight") for name, tensor in others.items() if name.endswith(".weight")]
-    dynamic |= {f"-:{_pattern(name)}": {} for name in matrices if others[f"{name}.weight"].dim() == 2}
-    meta = {"quantizer": [f"moectl:{versions().get('moectl', 'not installed')}"], "recipe": made["recipe"]}
+    dynamic = {
+        f"+:{_pattern(name)}": {"group_size": size}
+        for name, size in groups.items()
+        if size != usual
+    }
+    matrices = [
+        name.removesuffix(".weight") for name, tensor in others.items() if name.endswith(".weight")
+    ]
+    dynamic |= {
+        f"-:{_pattern(name)}": {} for name in matrices if others[f"{name}.weight"].dim() == 2
+    }
+    meta = {
+        "quantizer": [f"moectl:{versions().get('moectl', 'not installed')}"],
+        "recipe": made["recipe"],
+    }
     return quantize_config(bits, usual, damp=float(made["damp"]), dynamic=dynamic, meta=meta)
 
 
@@ -134,7 +167,9 @@ def _pattern(name: str) -> str:
 def _write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Write one shard and return its entries of the index."""
     with replacing(folder / name) as temporary:
-        temporary.write_bytes(save({key: tensor.contiguous() for key, tensor in tensors.items()}, {"format": "pt"}))
+        temporary.write_bytes(
+            save({key: tensor.contiguous() for key, tensor in tensors.items()}, {"format": "pt"})
+        )
     return dict.fromkeys(tensors, name)
 
 
@@ -147,7 +182,10 @@ def _write_texts(source: Path, folder: Path, config: dict, weight_map: Mapping[s
     texts = {
         "config.json": whole,
         "quantize_config.json": config,
-        "model.safetensors.index.json": {"metadata": {}, "weight_map": dict(sorted(weight_map.items()))},
+        "model.safetensors.index.json": {
+            "metadata": {},
+            "weight_map": dict(sorted(weight_map.items())),
+        },
     }
     for name, value in texts.items():
         with replacing(folder / name) as temporary:

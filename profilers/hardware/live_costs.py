@@ -63,7 +63,11 @@ def live_costs(
     """
     target = machine(scaled_to) if scaled_to else None
     is_profiled = profile is not None and experts == EXACT
-    base = _profiled(profile, opened) if is_profiled else _measured(opened, artefacts, experts, is_late)
+    base = (
+        _profiled(profile, opened)
+        if is_profiled
+        else _measured(opened, artefacts, experts, is_late)
+    )
     costs, settings = _with_link(base, opened, folder, target, link)
     emulated = target or _this_machine(costs, opened.shape.expert_nbytes)
     window = scaled_window(opened.shape, target) if target else None
@@ -73,7 +77,12 @@ def live_costs(
     if is_profiled and not base.shares:
         source += "; few bits are taken to be as much faster as smaller"
     return LiveCosts(
-        settings | {"window": f"{window}B", "experts": experts}, costs, emulated, window, source, is_profiled
+        settings | {"window": f"{window}B", "experts": experts},
+        costs,
+        emulated,
+        window,
+        source,
+        is_profiled,
     )
 
 
@@ -83,8 +92,13 @@ def _with_link(
     """Return the costs with loads over the chosen link, and the options that emulate the link."""
     nbytes = opened.shape.expert_nbytes
     if target:
-        fast = nbytes / expert_spread(opened, 1, QUICK).median  # bytes per second at which an expert is computed
-        rate, near = fast * target.link_gbps / target.fast_gbps, fast * target.near_gbps / target.fast_gbps
+        fast = (
+            nbytes / expert_spread(opened, 1, QUICK).median
+        )  # bytes per second at which an expert is computed
+        rate, near = (
+            fast * target.link_gbps / target.fast_gbps,
+            fast * target.near_gbps / target.fast_gbps,
+        )
         costs = replace(base, load_s=nbytes / rate, load_latency_s=0.0, near=Work(nbytes / near))
         return costs, {"link": f"{rate:.0f}B/s", "near": f"{near:.0f}B/s"}
     name = link_name(opened, link)
@@ -99,7 +113,9 @@ def _this_machine(costs: Costs, nbytes: int) -> Machine:
     """Return the costs as bandwidths: one expert's bytes over the seconds that it takes."""
     gb, near_s = nbytes / 1e9, max(costs.near.memory_s + costs.near_host.memory_s, 1e-9)
     link_gbps = gb / (costs.load_s + costs.load_latency_s)
-    return Machine(HERE, gb / costs.expert.memory_s, float("inf"), link_gbps, 0.0, gb / near_s, "measured")
+    return Machine(
+        HERE, gb / costs.expert.memory_s, float("inf"), link_gbps, 0.0, gb / near_s, "measured"
+    )
 
 
 def _profiled(profile: HardwareProfile, opened: MoeModel) -> Costs:
@@ -107,8 +123,14 @@ def _profiled(profile: HardwareProfile, opened: MoeModel) -> Costs:
     costs = costs_of(profile, opened.stored_shape)
     if opened.model.device.type != "cpu":
         return costs.on_base(opened.base, share)
-    near_s = {near.bits: near.seconds.median for near in profile.near if near.tokens == profile.near[0].tokens}
-    shares = {bits: seconds / near_s[FULL_BITS] for bits, seconds in near_s.items() if bits != FULL_BITS}
+    near_s = {
+        near.bits: near.seconds.median
+        for near in profile.near
+        if near.tokens == profile.near[0].tokens
+    }
+    shares = {
+        bits: seconds / near_s[FULL_BITS] for bits, seconds in near_s.items() if bits != FULL_BITS
+    }
     return replace(costs, shares=shares).on_base(opened.base, share)
 
 
@@ -124,7 +146,9 @@ class _Probe:
     """Runs a model's own sessions token by token. On a CPU it measures the thread's processor time, else the clock's.
     The least time of each part counts, because other work on the machine can only add to it."""
 
-    def __init__(self, opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]) -> None:
+    def __init__(
+        self, opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]
+    ) -> None:
         self._opened, self._artefacts, self._is_late = opened, artefacts, is_late
         self._is_gpu = opened.model.device.type == "cuda"
         # Experts come from RAM without delay: the costs of the link are measured separately.
@@ -132,32 +156,45 @@ class _Probe:
         self._options = {"link": self.link, "experts": experts}
         self.head_s = head_seconds(opened, 1, QUICK).median
 
-    def seconds(self, preset: str, policies: Mapping[str, str], budget: str = "100%", *, turns: int = _TURNS) -> _Pass:
+    def seconds(
+        self, preset: str, policies: Mapping[str, str], budget: str = "100%", *, turns: int = _TURNS
+    ) -> _Pass:
         """Measure a pass whose experts are resident. Raises a Problem for settings that cannot run."""
         with self._session(preset, policies, budget) as session, torch.inference_mode():
             turns_s = [self._turn(session, token)[1:] for token in self._tokens(turns)]
         resident_s, bare_s = (min(part_s) for part_s in zip(*turns_s, strict=True))
         num_layers = self._opened.shape.num_layers
-        return _Pass(max(0.0, resident_s - bare_s) / num_layers, (bare_s - self.head_s) / num_layers)
+        return _Pass(
+            max(0.0, resident_s - bare_s) / num_layers, (bare_s - self.head_s) / num_layers
+        )
 
     def host_seconds(self) -> float:
         """Measure the engine's own work on a load: each token is decoded twice with a tier that holds one token's
         experts."""
         shape, added = self._opened.shape, []
-        with self._session("on-demand", {}, f"{shape.num_layers * shape.top_k}x") as session, torch.inference_mode():
+        with (
+            self._session("on-demand", {}, f"{shape.num_layers * shape.top_k}x") as session,
+            torch.inference_mode(),
+        ):
             for token in self._tokens(_TURNS):
                 loading_s, resident_s, _ = self._turn(session, token)
                 stall_s = 0.0 if not self._is_gpu else session.engine.stall_s[0]
                 session.engine.stall_s.clear()
-                num_misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-4))
+                num_misses = sum(
+                    layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-4)
+                )
                 added += [(loading_s - stall_s - resident_s) / num_misses] if num_misses else []
         return max(0.0, median(added)) if added else 0.0
 
     def _session(self, preset: str, policies: Mapping[str, str], budget: str) -> Session:
         session = Session(
-            self._opened, Settings(preset, dict(policies), budget=budget, **self._options), artefacts=self._artefacts
+            self._opened,
+            Settings(preset, dict(policies), budget=budget, **self._options),
+            artefacts=self._artefacts,
         )
-        session.watcher.on_step = lambda step: None  # makes the controller decide even where the whole model fits
+        session.watcher.on_step = lambda step: (
+            None
+        )  # makes the controller decide even where the whole model fits
         return session
 
     def _tokens(self, turns: int) -> Iterator[torch.Tensor]:
@@ -171,7 +208,9 @@ class _Probe:
         """Return the seconds of a pass that may load its experts, of the pass again, and of one without experts."""
         loading_s, resident_s = self._pass(session, token), self._pass(session, token)
         with without_experts(self._opened, after=NAME):
-            bare_s = min(self._pass(session, token) for _ in range(2))  # processor caches are colder in the first
+            bare_s = min(
+                self._pass(session, token) for _ in range(2)
+            )  # processor caches are colder in the first
         return loading_s, resident_s, bare_s
 
     def _pass(self, session: Session, token: torch.Tensor) -> float:
@@ -182,7 +221,9 @@ class _Probe:
         return thread_time() - begin_s
 
 
-def _measured(opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]) -> Costs:
+def _measured(
+    opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]
+) -> Costs:
     """Measure passes of one token with experts resident, near, loaded or at few bits, each against a pass without
     experts."""
     shape, probe = opened.shape, _Probe(opened, artefacts, experts, is_late)
@@ -192,7 +233,9 @@ def _measured(opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Cal
     engine_s = resident.experts_s - shape.top_k * expert_s
 
     def per_expert(preset: str, policies: Mapping[str, str], budget: str) -> float:
-        return max(0.0, (probe.seconds(preset, policies, budget).experts_s - engine_s) / shape.top_k)
+        return max(
+            0.0, (probe.seconds(preset, policies, budget).experts_s - engine_s) / shape.top_k
+        )
 
     def at_width(bits: int) -> float:
         budget = f"{artefacts.replicas.nbytes[bits] * shape.num_keys}"
@@ -206,12 +249,16 @@ def _measured(opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Cal
         load_s=0.0,
         load_latency_s=0.0,
         near=near if is_gpu else Work(0.0),
-        near_host=Work(0.0) if is_gpu else near,  # without a GPU the near tier computes on the same cores as the model
+        near_host=Work(0.0)
+        if is_gpu
+        else near,  # without a GPU the near tier computes on the same cores as the model
         rest=Work(resident.rest_s + engine_s, (prompt_s + engine_s) / _PROMPT),
         head=Work(probe.head_s),
         host_s=probe.host_seconds(),
         shares={bits: at_width(bits) / expert_s for bits in _widths(artefacts) if not is_late()},
-        deciding=deciding(opened, probe.link, tokens=_FEW, experts=experts, artefacts=artefacts, is_late=is_late),
+        deciding=deciding(
+            opened, probe.link, tokens=_FEW, experts=experts, artefacts=artefacts, is_late=is_late
+        ),
     )
 
 

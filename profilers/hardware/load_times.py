@@ -62,7 +62,9 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
 
         locked = _Held(opened, pin=True)
         with _closing(pinned(locked)) as link:
-            yield _load(PINNED, _bring(link, slots, effort), nbytes, _latency(pinned, locked, slots, effort))
+            yield _load(
+                PINNED, _bring(link, slots, effort), nbytes, _latency(pinned, locked, slots, effort)
+            )
 
     def bring(turn: int) -> None:
         slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
@@ -76,7 +78,9 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> 
             return EmulatedLink(source, shape, bandwidth=bandwidth, latency_s=latency_s)
 
         with _closing(emulated(held)) as link:
-            yield _load(of_run, _bring(link, slots, effort), nbytes, _latency(emulated, held, slots, effort))
+            yield _load(
+                of_run, _bring(link, slots, effort), nbytes, _latency(emulated, held, slots, effort)
+            )
 
 
 class _Held:
@@ -84,7 +88,9 @@ class _Held:
 
     def __init__(self, opened: MoeModel, *, pin: bool) -> None:
         nbytes = opened.store.layout.nbytes
-        self.experts = [aligned(nbytes, pin=pin) for _ in range(num_few(nbytes, opened.shape.num_keys))]
+        self.experts = [
+            aligned(nbytes, pin=pin) for _ in range(num_few(nbytes, opened.shape.num_keys))
+        ]
         for key, buffer in enumerate(self.experts):
             opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
         self._num_experts = opened.shape.num_experts
@@ -117,14 +123,21 @@ def _part(nbytes: int) -> int:
 
 def _disk_link(opened: MoeModel, source: CachedSource | None = None) -> Link:
     """Return the link that reads the checkpoint, or another source in the same way."""
-    device, nbytes, source = opened.model.device, opened.store.layout.nbytes, source or SlowTier.plain(opened.store)
+    device, nbytes, source = (
+        opened.model.device,
+        opened.store.layout.nbytes,
+        source or SlowTier.plain(opened.store),
+    )
     if device.type == "cuda":
         return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
     return DiskLink(source, opened.shape, kept=source)
 
 
 def _latency(
-    link_from: Callable[[ExpertSource], Link], held: _Held, slots: torch.Tensor, effort: TimingEffort
+    link_from: Callable[[ExpertSource], Link],
+    held: _Held,
+    slots: torch.Tensor,
+    effort: TimingEffort,
 ) -> Spread:
     """Measure the seconds of a load that do not depend on its bytes: loads of whole experts alternate with parts."""
     part = slots[:, : _part(slots.shape[1])]

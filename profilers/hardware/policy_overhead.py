@@ -38,16 +38,22 @@ def deciding(
     deciding on a miss adds. `tokens` tokens are decoded, each twice."""
     if resolve_link(opened, link=link, near=None, scaled_to=None).kind == "emulated":
         opened = replace(opened, store=RamStore(opened.store))  # one copy for all sessions
-    settings = Settings(budget=f"{opened.shape.num_layers * places_a_layer(opened)}x", link=link, experts=experts)
+    settings = Settings(
+        budget=f"{opened.shape.num_layers * places_a_layer(opened)}x", link=link, experts=experts
+    )
     settings = replace(settings, window=f"{opened.shape.top_k * opened.shape.expert_nbytes}B")
     plain_s, load_s = _step_seconds(opened, settings, artefacts, tokens)
     seconds = {EACH_LOAD: load_s}
     for axis, plain in _PLAIN.items():
-        for text in dict.fromkeys(text for text in (*POLICIES[axis], *_SEARCHED[axis]) if text != plain):
+        for text in dict.fromkeys(
+            text for text in (*POLICIES[axis], *_SEARCHED[axis]) if text != plain
+        ):
             if is_late():
                 return seconds
             try:
-                policy_s, _ = _step_seconds(opened, replace(settings, policies={axis: text}), artefacts, tokens)
+                policy_s, _ = _step_seconds(
+                    opened, replace(settings, policies={axis: text}), artefacts, tokens
+                )
             except Problem:
                 continue
             seconds[f"{axis} {describe(parse(axis, text))}"] = max(0.0, policy_s - plain_s)
@@ -70,17 +76,25 @@ def _step_seconds(
             token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1)))
             first, second = (_timed(session, token) for _ in range(2))
             resident_s += second
-            num_misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2))
+            num_misses = sum(
+                layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2)
+            )
             added += [(sum(first) - sum(second)) / num_misses] if num_misses else []
     return median(resident_s), max(0.0, median(added)) if added else 0.0
 
 
 def _timed(session: Session, token: torch.Tensor) -> list[float]:
     """Return each layer's seconds for observing the router, deciding and issuing the loads."""
-    owners = (session.watcher, "step"), (session.controller, "step"), (session.parts.tiers.link, "issue")
+    owners = (
+        (session.watcher, "step"),
+        (session.controller, "step"),
+        (session.parts.tiers.link, "issue"),
+    )
     seconds: list[float] = []
     for owner, name in owners:
-        setattr(owner, name, _timing(getattr(owner, name), seconds, begins=owner is session.watcher))
+        setattr(
+            owner, name, _timing(getattr(owner, name), seconds, begins=owner is session.watcher)
+        )
     try:
         session.forward(token)
     finally:
@@ -89,7 +103,9 @@ def _timed(session: Session, token: torch.Tensor) -> list[float]:
     return seconds
 
 
-def _timing(work: Callable[..., object], seconds: list[float], *, begins: bool) -> Callable[..., object]:
+def _timing(
+    work: Callable[..., object], seconds: list[float], *, begins: bool
+) -> Callable[..., object]:
     """Wrap `work` so that its time is added to the last of `seconds`, or to a new one if it `begins` a layer."""
 
     def timed(*arguments: object, **options: object) -> object:

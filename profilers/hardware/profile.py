@@ -58,7 +58,9 @@ def measure(
         compute.append(_compute(opened, length, moe, effort))
         progress(done := done + 1, total)
     of_links = loads(opened, folder, of_run, effort)
-    measured = tuple(replace(load, **of_misses) if load.link == of_run else load for load in of_links)
+    measured = tuple(
+        replace(load, **of_misses) if load.link == of_run else load for load in of_links
+    )
     progress(done := done + 1, total)
     for bits in widths:
         near += _near(opened, bits, replicas, effort)
@@ -82,7 +84,9 @@ def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: TimingEffor
     )
 
 
-def layer_seconds(opened: MoeModel, num_tokens: int, effort: TimingEffort, *, after: str = "eager") -> Spread:
+def layer_seconds(
+    opened: MoeModel, num_tokens: int, effort: TimingEffort, *, after: str = "eager"
+) -> Spread:
     """Measure a layer without its experts: the time of the model's body over its layers. A single token is decoded
     after a context. `after` is the experts implementation to restore."""
     body, device = opened.model.base_model, opened.model.device
@@ -90,7 +94,9 @@ def layer_seconds(opened: MoeModel, num_tokens: int, effort: TimingEffort, *, af
     with without_experts(opened, after=after), torch.inference_mode():
         context: dict[str, object] = {}
         if num_tokens == 1:
-            past = body(input_ids=ids.expand(1, _context(opened, effort)), use_cache=True).past_key_values
+            past = body(
+                input_ids=ids.expand(1, _context(opened, effort)), use_cache=True
+            ).past_key_values
             context = {"past_key_values": past, "use_cache": True}
         seconds = _seconds(opened, lambda _: body(input_ids=ids, **context), effort)
     return Spread.of([pass_s / opened.shape.num_layers for pass_s in seconds])
@@ -133,7 +139,9 @@ def decode_experts(
     places = places_a_layer(opened)
     settings = Settings(budget=f"{shape.num_layers * places}x", link=link, experts=experts)
     with Session(opened, settings) as session, torch.inference_mode():
-        session.watcher.on_step = _ignore  # makes the controller decide even where the whole model fits
+        session.watcher.on_step = (
+            _ignore  # makes the controller decide even where the whole model fits
+        )
         for turn in range(effort.warm_up + effort.turns):
             drawn = random.integers(0, opened.config.vocab_size, (places // shape.top_k, 1, 1))
             tokens = [token.to(opened.model.device) for token in torch.from_numpy(drawn)]
@@ -143,12 +151,16 @@ def decode_experts(
             by_layer = session.controller.counters.by_layer(first_pass=-2 * len(tokens))
             num_misses = sum(layer["misses"] for layer in by_layer)
             with without_experts(opened, after=NAME):
-                bare_s = min(pass_seconds(session, tokens[0]) for _ in range(2))  # caches are colder in the first
+                bare_s = min(
+                    pass_seconds(session, tokens[0]) for _ in range(2)
+                )  # caches are colder in the first
             if turn >= effort.warm_up:
                 resident.append((resident_s / len(tokens) - bare_s) / shape.num_layers)
                 added += [(loading_s - resident_s) / num_misses] if num_misses else []
                 worked += [(loading_s - stall_s - resident_s) / num_misses] if num_misses else []
-    return Spread.of(resident), {"miss": Spread.of(added), "host": Spread.of(worked)} if len(added) > 1 else {}
+    return Spread.of(resident), {"miss": Spread.of(added), "host": Spread.of(worked)} if len(
+        added
+    ) > 1 else {}
 
 
 def pass_seconds(session: Session, token: torch.Tensor) -> float:
@@ -166,14 +178,18 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> 
     views, hidden, project = _few(opened), _hidden(opened, num_tokens), opened.store.layout.project
     scores = np.random.default_rng(0).random((num_tokens, shape.num_experts))
     selected = np.argsort(scores, axis=1)[:, : shape.top_k]
-    weights = torch.full((num_tokens, shape.top_k), 1 / shape.top_k, dtype=hidden.dtype, device=device)
+    weights = torch.full(
+        (num_tokens, shape.top_k), 1 / shape.top_k, dtype=hidden.dtype, device=device
+    )
 
     def layer(_: int) -> torch.Tensor:
         assigned = assign(selected, device)
         out = torch.zeros_like(hidden)
         for expert in sorted(assigned):
             tokens = assigned[expert]
-            y = expert_forward(module, views[expert % len(views)], gather(hidden, tokens), project=project)
+            y = expert_forward(
+                module, views[expert % len(views)], gather(hidden, tokens), project=project
+            )
             accumulate(out, weigh(y, weights, tokens), tokens)
         return out
 
@@ -181,7 +197,9 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> 
 
 
 def _few(
-    opened: MoeModel, store: DiskStore | ReplicaStore | None = None, device: torch.device | None = None
+    opened: MoeModel,
+    store: DiskStore | ReplicaStore | None = None,
+    device: torch.device | None = None,
 ) -> list[Mapping[str, object]]:
     """Return experts that take turns, as `expert_forward` takes them: as in a run, more than a cache holds."""
     store, device, shape = store or opened.store, device or opened.model.device, opened.shape
@@ -194,7 +212,9 @@ def _few(
 
 def _hidden(opened: MoeModel, num_tokens: int, device: torch.device | None = None) -> torch.Tensor:
     """Return random hidden states [num_tokens, H], always the same."""
-    values = torch.randn(num_tokens, opened.layers[0].hidden_size, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(
+        num_tokens, opened.layers[0].hidden_size, generator=torch.Generator().manual_seed(0)
+    )
     return values.to(dtype=opened.dtype, device=device or opened.model.device)
 
 
@@ -205,7 +225,9 @@ def _seconds(opened: MoeModel, work: Callable[[int], object], effort: TimingEffo
 # Near memory
 
 
-def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: TimingEffort) -> Iterator[NearCompute]:
+def _near(
+    opened: MoeModel, bits: int, replicas: Replicas | None, effort: TimingEffort
+) -> Iterator[NearCompute]:
     """Measure one expert of one width on the CPU, in RAM; a few experts take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
     module, views = opened.layers[0].experts, _few(opened, store, _CPU)
@@ -222,7 +244,9 @@ def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Timing
         yield NearCompute(bits, num_tokens, Spread.of(seconds))
 
 
-def _conditions(opened: MoeModel, machine: LocalMachine, of_run: str, effort: TimingEffort) -> dict[str, object]:
+def _conditions(
+    opened: MoeModel, machine: LocalMachine, of_run: str, effort: TimingEffort
+) -> dict[str, object]:
     """Return the conditions of the profile; `machine` was observed before the measurements."""
     facts = asdict(machine)
     return {

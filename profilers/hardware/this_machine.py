@@ -40,7 +40,10 @@ class LocalMachine:
 
         gpu = None
         if device.type == "cuda":
-            gpu = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+            gpu = (
+                torch.cuda.get_device_name(device),
+                torch.cuda.get_device_properties(device).total_memory,
+            )
         return cls._of(torch.get_num_threads(), gpu)
 
     @classmethod
@@ -74,7 +77,11 @@ def gpus_of_driver() -> list[tuple[str, int]]:
     asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     rows = (line.rpartition(",") for line in done.stdout.splitlines() if done.returncode == 0)
-    return [(name.strip(), int(mebibytes) << 20) for name, _, mebibytes in rows if mebibytes.strip().isdecimal()]
+    return [
+        (name.strip(), int(mebibytes) << 20)
+        for name, _, mebibytes in rows
+        if mebibytes.strip().isdecimal()
+    ]
 
 
 def cuda_of_torch() -> str | None:

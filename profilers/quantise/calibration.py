@@ -26,7 +26,9 @@ from runtime.model.layout import is_finite
 
 SAMPLE = 1024  # tokens of a layer's sample
 _CHUNK = 2048  # tokens in float32 at a time
-_EXACT_UP_TO = 1024  # inputs of a projection up to which moments are in float64; above, float32 saves memory
+_EXACT_UP_TO = (
+    1024  # inputs of a projection up to which moments are in float64; above, float32 saves memory
+)
 _CPU = torch.device("cpu")
 
 Weights = dict[str, torch.Tensor]
@@ -100,7 +102,9 @@ def keep_inputs(batches: Sequence[LayerBatch], folder: Path, layer: int) -> Laye
             for part in real.split(_CHUNK):
                 add_moments(total, part.float())
     if not is_finite(total):
-        raise BadInput(f"layer {layer}: hidden states on this text are NaN or infinite: calibrate on other text")
+        raise BadInput(
+            f"layer {layer}: hidden states on this text are NaN or infinite: calibrate on other text"
+        )
     with replacing(inputs.moments) as temporary:
         total.div_(inputs.num_tokens).cpu().numpy().tofile(temporary)
     return inputs
@@ -125,7 +129,9 @@ class LayerTokens:
         self._weights = [batch.weights.double().cpu().numpy() for batch in batches]
         real = [is_real(batch) for batch in batches]
         before = np.cumsum([0, *(part.sum() for part in real)])
-        self._numbers = [np.cumsum(part) - 1 + start for part, start in zip(real, before, strict=False)]
+        self._numbers = [
+            np.cumsum(part) - 1 + start for part, start in zip(real, before, strict=False)
+        ]
 
     def by_batch(self, expert: int) -> tuple[np.ndarray, ...]:
         """Return the rows of `LayerInputs` that selected this expert in each batch, in the order of `assigned`."""
@@ -140,7 +146,9 @@ class LayerTokens:
     def of(self, expert: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of `LayerInputs` that selected this expert, ascending, and its routing weights, float64."""
         rows, weights = [np.zeros(0, np.int64)], [np.zeros(0)]
-        for assigned, gates, numbers in zip(self.assigned, self._weights, self._numbers, strict=True):
+        for assigned, gates, numbers in zip(
+            self.assigned, self._weights, self._numbers, strict=True
+        ):
             if expert in assigned:
                 tokens, ranks = (place.cpu().numpy() for place in assigned[expert])
                 order = np.argsort(tokens)
@@ -155,7 +163,9 @@ class LayerTokens:
 def describing(module: nn.Module) -> bytes:
     """Return the pickled experts module without its parameters: the attributes that an expert's arithmetic reads."""
     bare = module.__class__.__new__(module.__class__)
-    bare.__dict__ = {name: value for name, value in module.__dict__.items() if name != "moectl_forward"}
+    bare.__dict__ = {
+        name: value for name, value in module.__dict__.items() if name != "moectl_forward"
+    }
     bare._parameters = {}
     return pickle.dumps(bare)
 
@@ -192,7 +202,11 @@ def _mean_second(module: nn.Module, weights: Weights, inputs: LayerInputs) -> to
     for x in inputs.read(rows, weights["down_proj"].device):
         y = activations(module, weights, x)
         width = y.shape[1]
-        total = torch.zeros(width, width, dtype=moments_dtype(width), device=y.device) if total is None else total
+        total = (
+            torch.zeros(width, width, dtype=moments_dtype(width), device=y.device)
+            if total is None
+            else total
+        )
         add_moments(total, y)
     assert total is not None, "a layer without tokens"
     return total / len(rows)

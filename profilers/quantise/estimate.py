@@ -18,7 +18,9 @@ from runtime.model.open import MoeModel
 _MOST_TOKENS = 16384  # of the layer, read and kept for the measurement
 
 
-def expert_s(opened: MoeModel, method: Method, num_tokens: int, *, clock: Callable[[], float] = perf_counter) -> float:
+def expert_s(
+    opened: MoeModel, method: Method, num_tokens: int, *, clock: Callable[[], float] = perf_counter
+) -> float:
     """Return the seconds that a worker needs for an average expert on a text of so many tokens: the first expert, with
     random inputs, by `clock`. What is compiled on first use is compiled before."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
@@ -41,10 +43,14 @@ def _run(task: ExpertTask, clock: Callable[[], float]) -> float:
 def _task(opened: MoeModel, method: Method, num_tokens: int, folder: Path) -> ExpertTask:
     layer, shape, host = opened.layers[0], opened.shape, aligned(opened.store.layout.nbytes)
     count = max(1, min(num_tokens, _MOST_TOKENS))
-    hidden = torch.randn(count, opened.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    hidden = torch.randn(
+        count, opened.config.hidden_size, generator=torch.Generator().manual_seed(0)
+    )
     selected = np.zeros((count, shape.top_k), np.int64)
     hidden = hidden.to(opened.model.device, opened.dtype)
-    inputs = keep_inputs([LayerBatch(hidden, selected, torch.ones(count, shape.top_k))], folder, count)
+    inputs = keep_inputs(
+        [LayerBatch(hidden, selected, torch.ones(count, shape.top_k))], folder, count
+    )
     rows = np.arange(max(1, min(count, num_tokens * shape.top_k // shape.num_experts)))
     opened.store.read(0, 0, host)
     return ExpertTask(

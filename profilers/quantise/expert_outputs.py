@@ -27,7 +27,9 @@ class OutputRows:
     path: Path
     batches: tuple[np.ndarray, ...]
 
-    def write(self, module: nn.Module, weights: Weights, inputs: LayerInputs, device: torch.device) -> None:
+    def write(
+        self, module: nn.Module, weights: Weights, inputs: LayerInputs, device: torch.device
+    ) -> None:
         """Compute them, one batch at a time as the model does, and write them. Raises OutOfResources for a full
         disk."""
         try:
@@ -44,15 +46,25 @@ class LayerSum:
     """The sum of a layer's experts on every batch; of the last layer, whose sum nothing needs, on no batch. `missing`
     lists the experts that are still to be added."""
 
-    def __init__(self, arrived: Sequence[LayerBatch], tokens: LayerTokens, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(
+        self, arrived: Sequence[LayerBatch], tokens: LayerTokens, folder: Path, dtype: torch.dtype
+    ) -> None:
         self._arrived, self._tokens, self._folder = arrived, tokens, folder
         self._sums = [torch.zeros_like(batch.hidden, dtype=dtype) for batch in arrived]
         self._written: set[int] = set()
-        self.missing = sorted({expert for assigned in tokens.assigned for expert in assigned}) if arrived else []
+        self.missing = (
+            sorted({expert for assigned in tokens.assigned for expert in assigned})
+            if arrived
+            else []
+        )
 
     def wanted(self, expert: int) -> OutputRows | None:
         """What a worker is to write of an expert; None for one that no token selected."""
-        return OutputRows(self._path(expert), self._tokens.by_batch(expert)) if expert in self.missing else None
+        return (
+            OutputRows(self._path(expert), self._tokens.by_batch(expert))
+            if expert in self.missing
+            else None
+        )
 
     def add(self, expert: int) -> None:
         """Add an expert whose outputs are written, as soon as all before it are added."""
@@ -64,9 +76,13 @@ class LayerSum:
         path, place = self._path(expert), 0
         outputs = torch.from_numpy(np.fromfile(path, np.uint8)).view(self._arrived[0].hidden.dtype)
         outputs = outputs.view(-1, self._arrived[0].hidden.shape[1])
-        for batch, assigned, out in zip(self._arrived, self._tokens.assigned, self._sums, strict=True):
+        for batch, assigned, out in zip(
+            self._arrived, self._tokens.assigned, self._sums, strict=True
+        ):
             if expert in assigned:
-                own = outputs[place : (place := place + len(assigned[expert].tokens))].to(out.device)
+                own = outputs[place : (place := place + len(assigned[expert].tokens))].to(
+                    out.device
+                )
                 accumulate(out, weigh(own, batch.weights, assigned[expert]), assigned[expert])
         path.unlink()
 
@@ -76,4 +92,6 @@ class LayerSum:
     def totals(self) -> list[torch.Tensor]:
         """The output of the layer for each batch, [T, H]."""
         assert not self.missing, f"{self.missing} are not added"
-        return [out.to(batch.hidden.dtype) for batch, out in zip(self._arrived, self._sums, strict=True)]
+        return [
+            out.to(batch.hidden.dtype) for batch, out in zip(self._arrived, self._sums, strict=True)
+        ]

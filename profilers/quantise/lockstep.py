@@ -52,7 +52,9 @@ class Lockstep:
     computes on one thread, so results do not depend on the number of threads.
     """
 
-    def __init__(self, opened: MoeModel, parts: Sequence[tuple[np.ndarray, ...]], *, at_once: int = 1) -> None:
+    def __init__(
+        self, opened: MoeModel, parts: Sequence[tuple[np.ndarray, ...]], *, at_once: int = 1
+    ) -> None:
         check_sequences(opened.model, [sequence for part in parts for sequence in part])
         self._opened = opened
         self._at_once = 1 if reason_not_joined(opened.model) else at_once
@@ -67,7 +69,9 @@ class Lockstep:
             one_pass.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for one_pass in self._passes:
             one_pass.stop()
         for layer in self._opened.layers:
@@ -128,14 +132,18 @@ class _Pass(threading.Thread):
         self._inbox.put(_Stopped())
         self.join()
 
-    def arrive(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def arrive(
+        self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """Stop at the experts of a layer, on this thread, until their output [T, H] is given."""
         selected = np.where(self._is_real[:, None], ids.cpu().numpy(), -1)
         self._outbox.put(LayerBatch(hidden, selected, weights))
         return self._next()
 
     def run(self) -> None:
-        torch.set_num_threads(1)  # a thread starts with torch's default number, not with that of its parent
+        torch.set_num_threads(
+            1
+        )  # a thread starts with torch's default number, not with that of its parent
         try:
             self._next()
             device = self._model.device

@@ -22,7 +22,11 @@ TRELLIS = "trellis"
 PLAIN, REFINED = gptq.RECIPES
 RECIPES = (*gptq.RECIPES, TRELLIS)
 DOWN = "down_proj"
-LOWERED = (128, 64, 32)  # group sizes that are replaced by a smaller one where they do not divide the inputs
+LOWERED = (
+    128,
+    64,
+    32,
+)  # group sizes that are replaced by a smaller one where they do not divide the inputs
 
 Shapes = dict[str, tuple[int, int]]  # outputs and inputs of one expert's projections, by name
 
@@ -70,9 +74,13 @@ def check_method(method: Method, shapes: Shapes) -> None:
     widths = widths_of(method.recipe)
     if not method.bits or not set(method.bits) <= set(widths):
         named = listed(widths, last=" or ")
-        raise BadUsage(f"replicas of the recipe {method.recipe} have {named} bits, not {listed(method.bits) or 'none'}")
+        raise BadUsage(
+            f"replicas of the recipe {method.recipe} have {named} bits, not {listed(method.bits) or 'none'}"
+        )
     if not 0 < method.damp < 1:
-        raise BadUsage(f"damp is a share of the mean of the Hessian's diagonal, between 0 and 1, not {method.damp}")
+        raise BadUsage(
+            f"damp is a share of the mean of the Hessian's diagonal, between 0 and 1, not {method.damp}"
+        )
     if method.recipe == TRELLIS:
         return
     misfits = [name for name, (_, num_inputs) in shapes.items() if num_inputs % method.group_size]
@@ -92,7 +100,8 @@ def no_smaller(method: Method, opened: MoeModel) -> tuple[int, ...]:
     biases = sum(prod(shape) for name, shape in first.shapes.items() if name.endswith("_bias"))
     nbytes = {
         bits: in_memory(
-            expected_nbytes(replace(method, bits=(bits,)), projections(first)) + biases * opened.dtype.itemsize
+            expected_nbytes(replace(method, bits=(bits,)), projections(first))
+            + biases * opened.dtype.itemsize
         )
         for bits in widths_of(method.recipe)
     }
@@ -130,4 +139,6 @@ def _tensors(
         is_rotated = name == DOWN
         rate = fitting(num_outputs, num_inputs, bits, is_rotated=is_rotated)
         return trellis_shapes(num_outputs, num_inputs, *rate, is_rotated=is_rotated)
-    return packed_shapes(num_outputs, num_inputs, bits, group_size_for(num_inputs, method.group_size))
+    return packed_shapes(
+        num_outputs, num_inputs, bits, group_size_for(num_inputs, method.group_size)
+    )

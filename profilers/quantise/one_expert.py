@@ -17,7 +17,13 @@ from torch import nn
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.quantisation.gptq import Quantized, group_size_for, quantize
-from artifacts.quantisation.replica_file import SOURCE, file_hash, read_metadata, replica_nbytes, write_replicas
+from artifacts.quantisation.replica_file import (
+    SOURCE,
+    file_hash,
+    read_metadata,
+    replica_nbytes,
+    write_replicas,
+)
 from artifacts.quantisation.trellis import Trellis
 from artifacts.quantisation.widths import Width
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
@@ -103,7 +109,8 @@ def quantise(unit: ExpertTask) -> ReplicaRecord:
         losses = _losses(module, weights, replicas, unit)
     biases = {name: part for name, part in parts.items() if name.endswith("_bias")}
     files = {
-        bits: {name: by_bits[bits].packed() for name, by_bits in replicas.items()} | biases for bits in unit.method.bits
+        bits: {name: by_bits[bits].packed() for name, by_bits in replicas.items()} | biases
+        for bits in unit.method.bits
     }
     write_replicas(unit.path, files, _metadata(unit) | losses)
     return record(unit.path)
@@ -118,7 +125,8 @@ def tables(records: Sequence[ReplicaRecord]) -> dict[str, pa.Table]:
     """Return the rows of `quant_loss` and `replicas`, by layer, expert and width."""
     entries = [(each, bits) for each in records for bits in sorted(each.nbytes)]
     keys = {
-        name: np.array([int(each.metadata[name]) for each, _ in entries], np.uint16) for name in ("layer", "expert")
+        name: np.array([int(each.metadata[name]) for each, _ in entries], np.uint16)
+        for name in ("layer", "expert")
     }
     keys["bits"] = np.array([bits for _, bits in entries], np.float64)
     of_width = {
@@ -152,7 +160,10 @@ def _coded(unit: ExpertTask, module: nn.Module, weights: Weights) -> Replicas:
 def _packed(unit: ExpertTask, module: nn.Module, weights: Weights) -> Replicas:
     """The projections by GPTQ, by name and width."""
     by_name = hessians(module, weights, unit.inputs, unit.rows)
-    return {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in by_name.items()}
+    return {
+        name: _quantised(unit, module, name, weights[name], hessian)
+        for name, hessian in by_name.items()
+    }
 
 
 def _quantised(
@@ -162,12 +173,16 @@ def _quantised(
     weight = weight.T.contiguous() if module.is_transposed else weight
     group_size = group_size_for(weight.shape[1], method.group_size)
     try:
-        return quantize(weight, hessian, method.bits, group_size, damp=method.damp, recipe=method.recipe)
+        return quantize(
+            weight, hessian, method.bits, group_size, damp=method.damp, recipe=method.recipe
+        )
     except BadInput as problem:
         raise BadInput(f"layer {unit.layer}, expert {unit.expert}, {name}: {problem}") from problem
 
 
-def _losses(module: nn.Module, weights: Weights, replicas: Replicas, unit: ExpertTask) -> dict[str, str]:
+def _losses(
+    module: nn.Module, weights: Weights, replicas: Replicas, unit: ExpertTask
+) -> dict[str, str]:
     """Per width: mse and relative of the expert's output without routing weight, gated with it; all as texts."""
     own = spaced(len(unit.rows), LOSS_TOKENS)
     rows, is_own = unit.rows[own], len(unit.rows) >= unit.method.min_samples
@@ -175,12 +190,16 @@ def _losses(module: nn.Module, weights: Weights, replicas: Replicas, unit: Exper
     x = torch.cat(list(unit.inputs.read(judged, torch.device(unit.device))))
     exact = output(module, weights, x)
     # Sums over the own tokens; where they are too many to look at all, as many times those that are looked at.
-    gates = torch.from_numpy(unit.gates[own] ** 2 * (len(unit.rows) / max(1, len(own)))).to(x.device)
+    gates = torch.from_numpy(unit.gates[own] ** 2 * (len(unit.rows) / max(1, len(own)))).to(
+        x.device
+    )
     texts = {"samples": str(len(unit.rows)), "basis": "own" if is_own else "layer"}
     texts["energy"] = _text(gates @ _squares(exact[: len(own)]))
     mean_square = float(_squares(exact).mean() / exact.shape[1])
     for bits in unit.method.bits:
-        squares = _squares(output(module, weights | _dequantised(module, replicas, bits), x) - exact)
+        squares = _squares(
+            output(module, weights | _dequantised(module, replicas, bits), x) - exact
+        )
         mse = float(squares.mean() / exact.shape[1])
         texts[f"{bits}.mse"] = _text(mse)
         texts[f"{bits}.relative"] = _text(mse / mean_square if mean_square else 0.0)

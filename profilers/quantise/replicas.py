@@ -18,14 +18,28 @@ import numpy as np
 import torch
 
 from artifacts.errors import BadInput, OutOfResources, Partly
-from artifacts.quantisation.replica_file import SOURCE, check_identity, is_intact, read_metadata, replica_root
+from artifacts.quantisation.replica_file import (
+    SOURCE,
+    check_identity,
+    is_intact,
+    read_metadata,
+    replica_root,
+)
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
 from profilers.quantise.expert_outputs import LayerSum
 from profilers.quantise.folder import owning, scratch_folder
 from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
-from profilers.quantise.method import Method, check_method, expected_nbytes, made_by, no_smaller, projections, smaller
+from profilers.quantise.method import (
+    Method,
+    check_method,
+    expected_nbytes,
+    made_by,
+    no_smaller,
+    projections,
+    smaller,
+)
 from profilers.quantise.one_expert import (
     LOSS_TOKENS,
     ExpertDone,
@@ -98,7 +112,10 @@ def build_replicas(
         job.check_space(expected_nbytes(method, shapes))
         job.run(data.sequences, executor)
         parameters = asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)}
-        parameters |= {"no_smaller": no_smaller(method, opened), "expert_format": opened.expert_format}
+        parameters |= {
+            "no_smaller": no_smaller(method, opened),
+            "expert_format": opened.expert_format,
+        }
         parameters |= {**(read or {}), **computed_on(opened)}
         info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
@@ -115,7 +132,9 @@ class _Job:
 
     _sum: LayerSum  # of the present layer
 
-    def __init__(self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress) -> None:
+    def __init__(
+        self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress
+    ) -> None:
         self._opened, self._method, self._folder, self._model = opened, method, folder, model
         self._progress = progress
         self._host = aligned(opened.store.layout.nbytes)
@@ -163,7 +182,9 @@ class _Job:
             _one_thread(),
             torch.inference_mode(),
             scratch_folder(self._folder.absolute()) as scratch,
-            Lockstep(self._opened, parts, at_once=min(executor.count, os.cpu_count() or 1)) as lockstep,
+            Lockstep(
+                self._opened, parts, at_once=min(executor.count, os.cpu_count() or 1)
+            ) as lockstep,
             Workers(work, executor, self._done) as workers,
         ):
             for layer, arrived in lockstep.layers():
@@ -175,7 +196,13 @@ class _Job:
             raise Partly(self._loss_message())
 
     def _layer(
-        self, layer: MoeLayer, arrived: list[LayerBatch], workers: Workers, scratch: Path, *, is_last: bool
+        self,
+        layer: MoeLayer,
+        arrived: list[LayerBatch],
+        workers: Workers,
+        scratch: Path,
+        *,
+        is_last: bool,
     ) -> list[torch.Tensor]:
         """Have workers compute each expert's outputs, unless this is the last layer, and quantise those without a
         record. Returns the layer's output [T, H] of each batch."""
@@ -209,13 +236,17 @@ class _Job:
             f"done: {listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
         )
 
-    def _unit(self, layer: MoeLayer, inputs: LayerInputs, tokens: LayerTokens, expert: int) -> ExpertTask:
+    def _unit(
+        self, layer: MoeLayer, inputs: LayerInputs, tokens: LayerTokens, expert: int
+    ) -> ExpertTask:
         """What is to be done for an expert, whose weights are read anew into the same memory."""
         self._opened.store.read(layer.index, expert, self._host)
         rows, gates = tokens.of(expert)
         key = self._key(layer, expert)
         return ExpertTask(
-            path=None if key in self.records else self._path(key).absolute(),  # a worker may be in another folder
+            path=None
+            if key in self.records
+            else self._path(key).absolute(),  # a worker may be in another folder
             model=self._model,
             layer=layer.index,
             expert=expert,
@@ -242,7 +273,9 @@ class _Job:
         """Return the hash of the expert that a file was made of; None unless it is whole and of this model and key."""
         with suppress(BadInput):
             metadata = read_metadata(path)
-            check_identity(path, metadata, model=self._model, key=divmod(key, self._opened.shape.num_experts))
+            check_identity(
+                path, metadata, model=self._model, key=divmod(key, self._opened.shape.num_experts)
+            )
             return metadata.get(SOURCE) if is_intact(path) else None
 
     def _present_source(self, key: int) -> str:

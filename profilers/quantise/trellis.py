@@ -42,17 +42,25 @@ class Tokens:
     sampled: int
 
     @classmethod
-    def of(cls, inputs: LayerInputs, rows: np.ndarray, gates: np.ndarray, device: torch.device) -> "Tokens":
+    def of(
+        cls, inputs: LayerInputs, rows: np.ndarray, gates: np.ndarray, device: torch.device
+    ) -> "Tokens":
         """The expert's tokens, weighted by the squares of its gates with a mean of 1."""
         chosen, sample = spaced(len(rows), OWN_TOKENS), inputs.sample()
         x = torch.cat(list(inputs.read(np.concatenate([rows[chosen], sample]), device)))
         squares = np.square(gates[chosen])
-        own = squares / (squares.mean() or 1.0) * (len(rows) / max(1, len(chosen))) if len(rows) else squares
+        own = (
+            squares / (squares.mean() or 1.0) * (len(rows) / max(1, len(chosen)))
+            if len(rows)
+            else squares
+        )
         return cls(x, torch.from_numpy(own).to(device), len(sample))
 
     def weights(self, num_inputs: int) -> torch.Tensor:
         """float64 [n] with a sum of 1, for a projection of so many inputs."""
-        sampled = torch.full((self.sampled,), num_inputs / self.sampled, dtype=torch.float64, device=self.own.device)
+        sampled = torch.full(
+            (self.sampled,), num_inputs / self.sampled, dtype=torch.float64, device=self.own.device
+        )
         weights = torch.cat([self.own, sampled])
         return weights / weights.sum()
 
@@ -66,34 +74,56 @@ def code_expert(
         groups, sensitivity = _sensitivity(module, weights, tokens)
     hessians = _hessians(inputs, tokens, sensitivity)
     encoder = Encoder(
-        _array(_oriented(module, weights[first])), hessians, groups, rotates_outputs=False, damp=method.damp
+        _array(_oriented(module, weights[first])),
+        hessians,
+        groups,
+        rotates_outputs=False,
+        damp=method.damp,
     )
     gates = {width: encoder.at(width) for width in method.bits}
     exact = activations(module, weights, tokens.x)
     downs = {}
     for width, coded in gates.items():
         matrix = coded.dequantised().to(down.device)
-        seen = activations(module, weights | {first: matrix.T if module.is_transposed else matrix}, tokens.x)
-        downs[width] = _fitted(down, seen, exact, tokens.weights(seen.shape[1]), method.damp).at(width)
+        seen = activations(
+            module, weights | {first: matrix.T if module.is_transposed else matrix}, tokens.x
+        )
+        downs[width] = _fitted(down, seen, exact, tokens.weights(seen.shape[1]), method.damp).at(
+            width
+        )
     return {first: gates, DOWN: downs}
 
 
-def _fitted(down: torch.Tensor, seen: torch.Tensor, exact: torch.Tensor, weights: torch.Tensor, damp: float) -> Encoder:
+def _fitted(
+    down: torch.Tensor, seen: torch.Tensor, exact: torch.Tensor, weights: torch.Tensor, damp: float
+) -> Encoder:
     """The encoder of the second projection that on the activations `seen` [n, I] comes nearest to its outputs on those
     of the expert without loss, `exact` [n, I]."""
     weighted = (seen * weights.to(seen)[:, None]).T
-    moments, shared = ((weighted @ other).to(moments_dtype(len(weighted))) for other in (seen, exact))
+    moments, shared = (
+        (weighted @ other).to(moments_dtype(len(weighted))) for other in (seen, exact)
+    )
     ridge = damp * moments.diagonal().mean()
     original = down.T.to(moments)
     wanted = (shared @ original).add_(original, alpha=float(ridge))
-    aim = torch.linalg.solve(moments + ridge * torch.eye(len(moments)).to(moments), wanted).T if ridge > 0 else down
+    aim = (
+        torch.linalg.solve(moments + ridge * torch.eye(len(moments)).to(moments), wanted).T
+        if ridge > 0
+        else down
+    )
     return Encoder(_array(aim), rotated(_array(moments))[None], rotates_outputs=True, damp=damp)
 
 
-def _sensitivity(module: nn.Module, weights: Weights, tokens: Tokens) -> tuple[np.ndarray, torch.Tensor]:
+def _sensitivity(
+    module: nn.Module, weights: Weights, tokens: Tokens
+) -> tuple[np.ndarray, torch.Tensor]:
     """The group of each row of the first projection, int [out], and how much a change in a group weighs at a token,
     float32 [n, G]: the mean over its rows."""
-    y = project(module, weights, first_projection(module), tokens.x.clone()).detach().requires_grad_()
+    y = (
+        project(module, weights, first_projection(module), tokens.x.clone())
+        .detach()
+        .requires_grad_()
+    )
     hidden = module._apply_gate(y) if module.has_gate else module.act_fn(y)
     norms = _oriented(module, weights[DOWN]).clone().square().sum(0).sqrt()
     (slopes,) = torch.autograd.grad((hidden * norms).sum(), y)
@@ -108,8 +138,12 @@ def _hessians(inputs: LayerInputs, tokens: Tokens, sensitivity: torch.Tensor) ->
     """[G, in, in] of rotated inputs: of each group, its own moments and those of all tokens."""
     weights, num_inputs = tokens.weights(tokens.x.shape[1]), tokens.x.shape[1]
     own = tokens.x[: len(tokens.own)] * tokens.own.sqrt()[:, None].to(tokens.x)
-    moments = gram(own.to(moments_dtype(num_inputs))) + num_inputs * inputs.mean_moments().to(own.device)
-    mean = torch.from_numpy(rotated(_array(moments / (float(tokens.own.sum()) + num_inputs)))).to(own.device)
+    moments = gram(own.to(moments_dtype(num_inputs))) + num_inputs * inputs.mean_moments().to(
+        own.device
+    )
+    mean = torch.from_numpy(rotated(_array(moments / (float(tokens.own.sum()) + num_inputs)))).to(
+        own.device
+    )
     importance = weights.to(sensitivity) @ sensitivity
     chosen = torch.from_numpy(spaced(len(tokens.x), _GUIDING_TOKENS)).to(own.device)
     x, guide = tokens.x[chosen], (sensitivity * weights.to(sensitivity)[:, None])[chosen]

@@ -34,11 +34,15 @@ class Counted:
 class Counting:
     """The work of a worker: counts the batches of a task on one thread. The first task opens the model."""
 
-    def __init__(self, name: str, session: Session, prefill: int, keep_trace: RoutingForesight | None) -> None:
+    def __init__(
+        self, name: str, session: Session, prefill: int, keep_trace: RoutingForesight | None
+    ) -> None:
         self._model, self._prefill = SameModel.of(name, session.opened), prefill
         self._settings = replace(session.parts.settings, device="cpu", threads=1)
         self.is_traced = keep_trace is not None
-        self._keep_trace = pickle.dumps(keep_trace)  # pickled now, or processes would share the memory of its tensors
+        self._keep_trace = pickle.dumps(
+            keep_trace
+        )  # pickled now, or processes would share the memory of its tensors
         self._session: Session | None = None
 
     def __call__(self, task: tuple[Part, Sequence[Batch]]) -> Counted:
@@ -47,7 +51,9 @@ class Counting:
         session = self._opened()
         profile = RoutingProfile(session.opened.shape.num_layers, session.opened.shape.num_experts)
         keep_trace = pickle.loads(self._keep_trace)
-        running = observe(session, batches, prefill=self._prefill, profile=profile, keep_trace=keep_trace)
+        running = observe(
+            session, batches, prefill=self._prefill, profile=profile, keep_trace=keep_trace
+        )
         traces = tuple(trace for _, trace in running)
         return Counted(part, profile.arrays(), traces)
 
@@ -59,5 +65,7 @@ class Counting:
 
 def parts(missing: Sequence[int], executor: Executor, *, is_traced: bool) -> list[Part]:
     """Divide the batches into tasks: of several batches where there are many, of one where traces are kept."""
-    size = 1 if is_traced else min(_MAX_BATCHES, max(1, len(missing) // (_MIN_TASKS * executor.count)))
+    size = (
+        1 if is_traced else min(_MAX_BATCHES, max(1, len(missing) // (_MIN_TASKS * executor.count)))
+    )
     return [tuple(missing[start : start + size]) for start in range(0, len(missing), size)]

@@ -70,7 +70,9 @@ def build_maps(
     Raises BadUsage for a distance beyond the model's layers or a capacity of zero.
     """
     run, maps = TextRun(data), _empty(session, plan)
-    running = observe_iterations(session, batching.batches(data.sequences), prefill=batching.prefill)
+    running = observe_iterations(
+        session, batching.batches(data.sequences), prefill=batching.prefill
+    )
     origins, num_iterations = _fill(maps, running, lambda done: progress(done, data.num_tokens))
     counts = {"iterations": num_iterations, "replaced": maps.num_replaced}
     info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), **counts})
@@ -128,7 +130,9 @@ class _Collector:
         self._probabilities[:, step.layer] = mean_rows(step.probabilities, self._last)
 
     def iterations(self, first_request: int) -> Iterations:
-        return Iterations(self._request + first_request, self._iteration, self._embeddings, self._probabilities)
+        return Iterations(
+            self._request + first_request, self._iteration, self._embeddings, self._probabilities
+        )
 
 
 def _empty(session: Session, plan: ExpertMapPlan) -> ExpertMaps:

@@ -42,7 +42,9 @@ class RoutingProfile:
         share = additive_shares(step.weights).ravel()
         shape, num_cells = self.use.shape[1:], self.use[0].size
         self.use[step.layer] += np.bincount(cell, minlength=num_cells).reshape(shape)
-        self.share[step.layer] += np.bincount(cell, weights=share, minlength=num_cells).reshape(shape)
+        self.share[step.layer] += np.bincount(cell, weights=share, minlength=num_cells).reshape(
+            shape
+        )
         self.coactivation[step.layer].update(step.selected, step.weights)
         self.entropy[step.layer].update(token_entropy(step.weights))
 
@@ -50,7 +52,9 @@ class RoutingProfile:
         """Add another shard's counts."""
         self.use += other.use
         self.share += other.share
-        for mine, theirs in zip(self.coactivation + self.entropy, other.coactivation + other.entropy, strict=True):
+        for mine, theirs in zip(
+            self.coactivation + self.entropy, other.coactivation + other.entropy, strict=True
+        ):
             mine.merge(theirs)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -70,8 +74,14 @@ class RoutingProfile:
         profile = cls(num_layers, num_experts)
         profile.use, profile.share = arrays["use"].copy(), arrays["share"].copy()
         for layer, counts in enumerate(profile.coactivation):
-            counts.activations, counts.weights = profile.use[layer].sum(axis=0), profile.share[layer].sum(axis=0)
-            counts.pairs, counts.weighted = arrays["pairs"][layer].copy(), arrays["weighted"][layer].copy()
+            counts.activations, counts.weights = (
+                profile.use[layer].sum(axis=0),
+                profile.share[layer].sum(axis=0),
+            )
+            counts.pairs, counts.weighted = (
+                arrays["pairs"][layer].copy(),
+                arrays["weighted"][layer].copy(),
+            )
             profile.entropy[layer].counts = arrays["entropy"][layer].copy()
         return profile
 
@@ -144,7 +154,9 @@ class _Collector:
             probabilities=np.concatenate([step.probabilities for step in steps]),
             predicted=_concatenated([step.predicted for step in steps]),
             learned=_concatenated([step.learned for step in steps]),
-            iteration=_for_layers(steps, np.append(0, tokens.ends_iteration[:-1].cumsum()), np.int32),
+            iteration=_for_layers(
+                steps, np.append(0, tokens.ends_iteration[:-1].cumsum()), np.int32
+            ),
             embeddings=mean_rows(self._embedded, np.flatnonzero(tokens.ends_iteration)),
         )
         return trace.take(np.lexsort((trace.token, trace.layer, trace.pass_, trace.request)))

@@ -16,7 +16,9 @@ from artifacts.shape import Shape
 from runtime.engine.predictors import Features
 
 _RIDGE = 1e-4  # as a share of the mean square of a feature
-_FACTORS = 2.0 ** np.arange(-2, 5.5, 0.5)  # multiply a fit's outputs; tried on text that the fit has not seen
+_FACTORS = 2.0 ** np.arange(
+    -2, 5.5, 0.5
+)  # multiply a fit's outputs; tried on text that the fit has not seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,9 @@ class RidgeFit:
         self.num_samples = 0
         self._num_features, self._seed = num_features, seed
         self._features: Features | None = None
-        self._moments: dict[tuple[int, bool], torch.Tensor] = {}  # by layer, and whether its target is in the next pass
+        self._moments: dict[
+            tuple[int, bool], torch.Tensor
+        ] = {}  # by layer, and whether its target is in the next pass
         self._products: dict[tuple[int, int], torch.Tensor] = {}  # by layer and distance
 
     def add(self, batch: RouterBatch) -> None:
@@ -143,7 +147,9 @@ class TargetTuning:
         for place, scores, logits in _predictions(batch, fit, weights):
             self.recall.add(place, scores, logits)
             p = logits.softmax(-1)
-            self.losses[place] += [float(-(p * (scores * f).log_softmax(-1)).sum()) for f in _FACTORS.tolist()]
+            self.losses[place] += [
+                float(-(p * (scores * f).log_softmax(-1)).sum()) for f in _FACTORS.tolist()
+            ]
 
 
 def _predictions(
@@ -154,7 +160,11 @@ def _predictions(
         features = fit.features(batch, layer)
         for ahead in range(fit.distance):
             rows, logits = batch.ahead(layer, ahead + 1)
-            yield (layer, ahead), features[rows] @ torch.from_numpy(weights[layer, ahead]).to(features), logits
+            yield (
+                (layer, ahead),
+                features[rows] @ torch.from_numpy(weights[layer, ahead]).to(features),
+                logits,
+            )
 
 
 def tuned_weights(fit: RidgeFit, batches: Iterable[RouterBatch]) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +177,9 @@ def tuned_weights(fit: RidgeFit, batches: Iterable[RouterBatch]) -> tuple[np.nda
     return choose(candidates, tuned)
 
 
-def choose(candidates: dict[str, np.ndarray], tuned: dict[str, TargetTuning]) -> tuple[np.ndarray, np.ndarray]:
+def choose(
+    candidates: dict[str, np.ndarray], tuned: dict[str, TargetTuning]
+) -> tuple[np.ndarray, np.ndarray]:
     """Choose for each layer and distance the target of better recall, and multiply its weights by the factor of least
     cross-entropy. Returns weights [L, D, A, E] and targets [L, D]."""
     recalls = np.stack([tuned[target].recall.mean() for target in TARGETS])
@@ -184,7 +196,9 @@ class PredictorTest:
 
     def __init__(self, fit: RidgeFit) -> None:
         self._fit = fit
-        self._learned, self._next_gate, self._frequent = (Recall(fit.shape, fit.distance) for _ in range(3))
+        self._learned, self._next_gate, self._frequent = (
+            Recall(fit.shape, fit.distance) for _ in range(3)
+        )
         self.num_tokens = 0
 
     def add(self, batch: RouterBatch, weights: np.ndarray) -> None:

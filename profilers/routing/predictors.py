@@ -69,7 +69,9 @@ def build_predictors(
     """
     run, shape = TextRun(data), session.opened.shape
     if plan.distance > shape.num_layers:
-        raise BadUsage(f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not {plan.distance}")
+        raise BadUsage(
+            f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not {plan.distance}"
+        )
     fitting, tuning, testing = _parts(batching.batches(data.sequences))
     text = _Text(session, plan.distance, lambda done: progress(done, data.num_tokens))
     fit = RidgeFit(shape, distance=plan.distance, num_features=plan.features, seed=data.seed)
@@ -87,7 +89,9 @@ def build_predictors(
     return FittedPredictors(run_id, predictors, target, recalls, *counted)
 
 
-def _columns(target: np.ndarray, recalls: Mapping[str, np.ndarray], num_samples: int) -> dict[str, np.ndarray]:
+def _columns(
+    target: np.ndarray, recalls: Mapping[str, np.ndarray], num_samples: int
+) -> dict[str, np.ndarray]:
     """Return the columns of the store beside the weights, [L, D] each."""
     return {
         "target": target,
@@ -101,7 +105,9 @@ def _columns(target: np.ndarray, recalls: Mapping[str, np.ndarray], num_samples:
 def _parts(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch], Sequence[Batch]]:
     """Divide the batches by shares of the tokens: to fit, to choose, to test. Raises BadInput for too few batches."""
     if len(batches) < 3:
-        raise BadInput(f"{len(batches)} batches of text are too few: give more tokens or a smaller --batch")
+        raise BadInput(
+            f"{len(batches)} batches of text are too few: give more tokens or a smaller --batch"
+        )
     ends = np.cumsum([batch.num_tokens for batch in batches])
     cuts = ends.searchsorted(ends[-1] * np.array([1 - _TUNED - _TESTED, 1 - _TESTED]), side="right")
     first = int(np.clip(cuts[0], 1, len(batches) - 2))
@@ -123,7 +129,9 @@ class _Text:
             self._progress(self._num_done)
 
 
-def observe_inputs(session: Session, batches: Iterable[Batch], distance: int) -> Iterator[tuple[Batch, RouterBatch]]:
+def observe_inputs(
+    session: Session, batches: Iterable[Batch], distance: int
+) -> Iterator[tuple[Batch, RouterBatch]]:
     """Run batches through the session and yield each with its routers' inputs and logits, in order. Raises BadInput for
     a model whose routers cannot be asked ahead."""
     if reason := reason_not_asked(session.opened):
@@ -140,7 +148,9 @@ class _Collector:
 
     def __init__(self, session: Session) -> None:
         num_layers = session.opened.shape.num_layers
-        self._inputs, self._logits, self._predicted = ([torch.empty(0)] * num_layers for _ in range(3))
+        self._inputs, self._logits, self._predicted = (
+            [torch.empty(0)] * num_layers for _ in range(3)
+        )
 
     def begin_batch(self, rows: np.ndarray) -> None:
         self._rows = np.flatnonzero(rows)
@@ -163,5 +173,9 @@ class _Collector:
         ends = np.cumsum([len(sequence) for sequence in batch.sequences]) - 1
         following = torch.from_numpy(np.setdiff1d(np.arange(len(self._rows)), ends)).to(device)
         rows = torch.from_numpy(self._rows).to(device)
-        inputs, logits = ([layer[rows] for layer in layers] for layers in (self._inputs, self._logits))
-        return RouterBatch(inputs, logits, [layer.to(device) for layer in self._predicted], following)
+        inputs, logits = (
+            [layer[rows] for layer in layers] for layers in (self._inputs, self._logits)
+        )
+        return RouterBatch(
+            inputs, logits, [layer.to(device) for layer in self._predicted], following
+        )

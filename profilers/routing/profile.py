@@ -60,7 +60,9 @@ def profile_routing(
     run = TextRun(data)
     batches = batching.batches(data.sequences)
     if not batches:
-        raise BadInput(f"shard {batching.index + 1}/{batching.count} has no data: ask for fewer shards or more tokens")
+        raise BadInput(
+            f"shard {batching.index + 1}/{batching.count} has no data: ask for fewer shards or more tokens"
+        )
     settings = asdict(batching) | _trace_parameters(keep_trace)
     half_done = HalfDone(store_path, {"model": model.fingerprint, "data": run.digest, **settings})
     counts = _Counts(model.shape, batches, half_done, progress)
@@ -71,7 +73,9 @@ def profile_routing(
     rows = tables(counts.profile)
     if num_samples:
         counts.keep()
-        rows["similarity"] = similarity_rows(_similarity(session, batches, batching, num_samples, data.seed))
+        rows["similarity"] = similarity_rows(
+            _similarity(session, batches, batching, num_samples, data.seed)
+        )
     if keep_trace:
         rows["traces"] = to_table(half_done.trace(len(batches)))
     command = PROFILE if batching.count == 1 else SHARD
@@ -80,7 +84,9 @@ def profile_routing(
     info = run.info(command, model, parameters, num_tokens=counts.total)
     run_id = add_run(store_path, info, rows, model=model)
     half_done.remove()
-    return Profiled(run_id, counts.profile, counts.total, info.seconds, counts.resumed, data.shortfall)
+    return Profiled(
+        run_id, counts.profile, counts.total, info.seconds, counts.resumed, data.shortfall
+    )
 
 
 def _trace_parameters(keep_trace: RoutingForesight | None) -> dict[str, object]:
@@ -99,9 +105,16 @@ class _Counts:
     """
 
     def __init__(
-        self, shape: Shape, batches: Sequence[Batch], half_done: HalfDone, progress: Callable[[int, int], None]
+        self,
+        shape: Shape,
+        batches: Sequence[Batch],
+        half_done: HalfDone,
+        progress: Callable[[int, int], None],
     ) -> None:
-        self.profile, self.done = half_done.load() or (RoutingProfile(shape.num_layers, shape.num_experts), set())
+        self.profile, self.done = half_done.load() or (
+            RoutingProfile(shape.num_layers, shape.num_experts),
+            set(),
+        )
         self.resumed, self.total = len(self.done), sum(batch.num_tokens for batch in batches)
         self._batches, self._half_done, self._progress = batches, half_done, progress
         self._num_tokens = sum(batches[number].num_tokens for number in self.done)
@@ -130,7 +143,9 @@ class _Counts:
         """Count the missing batches in this process, one after another."""
         missing = self.missing()
         batches = [self._batches[number] for number in missing]
-        running = observe(session, batches, prefill=prefill, profile=self.profile, keep_trace=keep_trace)
+        running = observe(
+            session, batches, prefill=prefill, profile=self.profile, keep_trace=keep_trace
+        )
         for number, (_, trace) in zip(missing, running, strict=True):
             self.add((number,), (trace,))
 
@@ -176,7 +191,11 @@ def _similarity(
     session.engine.uninstall()
     try:
         return measure_similarity(
-            session.opened, sequences, num_samples=-(-num_samples // batching.count), batch=batching.batch, seed=seed
+            session.opened,
+            sequences,
+            num_samples=-(-num_samples // batching.count),
+            batch=batching.batch,
+            seed=seed,
         )
     finally:
         session.engine.install()

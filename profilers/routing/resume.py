@@ -20,7 +20,9 @@ class HalfDone:
     """The folder of one profile under way; `identity` holds everything that its numbers depend on."""
 
     def __init__(self, store_path: Path, identity: Mapping[str, object]) -> None:
-        digest = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[
+            :16
+        ]
         self.folder = store_path.with_name(f"{store_path.name}.profile-{digest}")
         self._state = self.folder / "state.npz"
 
@@ -32,7 +34,9 @@ class HalfDone:
             with np.load(self._state) as arrays:
                 return RoutingProfile.from_arrays(arrays), set(arrays["batches"].tolist())
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise BadInput(f"{self._state} is damaged: remove {self.folder}, and the profile begins anew") from error
+            raise BadInput(
+                f"{self._state} is damaged: remove {self.folder}, and the profile begins anew"
+            ) from error
 
     def keep(self, profile: RoutingProfile, batches: Collection[int]) -> None:
         self.folder.mkdir(exist_ok=True)

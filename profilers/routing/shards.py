@@ -30,9 +30,13 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
         profile.merge(shard.profile)
     rows = tables(profile)
     if all(shard.similarity is not None for shard in shards):
-        rows["similarity"] = similarity_rows(Similarity.merge([shard.similarity for shard in shards]))
+        rows["similarity"] = similarity_rows(
+            Similarity.merge([shard.similarity for shard in shards])
+        )
     if all(shard.trace is not None for shard in shards):
-        trace = concatenate([from_table(shard.trace, num_experts=model.shape.num_experts) for shard in shards])
+        trace = concatenate(
+            [from_table(shard.trace, num_experts=model.shape.num_experts) for shard in shards]
+        )
         rows["traces"] = to_table(trace.take(np.argsort(trace.request, kind="stable")))
     merged = replace(
         info,
@@ -43,19 +47,26 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
         parameters=dict(info.parameters) | {"index": 0, "count": 1, "shards": len(shards)},
         versions=versions(),
     )
-    run_id, shortfall = add_run(into, merged, rows, model=model), str(merged.parameters.get("shortfall", ""))
+    run_id, shortfall = (
+        add_run(into, merged, rows, model=model),
+        str(merged.parameters.get("shortfall", "")),
+    )
     return Profiled(run_id, profile, merged.tokens, merged.seconds, resumed=0, shortfall=shortfall)
 
 
 def _whole(shards: list["_Shard"]) -> list["_Shard"]:
     """Return all shards of the newest shard's profile, in order. Raises BadInput when some are missing."""
     if not shards:
-        raise BadInput("these stores hold no profile shards: make them with moectl profile --shard i/N")
+        raise BadInput(
+            "these stores hold no profile shards: make them with moectl profile --shard i/N"
+        )
     newest = max(shards, key=lambda shard: shard.run.info.started_at)
     group = {shard.index: shard for shard in shards if shard.whole == newest.whole}
     missing = [f"{index + 1}/{newest.count}" for index in range(newest.count) if index not in group]
     if missing:
-        raise BadInput(f"shards {', '.join(missing)} of this profile are in none of the stores: profile them first")
+        raise BadInput(
+            f"shards {', '.join(missing)} of this profile are in none of the stores: profile them first"
+        )
     return [group[index] for index in range(newest.count)]
 
 
@@ -79,7 +90,9 @@ class _Shard:
     def whole(self) -> tuple:
         """The values that all shards of one profile share, wherever each was made."""
         own = ("index", "device", "threads")
-        shared = {name: value for name, value in self.run.info.parameters.items() if name not in own}
+        shared = {
+            name: value for name, value in self.run.info.parameters.items() if name not in own
+        }
         return self.model.fingerprint, self.run.info.data_digest, tuple(sorted(shared.items()))
 
 

@@ -17,7 +17,9 @@ from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
 
 SPREAD = 4  # sample from this many times as many tokens, because tokens of one sequence resemble each other
-_OUTPUT_NBYTES = 1 << 30  # outputs of one layer's experts held at a time; for more tokens the experts are read again
+_OUTPUT_NBYTES = (
+    1 << 30
+)  # outputs of one layer's experts held at a time; for more tokens the experts are read again
 _BLOCK_NBYTES = 64 << 20  # outputs in float64 at a time
 
 
@@ -145,10 +147,14 @@ class _Sums:
         num_tokens = len(self._sample.selected)
         num_served = np.where(self._routed > 0, self._routed, num_tokens)
         loss, left_out = self._loss / num_served[:, None], self._left_out / num_served
-        return Similarity(self._cosine[None] / num_tokens, loss[None], left_out[None], self._routed[None])
+        return Similarity(
+            self._cosine[None] / num_tokens, loss[None], left_out[None], self._routed[None]
+        )
 
 
-def _enough(sequences: Sequence[np.ndarray], num_tokens: int, random: np.random.Generator) -> list[np.ndarray]:
+def _enough(
+    sequences: Sequence[np.ndarray], num_tokens: int, random: np.random.Generator
+) -> list[np.ndarray]:
     """Choose sequences in random order until they hold `num_tokens` tokens."""
     chosen, total = [], 0
     for index in random.permutation(len(sequences)).tolist():

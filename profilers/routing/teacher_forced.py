@@ -35,7 +35,10 @@ class Observer(Protocol):
 
 
 def run_batches(
-    session: Session, batches: Iterable[Batch], observer: Observer, hooks: Sequence[tuple[nn.Module, Hook]] = ()
+    session: Session,
+    batches: Iterable[Batch],
+    observer: Observer,
+    hooks: Sequence[tuple[nn.Module, Hook]] = (),
 ) -> Iterator[Batch]:
     """Run batches through the session and yield each when its pass is done. The observer and the forward `hooks` are
     attached until the last one. Raises BadInput for sequences that the model cannot read, NotFinite for numbers that no

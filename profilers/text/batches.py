@@ -56,7 +56,9 @@ class Batching:
         if self.batch < 1 or self.length < 2 or self.prefill < 0:
             raise BadUsage("profiling needs batch >= 1, length >= 2 and prefill >= 0")
         if not 0 <= self.index < self.count:
-            raise BadUsage(f"shard {self.index + 1}/{self.count} does not exist: write i/N with 1 <= i <= N")
+            raise BadUsage(
+                f"shard {self.index + 1}/{self.count} does not exist: write i/N with 1 <= i <= N"
+            )
 
     def batches(self, sequences: Sequence[np.ndarray]) -> list[Batch]:
         """Return this shard's batches, in order."""

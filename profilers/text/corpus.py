@@ -20,7 +20,9 @@ from profilers.text.files import Document
 __all__ = ["Document", "data_digest", "documents", "token_sequences"]
 
 FORMS = "a text, jsonl or parquet file, a folder of them, hf:name[:config[:split]], builtin or builtin:held-out"
-PIECE = 1 << 20  # characters tokenised at a time: the first tokens of a file of gigabytes do not need all of it
+PIECE = (
+    1 << 20
+)  # characters tokenised at a time: the first tokens of a file of gigabytes do not need all of it
 
 
 def documents(spec: str, *, seed: int = 0) -> Iterator[Document]:
@@ -54,14 +56,18 @@ def not_blank(texts: Iterable[Document], spec: str) -> Iterator[Document]:
         raise BadInput(f"{spec} holds no text: give {FORMS} with text in it")
 
 
-def token_sequences(documents: Iterable[Document], tokenizer, *, length: int, num_tokens: int) -> Iterator[np.ndarray]:
+def token_sequences(
+    documents: Iterable[Document], tokenizer, *, length: int, num_tokens: int
+) -> Iterator[np.ndarray]:
     """Yield each document's tokens, without special ones, cut into int64 arrays [T], 2 <= T <= length.
 
     Stops after `num_tokens` tokens in all, which may shorten the last array. A remainder of one token is dropped: it
     predicts no other. Raises BadInput when no sequence remains.
     """
     if min(length, num_tokens) < 2:
-        raise BadUsage(f"a sequence needs at least 2 tokens, not a length of {length} and {num_tokens} tokens in all")
+        raise BadUsage(
+            f"a sequence needs at least 2 tokens, not a length of {length} and {num_tokens} tokens in all"
+        )
     num_left = num_tokens
     for sequence in all_sequences(documents, tokenizer, length):
         yield sequence[:num_left]
@@ -76,7 +82,10 @@ def all_sequences(documents: Iterable[Document], tokenizer, length: int) -> Iter
     for document in documents:
         for piece in pieces(document.text):
             ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
-            cuts = (np.array(ids[start : start + length], dtype=np.int64) for start in range(0, len(ids), length))
+            cuts = (
+                np.array(ids[start : start + length], dtype=np.int64)
+                for start in range(0, len(ids), length)
+            )
             yield from (cut for cut in cuts if len(cut) > 1)
 
 

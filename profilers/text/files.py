@@ -44,7 +44,9 @@ def files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise BadInput(f"{path} is neither a file nor a folder: write its text to a file first")
-    return sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path)))
+    return sorted(
+        file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path))
+    )
 
 
 def is_hidden(relative: Path) -> bool:
@@ -79,23 +81,31 @@ def plain_errors(path: Path) -> Iterator[None]:
             f"{path} is not UTF-8 text (byte {error.start}): convert it, or give a text, jsonl or parquet file"
         ) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadInput(f"{path} is not a whole gzip file ({error}): fetch or compress it again") from error
+        raise BadInput(
+            f"{path} is not a whole gzip file ({error}): fetch or compress it again"
+        ) from error
     except OSError as error:
-        raise shortage(error) or BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+        raise shortage(error) or BadInput(
+            f"{path} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def check_utf8(path: Path, file: IO[bytes]) -> None:
     """Raise BadInput for a file that begins as UTF-16 or UTF-32 does, with a mark or with zeros; read nothing of it."""
     begins = file.peek(_PEEKED)[:_PEEKED]
     if b"\0" in begins or begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise BadInput(f"{path} is not UTF-8 text but UTF-16 or binary: save it as UTF-8 (as `iconv -t UTF-8` does)")
+        raise BadInput(
+            f"{path} is not UTF-8 text but UTF-16 or binary: save it as UTF-8 (as `iconv -t UTF-8` does)"
+        )
 
 
 def json_array(path: Path, file: IO[bytes]) -> list[object] | None:
     """Return the rows of a JSON file that is one array; None, and the file at its beginning, for any other."""
     whole = file.read(MOST_UNPACKED + 1)
     if len(whole) > MOST_UNPACKED:
-        raise BadInput(f"{path} holds more than {MOST_UNPACKED / 2**30:.0f} GiB: give one JSON object a line (.jsonl)")
+        raise BadInput(
+            f"{path} holds more than {MOST_UNPACKED / 2**30:.0f} GiB: give one JSON object a line (.jsonl)"
+        )
     try:
         rows = parse_json(whole)
     except ValueError:
@@ -127,7 +137,9 @@ def jsonl_documents(path: Path, file: IO[bytes]) -> Iterator[Document]:
     for number, line in enumerate(iter(lambda: text.readline(LONGEST + 1), ""), start=1):
         where = f"{path}:{number}"
         if len(line) > LONGEST:
-            raise BadInput(f"{where}: longer than {LONGEST:,} characters: give one JSON object a line")
+            raise BadInput(
+                f"{where}: longer than {LONGEST:,} characters: give one JSON object a line"
+            )
         if line.strip():
             yield Document(where, row_text(json_row(line, where), where))
 
@@ -153,14 +165,18 @@ def parquet_documents(path: Path, file: IO[bytes]) -> Iterator[Document]:
             where = f"{path}:{number}"
             yield Document(where, row_text(empty_row | row, where))
     except (pyarrow.ArrowException, OverflowError) as error:
-        raise BadInput(f"{path} is not a whole parquet file ({first_line(error)}): fetch or write it again") from error
+        raise BadInput(
+            f"{path} is not a whole parquet file ({first_line(error)}): fetch or write it again"
+        ) from error
 
 
 def unpacked(path: Path, file: IO[bytes]) -> IO[bytes]:
     """Unpack a gzipped file into memory, because Parquet is read from its end."""
     whole = file.read(MOST_UNPACKED + 1)
     if len(whole) > MOST_UNPACKED:
-        raise BadInput(f"{path} unpacks to more than {MOST_UNPACKED / 2**30:.0f} GiB: give it unpacked")
+        raise BadInput(
+            f"{path} unpacks to more than {MOST_UNPACKED / 2**30:.0f} GiB: give it unpacked"
+        )
     return io.BytesIO(whole)
 
 
@@ -182,14 +198,18 @@ def row_text(row: object, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadInput(f"{where}: half a character (a lone surrogate) in the text: write it anew as UTF-8") from error
+        raise BadInput(
+            f"{where}: half a character (a lone surrogate) in the text: write it anew as UTF-8"
+        ) from error
     return text
 
 
 def fields_text(row: object, where: str) -> str:
     """Return the field `text`, or else all string fields, one a line (for example a question and its answer)."""
     if not isinstance(row, Mapping):
-        raise BadInput(f"{where}: a row must be an object with a field 'text', not {type(row).__name__}")
+        raise BadInput(
+            f"{where}: a row must be an object with a field 'text', not {type(row).__name__}"
+        )
     if isinstance(row.get("text"), str):
         return row["text"]
     strings = [value for value in row.values() if isinstance(value, str)]

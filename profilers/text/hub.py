@@ -36,7 +36,9 @@ def rows(spec: str, name: str, *, config: str | None, split: str) -> Iterator[ob
     yield from guarded(spec, stream, errors)
 
 
-def guarded(spec: str, stream: Iterable, errors: tuple[type[BaseException], ...]) -> Iterator[object]:
+def guarded(
+    spec: str, stream: Iterable, errors: tuple[type[BaseException], ...]
+) -> Iterator[object]:
     iterator = iter(stream)
     while True:
         try:

@@ -97,8 +97,12 @@ def modules(*, held_out: bool, seed: int) -> Iterator[tuple[str, ast.Module]]:
 
 def module_files(root: Path) -> Iterator[Path]:
     for folder, subfolders, files in os.walk(root):
-        subfolders[:] = [name for name in subfolders if is_library(name)]  # before listing: site-packages can be huge
-        yield from (Path(folder, name) for name in files if name.endswith(".py") and is_library(name))
+        subfolders[:] = [
+            name for name in subfolders if is_library(name)
+        ]  # before listing: site-packages can be huge
+        yield from (
+            Path(folder, name) for name in files if name.endswith(".py") and is_library(name)
+        )
 
 
 def is_library(name: str) -> bool:

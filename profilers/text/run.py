@@ -29,7 +29,12 @@ class TextRun:
         self.digest = data_digest(data.sequences)
 
     def info(
-        self, command: str, model: ModelInfo, parameters: Mapping[str, object], *, num_tokens: int | None = None
+        self,
+        command: str,
+        model: ModelInfo,
+        parameters: Mapping[str, object],
+        *,
+        num_tokens: int | None = None,
     ) -> RunInfo:
         """Return the row; its time ends now. `num_tokens` are those read, all of the data unless given."""
         return RunInfo(
@@ -41,5 +46,8 @@ class TextRun:
             data_digest=self.digest,
             tokens=self._data.num_tokens if num_tokens is None else num_tokens,
             seed=self._data.seed,
-            parameters={**parameters, **({"shortfall": self._data.shortfall} if self._data.shortfall else {})},
+            parameters={
+                **parameters,
+                **({"shortfall": self._data.shortfall} if self._data.shortfall else {}),
+            },
         )

@@ -16,7 +16,9 @@ _RAY = re.compile(r"ray(:auto|:.+:\d+)?")
 def check_executor(text: str) -> None:
     """Raise BadUsage for a text that names no executor."""
     if text != LOCAL and not _RAY.fullmatch(text):
-        raise BadUsage(f"--executor {text!r} is not understood: give local, ray, ray:auto or ray:HOST:PORT")
+        raise BadUsage(
+            f"--executor {text!r} is not understood: give local, ray, ray:auto or ray:HOST:PORT"
+        )
 
 
 def is_spread(text: str, jobs: int | None) -> bool:
@@ -27,7 +29,9 @@ def is_spread(text: str, jobs: int | None) -> bool:
 def check_device(opened: MoeModel) -> None:
     """Raise BadUsage for a model on a GPU: workers compute on CPUs."""
     if opened.model.device.type != "cpu":
-        raise BadUsage("workers compute on CPUs: give --device cpu, or neither --executor nor --jobs")
+        raise BadUsage(
+            "workers compute on CPUs: give --device cpu, or neither --executor nor --jobs"
+        )
 
 
 @contextmanager

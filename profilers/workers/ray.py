@@ -33,7 +33,9 @@ class RayCluster:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.most_together = min(count, max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes()))
+        self.most_together = min(
+            count, max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes())
+        )
         self._stored: dict[int, tuple[Work, str, ray.ObjectRef]] = {}
 
     def start(self, work: Work) -> "RayWorker":
@@ -63,7 +65,9 @@ class RayWorker:
     def outcome(self) -> tuple[bool, object]:
         try:
             return pickle.loads(ray.get(self.result))
-        except RayTaskError as error:  # `outcome` catches all exceptions of the work, so the task never began
+        except (
+            RayTaskError
+        ) as error:  # `outcome` catches all exceptions of the work, so the task never began
             raise Incompatible(
                 f"a Ray worker cannot begin ({first_line(error.cause)}): every node needs the same moectl, with all "
                 "that it depends on"
@@ -128,7 +132,13 @@ def _started(num_cpus: int) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the only way to turn usage reports off
     with tempfile.TemporaryDirectory(prefix="moectl-ray-", ignore_cleanup_errors=True) as folder:
         try:
-            ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **_QUIET)
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                _temp_dir=folder,
+                **_QUIET,
+            )
         except (OSError, RuntimeError, ValueError) as error:
             ray.shutdown()
             raise OutOfResources(
@@ -154,5 +164,7 @@ def _num_cpus() -> int:
     """Return the number of CPUs of all nodes together."""
     count = int(ray.cluster_resources().get("CPU", 0))
     if count < 1:
-        raise OutOfResources("the Ray cluster has no CPUs: add a node, or give --jobs and wait for one")
+        raise OutOfResources(
+            "the Ray cluster has no CPUs: add a node, or give --jobs and wait for one"
+        )
     return count

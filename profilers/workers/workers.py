@@ -78,7 +78,9 @@ class Workers:
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for worker in self._free + self._busy:
             worker.end()
 
@@ -170,7 +172,9 @@ class Process:
 
     def send(self, task: object, name: Hashable) -> None:
         self.name = name
-        with suppress(ConnectionError):  # the worker was killed while it waited; `outcome` raises that
+        with suppress(
+            ConnectionError
+        ):  # the worker was killed while it waited; `outcome` raises that
             self.connection.send(task)
 
     def outcome(self) -> tuple[bool, object]:
@@ -204,7 +208,9 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent ends this process
     torch.set_num_threads(1)
     return_large_buffers()
     while True:

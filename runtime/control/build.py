@@ -27,7 +27,11 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
                 raise Incompatible(f"the {axis} policy needs {need}, {REMEDY[need]}")
             if need == "replicas" and not artefacts.replicas.widths:
                 base = artefacts.replicas.base
-                than = "smaller than the checkpoint's experts" if base == FULL_BITS else f"below a base of {base} bits"
+                than = (
+                    "smaller than the checkpoint's experts"
+                    if base == FULL_BITS
+                    else f"below a base of {base} bits"
+                )
                 raise Incompatible(f"the {axis} policy needs replicas {than}, {REMEDY[need]}")
 
 
@@ -64,7 +68,9 @@ def fast_tier(
     return FastTier(sizes.num_slots(budget, shape, per_layer=is_per_layer, num_devices=num_devices))
 
 
-def _made_for(machine: str, link: str | None, artefacts: Artefacts, policies: Policies) -> Artefacts:
+def _made_for(
+    machine: str, link: str | None, artefacts: Artefacts, policies: Policies
+) -> Artefacts:
     """Keep only the splits made for this machine, and for this link if one is given. Raises Incompatible when a split
     is required and the store has only others."""
     if not artefacts.splits:
@@ -102,7 +108,9 @@ def pools(
     return shared
 
 
-def lay_out(controller: Controller, policies: Policies, fast: FastTier, scope: Scope) -> tuple[Pool, ...]:
+def lay_out(
+    controller: Controller, policies: Policies, fast: FastTier, scope: Scope
+) -> tuple[Pool, ...]:
     """Move a controller of split experts to another fast tier, which is empty. Returns its pools."""
     common = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
     shared = pools(policies, controller.shape, num_slots=fast.num_slots, **common)
@@ -132,7 +140,9 @@ def build_controller(
     prepare(policies, shape, replace(artefacts, hops=partitions.hops))
     _check_combination(policies, shadows=shadows, split=split)
     pieces = Whole(shape) if split is None else Segments(shape, split)
-    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split, partitions=partitions)
+    shared = pools(
+        policies, shape, num_slots=num_slots, scope=scope, split=split, partitions=partitions
+    )
     if shadows is not None:
         _check_loads_have_slots(policies, shared)
     replicas = artefacts.replicas if "replicas" in policies.requires else None
@@ -145,15 +155,25 @@ def build_controller(
     )
 
 
-def _check_combination(policies: Policies, *, shadows: np.ndarray | None, split: Split | None) -> None:
+def _check_combination(
+    policies: Policies, *, shadows: np.ndarray | None, split: Split | None
+) -> None:
     """Raise BadUsage when one policy needs what another axis does not provide."""
     if policies.routing.follows_predictions and not policies.prefetch.reads_predictions:
-        raise BadUsage(f"--routing {describe(policies.routing)} follows predictions: give --prefetch next_gate too")
+        raise BadUsage(
+            f"--routing {describe(policies.routing)} follows predictions: give --prefetch next_gate too"
+        )
     if policies.miss.reads_shadows and shadows is None:
-        raise BadUsage(f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency shadow too")
-    assert policies.residency.cuts == (split is not None), f"{describe(policies.residency)} with split {split}"
+        raise BadUsage(
+            f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency shadow too"
+        )
+    assert policies.residency.cuts == (split is not None), (
+        f"{describe(policies.residency)} with split {split}"
+    )
     if split is not None and "replicas" in policies.requires:
-        raise BadUsage(f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas")
+        raise BadUsage(
+            f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas"
+        )
 
 
 def _check_loads_have_slots(policies: Policies, pools: tuple[Pool, ...]) -> None:

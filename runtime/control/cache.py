@@ -37,7 +37,10 @@ class Cache:
         self.num_keys = pools[-1].stop
         self._shares = shares or [1.0] * self.num_keys
         self.states, self.pins = bytearray(self.num_keys), bytearray(self.num_keys)
-        self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self.pins, bool)
+        self.state, self.pinned = (
+            np.frombuffer(self.states, np.uint8),
+            np.frombuffer(self.pins, bool),
+        )
         self.places: list[Place | None] = [None] * self.num_keys  # by key, None while it is absent
         keys = [self.partitions.keys(pool) for pool in pools]
         self.pool_of = [0] * self.num_keys  # by key
@@ -45,7 +48,8 @@ class Cache:
             for key in own.tolist():
                 self.pool_of[key] = number
         self._views = [
-            (*map(self._view_of(pool), (self.state, self.pinned)), own) for pool, own in zip(pools, keys, strict=True)
+            (*map(self._view_of(pool), (self.state, self.pinned)), own)
+            for pool, own in zip(pools, keys, strict=True)
         ]
         # Whether one pool holds all keys of a layer.
         self._is_one_pool = self.partitions.count == 1 and self.num_keys == shape.num_keys
@@ -87,7 +91,10 @@ class Cache:
     def of_device(self, device: int) -> dict[str, int]:
         """Return the slots of a device, their bytes and the number of its resident keys; `hops` is 1 unless it computes
         everything but experts too."""
-        pools, resident = [pool for pool in self.pools if pool.device == device], np.flatnonzero(self.state == RESIDENT)
+        pools, resident = (
+            [pool for pool in self.pools if pool.device == device],
+            np.flatnonzero(self.state == RESIDENT),
+        )
         return {
             "hops": int(device > 0),
             "slots": sum(pool.num_slots for pool in pools),
@@ -126,7 +133,9 @@ class Cache:
         """Return up to `count` evictable keys of a passing key's pool, the least recently used first."""
         states, pins, pool_of = self.states, self.pins, self.pool_of
         pool = pool_of[pool_key]
-        leaving = (k for k in self._passing if states[k] == RESIDENT and not pins[k] and pool_of[k] == pool)
+        leaving = (
+            k for k in self._passing if states[k] == RESIDENT and not pins[k] and pool_of[k] == pool
+        )
         return list(islice(leaving, count))
 
     def first_in(self, queue: Iterable[int], count: int) -> list[int]:
@@ -157,7 +166,9 @@ class Cache:
         for key in keys:
             assert not states[key] and free, f"no room for key {key} in state {states[key]}"
             states[key] = state
-            places[key] = place = Place(key, free.pop(), bits.get(key, FULL_BITS) if bits else FULL_BITS, shares[key])
+            places[key] = place = Place(
+                key, free.pop(), bits.get(key, FULL_BITS) if bits else FULL_BITS, shares[key]
+            )
             admitted.append(place)
         if keys and keys[0] >= self._first_passing:
             self._passing.update(dict.fromkeys(keys))
@@ -176,7 +187,10 @@ class Cache:
         self.clear()
         for slot, key in enumerate(keys):
             if key >= 0:
-                self.states[key], self.places[key] = RESIDENT, Place(key, slot, FULL_BITS, self._shares[key])
+                self.states[key], self.places[key] = (
+                    RESIDENT,
+                    Place(key, slot, FULL_BITS, self._shares[key]),
+                )
         self._free_slots = [[slot for slot in free if keys[slot] < 0] for free in self._free_slots]
 
     def evict(self, keys: Iterable[int]) -> None:
@@ -198,7 +212,10 @@ class Cache:
     def _all_slots(self) -> list[list[int]]:
         """Return the slots of every pool, the first one last, because slots are popped from the end."""
         ends = np.cumsum([pool.num_slots for pool in self.pools]).tolist()
-        return [list(range(end - 1, end - pool.num_slots - 1, -1)) for pool, end in zip(self.pools, ends, strict=True)]
+        return [
+            list(range(end - 1, end - pool.num_slots - 1, -1))
+            for pool, end in zip(self.pools, ends, strict=True)
+        ]
 
     def validate(self) -> None:
         """Raise AssertionError unless every slot is free or held once, in the pool of its key, and no key is pinned.
@@ -206,13 +223,23 @@ class Cache:
         places, start = [place for place in self.places if place], 0
         for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
             held = [place.slot for place in places if self.pool_of[place.key] == number]
-            assert sorted(held + free) == list(range(start, start + pool.num_slots)), "a slot is lost or held twice"
-            strangers = [place.key for place in places if start <= place.slot < start + pool.num_slots]
+            assert sorted(held + free) == list(range(start, start + pool.num_slots)), (
+                "a slot is lost or held twice"
+            )
+            strangers = [
+                place.key for place in places if start <= place.slot < start + pool.num_slots
+            ]
             strangers = [key for key in strangers if self.partitions.of(key) != pool.device]
             assert not strangers, f"{strangers} are not of device {pool.device}"
             start += pool.num_slots
         held = np.flatnonzero(self.state != ABSENT).tolist()
-        assert [place.key for place in places] == held, "a key has a place and is absent, or has none and is not"
-        assert not self.pinned.any(), f"{np.flatnonzero(self.pinned).tolist()} are pinned and nobody computes on them"
+        assert [place.key for place in places] == held, (
+            "a key has a place and is absent, or has none and is not"
+        )
+        assert not self.pinned.any(), (
+            f"{np.flatnonzero(self.pinned).tolist()} are pinned and nobody computes on them"
+        )
         passing = [key for key in held if self.is_passing(key)]
-        assert sorted(self._passing) == passing, f"{passing} pass, and {list(self._passing)} are known to"
+        assert sorted(self._passing) == passing, (
+            f"{passing} pass, and {list(self._passing)} are known to"
+        )

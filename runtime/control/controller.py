@@ -19,11 +19,26 @@ from runtime.control.pools import Pool
 from runtime.control.residents import StepResidents
 from runtime.control.segments import Segments, Whole
 from runtime.control.transfers import Mover
-from runtime.policies.base import Choice, Eviction, Miss, Now, Opening, Prefetch, Residency, Routing, Split, Step
+from runtime.policies.base import (
+    Choice,
+    Eviction,
+    Miss,
+    Now,
+    Opening,
+    Prefetch,
+    Residency,
+    Routing,
+    Split,
+    Step,
+)
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
-_FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: enum access is slow
+_FETCHED, _NEAR, _LOW = (
+    Counter.FETCHED,
+    Counter.NEAR,
+    Counter.LOW,
+)  # looked up once: enum access is slow
 
 
 class Controller:
@@ -51,29 +66,57 @@ class Controller:
         pieces: Whole | Segments,
     ) -> None:
         self.shape, self.nbytes = cache.shape, nbytes
-        self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
-        self._residency, self._pieces, self._picks_bits = residency, pieces, "replicas" in miss.requires
+        self._routing, self._eviction, self._miss, self._prefetch = (
+            routing,
+            eviction,
+            miss,
+            prefetch,
+        )
+        self._residency, self._pieces, self._picks_bits = (
+            residency,
+            pieces,
+            "replicas" in miss.requires,
+        )
         if residency.places:
-            self._capacities = cache.partitions.dealt(residency.capacities(cache.num_slots, self.shape))  # [L, N]
+            self._capacities = cache.partitions.dealt(
+                residency.capacities(cache.num_slots, self.shape)
+            )  # [L, N]
         self.now = Now()
         self.counters = Counters(self.shape.num_layers, cache.partitions)
         self.mover = self.mover_kind(
-            cache, eviction=eviction, window=window, nbytes=nbytes, pieces=pieces, now=self.now, counters=self.counters
+            cache,
+            eviction=eviction,
+            window=window,
+            nbytes=nbytes,
+            pieces=pieces,
+            now=self.now,
+            counters=self.counters,
         )
         self._near_places: dict[int, Place] = {}  # by key, each made once
-        self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
+        self.num_predicted = (
+            prefetch.distance if prefetch.reads_predictions else 0
+        )  # layers ahead, per step
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.opens_passes = prefetch.opens_passes
-        self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
+        self.sees_embeddings = any(
+            axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency)
+        )
         has_more = residency.cuts or residency.places or routing.reroutes
-        has_more |= self.sees_embeddings or bool(prefetch.distance)  # policies that learn maps observe every step
+        has_more |= self.sees_embeddings or bool(
+            prefetch.distance
+        )  # policies that learn maps observe every step
         self._can_settle = not (prefetch.distance or residency.places or len(nbytes) > 1)
         decides = has_more or miss.every_step or self._picks_bits
         self.holds_all = cache.num_slots == self.shape.num_keys and not decides
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
-        self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
+        self._low = (
+            [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
+        )
         self._low_cells = self.counters.cells_of([place.bits for place in self._low])
-        self._fixed = Counter.REQUESTS, *((Counter.MISSES, _LOW) if self.holds_low else (Counter.HITS,))
+        self._fixed = (
+            Counter.REQUESTS,
+            *((Counter.MISSES, _LOW) if self.holds_low else (Counter.HITS,)),
+        )
 
     def begin_pass(self, num_tokens: int) -> None:
         """Begin a pass over `num_tokens` tokens."""
@@ -126,17 +169,32 @@ class Controller:
         return experts, used, [key for key in used if not states[key]]
 
     def _decide(
-        self, step: Step, experts: list[int], used: list[int], absent: list[int], weights: np.ndarray | None
+        self,
+        step: Step,
+        experts: list[int],
+        used: list[int],
+        absent: list[int],
+        weights: np.ndarray | None,
     ) -> Plan:
         """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of demand loads."""
-        choice, num_experts, states = self._choose(step, absent), self.shape.num_experts, self.mover.cache.states
+        choice, num_experts, states = (
+            self._choose(step, absent),
+            self.shape.num_experts,
+            self.mover.cache.states,
+        )
         if choice.selected is not step.selected:
             experts, used, absent = self._wanted(step.layer, choice.selected)
         present, missing, near, low, behind, bits = used, absent, (), (), (), _NO_BITS
         first = step.layer * num_experts
         if choice.near:
             places = self._near_places
-            near = tuple([places.get(key) or self._near_place(key) for key in used if key % num_experts in choice.near])
+            near = tuple(
+                [
+                    places.get(key) or self._near_place(key)
+                    for key in used
+                    if key % num_experts in choice.near
+                ]
+            )
         if choice.low:
             low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
         if absent:
@@ -151,9 +209,13 @@ class Controller:
         if choice.weights is not None:
             weights = choice.weights
         self.mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
-        return self._plan(step, choice.selected, weights, experts, used, present, missing, near, low, behind, bits)
+        return self._plan(
+            step, choice.selected, weights, experts, used, present, missing, near, low, behind, bits
+        )
 
-    def _settle(self, step: Step, weights: np.ndarray | None, experts: list[int], used: list[int]) -> Plan:
+    def _settle(
+        self, step: Step, weights: np.ndarray | None, experts: list[int], used: list[int]
+    ) -> Plan:
         """Plan as `_plan` does a step that changes nothing in the cache: everything is resident."""
         self._eviction.used(experts, step, self.now)
         if self._pieces.is_cut:
@@ -187,7 +249,9 @@ class Controller:
             prefetches += self._prefetches(step, behind)
         mover.end_step(pinned)
         if len(self.nbytes) > 1:
-            self.counters.add_bits(layer, (*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))))
+            self.counters.add_bits(
+                layer, (*near, *low, *(place for w in waves for place in (*w.resident, *w.loads)))
+            )
         return Plan(layer, selected, weights, waves, near, low, prefetches, placed=self._placed)
 
     def fixed_places(self, layer: int, experts: list[int]) -> list[Place]:
@@ -207,7 +271,9 @@ class Controller:
         """Whether `count_fixed` has to know which experts a token chose, and not only how many."""
         return self.holds_low or self.counters.is_spread
 
-    def count_fixed(self, first: int, num_layers: int = 1, *, chosen: np.ndarray | None = None) -> None:
+    def count_fixed(
+        self, first: int, num_layers: int = 1, *, chosen: np.ndarray | None = None
+    ) -> None:
         """Count one token's requests of layers: all are hits, or all are computed on resident replicas. `chosen`
         [n, K] are its experts, given where `counts_chosen`."""
         self.now.step += num_layers
@@ -234,7 +300,10 @@ class Controller:
 
     def by_device(self) -> list[dict[str, int]]:
         """Return each device's slots, their bytes, its number of resident keys and its counters; empty for one."""
-        return [self.cache.of_device(device) | counts for device, counts in enumerate(self.counters.by_device())]
+        return [
+            self.cache.of_device(device) | counts
+            for device, counts in enumerate(self.counters.by_device())
+        ]
 
     def validate(self) -> None:
         """Raise AssertionError when, between steps, the state contradicts itself."""
@@ -250,10 +319,14 @@ class Controller:
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
             self._near_places.clear()
             self.mover.placements.want(step.layer, (first + placement.resident).tolist())
-        self._placed = self.mover.place(step.layer, at_once=True) if placement and placement.is_awaited else ()
+        self._placed = (
+            self.mover.place(step.layer, at_once=True) if placement and placement.is_awaited else ()
+        )
 
     def _reroute(self, step: Step) -> Step:
-        routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)
+        routed = self._routing.route(
+            step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT
+        )
         is_own = (routed.selected[:, :, None] == step.selected[:, None, :]).any(axis=2)
         self.counters.add(Counter.REPLACED_RANKS, step.layer, int((~is_own).sum()))
         return routed
@@ -264,17 +337,25 @@ class Controller:
         experts = [key % num_experts for key in absent]
         missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
         states = pieces.layer_states(cache.state, step.layer)
-        choice = self._miss.choose(step, StepResidents(states, cache.num_free(step.layer), step.selected, missing))
+        choice = self._miss.choose(
+            step, StepResidents(states, cache.num_free(step.layer), step.selected, missing)
+        )
         near = sum(map(choice.near.__contains__, experts)) if choice.near else 0
         low = sum(map(choice.low.__contains__, experts)) if choice.low else 0
         add, spared = self.counters.add, 0
         if choice.selected is not step.selected:
             served = set(choice.selected.ravel().tolist())
-            spared = sum(expert not in served and not choice.is_elsewhere(expert) for expert in experts)
+            spared = sum(
+                expert not in served and not choice.is_elsewhere(expert) for expert in experts
+            )
             dropped = int((choice.selected < 0).sum())
             add(Counter.SPARED, step.layer, spared)
             add(Counter.DROPPED_RANKS, step.layer, dropped)
-            add(Counter.REPLACED_RANKS, step.layer, int((choice.selected != step.selected).sum()) - dropped)
+            add(
+                Counter.REPLACED_RANKS,
+                step.layer,
+                int((choice.selected != step.selected).sum()) - dropped,
+            )
         if elsewhere := near + low + spared:
             add(_FETCHED, step.layer, -elsewhere)  # `_count` counted everything absent as fetched
             add(_NEAR, step.layer, near)
@@ -307,7 +388,9 @@ class Controller:
         return self.mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)
 
     def _proposed(self, step: Step) -> np.ndarray:
-        return self._noted(self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS)
+        return self._noted(
+            self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
+        )
 
     def _noted(self, proposed: np.ndarray) -> np.ndarray:
         """Tell the eviction policy what is proposed, if it follows proposals."""

@@ -96,7 +96,9 @@ class Counters:
     def add(self, counter: Counter, layer: int, amount: int) -> None:
         self._cells[counter * self._num_layers + layer] += amount
 
-    def add_to_layers(self, counters: Iterable[Counter], first: int, num_layers: int, amount: int) -> None:
+    def add_to_layers(
+        self, counters: Iterable[Counter], first: int, num_layers: int, amount: int
+    ) -> None:
         """Add `amount` in each of so many layers."""
         for counter in counters:
             if num_layers == 1:
@@ -111,7 +113,9 @@ class Counters:
             for key in keys:
                 counts[self._partitions.of(key)] += amount
 
-    def spread_requests(self, wanted: Sequence[int], late: Sequence[int], absent: Sequence[int]) -> None:
+    def spread_requests(
+        self, wanted: Sequence[int], late: Sequence[int], absent: Sequence[int]
+    ) -> None:
         """Count requests per device, as `add_requests` counts them per layer."""
         self.spread(Counter.REQUESTS, wanted)
         self.spread(Counter.LATE, late)
@@ -135,17 +139,28 @@ class Counters:
         """Raise AssertionError unless requests, misses and wasted bytes add up, in every pass and layer."""
         self.catch_up()
         for number, table in enumerate(self.passes):
-            requests, misses = table[list(_OF_REQUESTS)].sum(axis=0), table[list(_OF_MISSES)].sum(axis=0)
+            requests, misses = (
+                table[list(_OF_REQUESTS)].sum(axis=0),
+                table[list(_OF_MISSES)].sum(axis=0),
+            )
             assert (table >= 0).all(), f"pass {number} counts less than nothing"
-            assert (table[Counter.REQUESTS] == requests).all(), f"pass {number}: {requests} of {table[0]} requests"
+            assert (table[Counter.REQUESTS] == requests).all(), (
+                f"pass {number}: {requests} of {table[0]} requests"
+            )
             assert (table[Counter.MISSES] == misses).all(), f"pass {number}: {misses} of the misses"
         num_spread = len(self.passes) if self.is_spread else 0
-        assert len(self.on_devices) == num_spread, f"{len(self.on_devices)} passes by device of {num_spread}"
-        for number, (table, by_device) in enumerate(zip(self.passes, self.on_devices, strict=False)):
+        assert len(self.on_devices) == num_spread, (
+            f"{len(self.on_devices)} passes by device of {num_spread}"
+        )
+        for number, (table, by_device) in enumerate(
+            zip(self.passes, self.on_devices, strict=False)
+        ):
             spread, total = (counts[list(_BY_DEVICE)].sum(axis=1) for counts in (by_device, table))
             assert (spread == total).all(), f"pass {number}: devices do not add up"
         total = self.sum()
-        wasted, prefetched = (int(total[counter].sum()) for counter in (Counter.WASTED_BYTES, Counter.PREFETCH_BYTES))
+        wasted, prefetched = (
+            int(total[counter].sum()) for counter in (Counter.WASTED_BYTES, Counter.PREFETCH_BYTES)
+        )
         assert wasted <= prefetched, f"{wasted} bytes wasted of {prefetched} prefetched"
 
     def add_requests(self, layer: int, num: int, *, num_late: int, num_absent: int) -> None:
@@ -167,7 +182,9 @@ class Counters:
 
     def cells_of(self, bits: Sequence[Width]) -> np.ndarray:
         """Where `add_to` counts keys that are computed at these `bits` [L * E]: int [L, E]."""
-        rows = np.array([int(_OF_BITS[width]) for width in bits], np.int64).reshape(self._num_layers, -1)
+        rows = np.array([int(_OF_BITS[width]) for width in bits], np.int64).reshape(
+            self._num_layers, -1
+        )
         return rows * self._num_layers + np.arange(self._num_layers)[:, None]
 
     def add_to(self, cells: np.ndarray) -> None:

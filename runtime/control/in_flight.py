@@ -57,7 +57,9 @@ class Arrivals:
     def validate(self) -> None:
         """Raise AssertionError unless the counted bytes are those in flight."""
         coming = sum([arrival.remaining for arrival in self.queue])
-        assert coming == self._backlog, f"{coming} bytes are to come, and {self._backlog} are counted"
+        assert coming == self._backlog, (
+            f"{coming} bytes are to come, and {self._backlog} are counted"
+        )
 
     def clear(self) -> None:
         """Cancel everything in flight."""

@@ -56,7 +56,9 @@ class CacheOnDevice:
         self._controller, self._eviction, self._first_step = controller, policies.eviction, 0
         self.kind = _KINDS[type(policies.eviction)]
         shape, prefetch = controller.shape, policies.prefetch
-        self.most_ahead = controller.mover.arrivals.window // shape.expert_nbytes if prefetch.distance else 0
+        self.most_ahead = (
+            controller.mover.arrivals.window // shape.expert_nbytes if prefetch.distance else 0
+        )
         self.num_named = width(shape, prefetch.overfetch) if prefetch.distance else 0
         self.num_slots = [pool.num_slots for pool in controller.cache.pools]
         self.first_slots = np.cumsum([0, *self.num_slots[:-1]]).tolist()
@@ -84,8 +86,14 @@ class CacheOnDevice:
     def _stamps(self) -> np.ndarray:
         if self.kind == TURNS:
             return self.turns()
-        stamps = self._eviction.uses if self.kind == USES else self._eviction.last_use - self._steps()
-        return np.maximum(stamps, _LEAST).astype(np.int32).reshape(self._controller.shape.num_layers, -1)
+        stamps = (
+            self._eviction.uses if self.kind == USES else self._eviction.last_use - self._steps()
+        )
+        return (
+            np.maximum(stamps, _LEAST)
+            .astype(np.int32)
+            .reshape(self._controller.shape.num_layers, -1)
+        )
 
     def _steps(self) -> np.ndarray:
         """By key, the number of the step whose stamp would be 0, [L * E]."""
@@ -133,8 +141,14 @@ class CacheOnDevice:
 
     def learn(self, token: TokenOnDevice, chosen: np.ndarray) -> None:
         """Tell the eviction policy what a token used, experts [L, K]; its weights stay on the device."""
-        num_layers, num_experts = self._controller.shape.num_layers, self._controller.shape.num_experts
-        first_step, weights = token.now.step - num_layers + 1, np.full((1, chosen.shape[1]), np.nan, np.float32)
+        num_layers, num_experts = (
+            self._controller.shape.num_layers,
+            self._controller.shape.num_experts,
+        )
+        first_step, weights = (
+            token.now.step - num_layers + 1,
+            np.full((1, chosen.shape[1]), np.nan, np.float32),
+        )
         for layer, experts in enumerate(chosen.astype(np.int64)):
             now = replace(token.now, step=first_step + layer, layer=layer)
             step = Step(now.pass_index, DECODE, layer, experts[None], weights)

@@ -74,7 +74,9 @@ def first_leaving() -> Callable[..., int]:
     """Return the compiled eviction order, for policies with ready sort keys; numba is imported by the first call."""
     from artifacts.common.numba_loops import kernel
 
-    signature = "int64(float64[::1], int64[::1], uint8[::1], boolean[::1], int64, int64, int64[::1])"
+    signature = (
+        "int64(float64[::1], int64[::1], uint8[::1], boolean[::1], int64, int64, int64[::1])"
+    )
     return kernel(signature, exact=True)(_first_leaving)
 
 
@@ -84,12 +86,18 @@ def _first_leaving(ranks, older, state, pinned, start, stop, victims):
 
     def leaves_before(key, other):
         """Whether `key` is evicted before `other`, which has a lower number."""
-        return ranks[key] < ranks[other] or (ranks[key] == ranks[other] and older[key] < older[other])
+        return ranks[key] < ranks[other] or (
+            ranks[key] == ranks[other] and older[key] < older[other]
+        )
 
     num_victims, most, may_leave = 0, np.inf, np.empty(_BLOCK, np.uint8)
     for first in range(start, stop, _BLOCK):
         size, num_found = min(_BLOCK, stop - first), 0
-        rank, states, is_pinned = ranks[first : first + size], state[first : first + size], pinned[first : first + size]
+        rank, states, is_pinned = (
+            ranks[first : first + size],
+            state[first : first + size],
+            pinned[first : first + size],
+        )
         # Without a branch, which a processor would mispredict for every fourth key.
         for place in range(size):
             found = (states[place] == _RESIDENT) & (not is_pinned[place]) & (rank[place] <= most)
@@ -99,7 +107,9 @@ def _first_leaving(ranks, older, state, pinned, start, stop, victims):
             continue
         for place in range(size):
             key = first + place
-            if not may_leave[place] or (num_victims == len(victims) and not leaves_before(key, victims[-1])):
+            if not may_leave[place] or (
+                num_victims == len(victims) and not leaves_before(key, victims[-1])
+            ):
                 continue
             at = min(num_victims, len(victims) - 1)
             while at > 0 and leaves_before(key, victims[at - 1]):

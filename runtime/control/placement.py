@@ -21,8 +21,12 @@ class Placements:
         if layer not in self._wanted:
             return []
         num_experts = cache.shape.num_experts
-        others = set(range(layer * num_experts, (layer + 1) * num_experts)).difference(self._wanted[layer])
-        return [key for key in sorted(others) if cache.states[key] == RESIDENT and not cache.pins[key]]
+        others = set(range(layer * num_experts, (layer + 1) * num_experts)).difference(
+            self._wanted[layer]
+        )
+        return [
+            key for key in sorted(others) if cache.states[key] == RESIDENT and not cache.pins[key]
+        ]
 
     def coming(self, cache: Cache, layer: int) -> list[int]:
         """Return the wanted keys of a layer that are absent."""

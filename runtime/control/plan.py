@@ -60,4 +60,7 @@ class Plan:
         """Yield each wave with the next wave's loads by slot: the experts in these slots are computed first."""
         last = len(self.waves) - 1
         for number, wave in enumerate(self.waves):
-            yield wave, {load.slot: load for load in self.waves[number + 1].loads} if number < last else {}
+            yield (
+                wave,
+                {load.slot: load for load in self.waves[number + 1].loads} if number < last else {},
+            )

@@ -31,10 +31,17 @@ def whole_experts(shape: Shape, capacities: np.ndarray, *, is_global: bool) -> t
     if is_global:
         totals = capacities.sum(axis=0).tolist()
         return tuple(
-            Pool(0, shape.num_keys, count, shape.expert_nbytes, device=device) for device, count in enumerate(totals)
+            Pool(0, shape.num_keys, count, shape.expert_nbytes, device=device)
+            for device, count in enumerate(totals)
         )
     return tuple(
-        Pool(layer * shape.num_experts, (layer + 1) * shape.num_experts, count, shape.expert_nbytes, device=device)
+        Pool(
+            layer * shape.num_experts,
+            (layer + 1) * shape.num_experts,
+            count,
+            shape.expert_nbytes,
+            device=device,
+        )
         for layer, counts in enumerate(capacities.tolist())
         for device, count in enumerate(counts)
     )

@@ -62,7 +62,9 @@ class Recorder:
         """Keep the input embeddings of this pass's requests, once a pass."""
         self._is_new = False
         counts = np.diff(step.last, prepend=-1)
-        self._iteration = self._num_iterations + np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self._iteration = self._num_iterations + np.repeat(
+            np.arange(len(counts), dtype=np.int32), counts
+        )
         self._embeddings.append(step.embedding)
         self._num_iterations += len(counts)
 

@@ -17,8 +17,15 @@ class StepResidents(Residents):
 
     __slots__ = ("_missing", "_selected", "_states")
 
-    def __init__(self, states: np.ndarray, num_free: Sequence[int], selected: np.ndarray, missing: list[int]) -> None:
-        self._states, self.num_free, self._selected, self._missing = states, num_free, selected, missing
+    def __init__(
+        self, states: np.ndarray, num_free: Sequence[int], selected: np.ndarray, missing: list[int]
+    ) -> None:
+        self._states, self.num_free, self._selected, self._missing = (
+            states,
+            num_free,
+            selected,
+            missing,
+        )
 
     @property
     def resident(self) -> np.ndarray:

@@ -21,16 +21,22 @@ EVERY = 5_000  # tokens
 NOT_ANEW = "a split is solved anew on one device only: with several it stays as it is"
 
 
-def tokens_between(asked: int | None, split: Split | None, policies: Policies, *, num_devices: int = 1) -> int:
+def tokens_between(
+    asked: int | None, split: Split | None, policies: Policies, *, num_devices: int = 1
+) -> int:
     """Return after how many tokens the split is solved anew; 0: never.
 
     By default a split that a solver found is solved anew when policies read predictions and there is one device: on
     several devices another split might not fit. Raises BadUsage when it is asked for and impossible.
     """
     solved = split.solved if split else None
-    can_be = solved is not None and solved.latencies is not None and policies.prefetch.reads_predictions
+    can_be = (
+        solved is not None and solved.latencies is not None and policies.prefetch.reads_predictions
+    )
     if asked and num_devices > 1:
-        raise BadUsage("--reconfigure-every lays slots out anew, on one device only: leave out --devices")
+        raise BadUsage(
+            "--reconfigure-every lays slots out anew, on one device only: leave out --devices"
+        )
     if asked is None:
         can_be = can_be and num_devices == 1
         return EVERY if can_be and solved.solver in SOLVERS else 0
@@ -49,7 +55,13 @@ class Reconfiguration:
     when the split changes."""
 
     def __init__(
-        self, policies: Policies, shape: Shape, split: Split, *, every: int, lay_out: Callable[[FastTier], None]
+        self,
+        policies: Policies,
+        shape: Shape,
+        split: Split,
+        *,
+        every: int,
+        lay_out: Callable[[FastTier], None],
     ) -> None:
         self.every = every
         self.num_solved = self.num_changed = self.num_untold = 0
@@ -77,7 +89,9 @@ class Reconfiguration:
         self._begin()
         try:
             self._solved = solved_anew(
-                curves_of(seen.trace(), self._shape, self._policies.eviction), self._shape, self._solved
+                curves_of(seen.trace(), self._shape, self._policies.eviction),
+                self._shape,
+                self._solved,
             )
         except BadInput:  # a layer did not occur, so that its needs are unknown
             self.num_untold += 1
@@ -92,7 +106,11 @@ class Reconfiguration:
     def receipt(self) -> dict[str, int]:
         """Return how often the split was solved, how often that changed it, and how often the steps seen were not
         enough."""
-        counts = {"solved_anew": self.num_solved, "changed": self.num_changed, "could_not_tell": self.num_untold}
+        counts = {
+            "solved_anew": self.num_solved,
+            "changed": self.num_changed,
+            "could_not_tell": self.num_untold,
+        }
         return {"every_tokens": self.every} | counts
 
     def _begin(self) -> None:
@@ -100,5 +118,7 @@ class Reconfiguration:
 
     def _is_in_force(self, split: Split) -> bool:
         names = ("top_neurons", "num_tops")
-        same = all(np.array_equal(getattr(split, name), getattr(self._split, name)) for name in names)
+        same = all(
+            np.array_equal(getattr(split, name), getattr(self._split, name)) for name in names
+        )
         return same and split.num_bottoms == self._split.num_bottoms

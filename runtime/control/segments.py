@@ -60,7 +60,10 @@ class Segments:
         self._num_keys, self._num_experts = shape.num_keys, shape.num_experts
         self.is_cut = any(bottoms)
         whole = range(shape.num_keys)
-        self._own = [(key, key + shape.num_keys) if self.nbytes[key + shape.num_keys] else (key,) for key in whole]
+        self._own = [
+            (key, key + shape.num_keys) if self.nbytes[key + shape.num_keys] else (key,)
+            for key in whole
+        ]
 
     def of(self, keys: list[int]) -> list[int]:
         """Return the segments of experts, in the order of the experts, each top before its bottom."""
@@ -99,7 +102,9 @@ def segment_pools(
         for device, count in enumerate(dealt)
     ]
     if is_global and len(set(tops)) > 1:
-        raise BadUsage("the split gives each layer tops of its own size, which no other can hold: use --scope layer")
+        raise BadUsage(
+            "the split gives each layer tops of its own size, which no other can hold: use --scope layer"
+        )
     rows = (
         [(0, num_keys, num_tops.sum(axis=0), tops[0])]
         if is_global

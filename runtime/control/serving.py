@@ -98,7 +98,9 @@ class OneByOneController(Controller):
             waves.append(self._serve(key))
             unserved.discard(key)
         mover.end_step([])
-        return Plan(step.layer, step.selected, weights, tuple(waves), (), (), prefetches, is_ahead=True)
+        return Plan(
+            step.layer, step.selected, weights, tuple(waves), (), (), prefetches, is_ahead=True
+        )
 
     def _serve(self, key: int) -> Wave:
         """Return the wave of one expert, which is pinned for no longer."""
@@ -123,8 +125,12 @@ def controller_kind(serving: str, policies: Policies) -> type[Controller]:
         raise BadUsage(f"--serving is {', '.join(Service)}, not {serving!r}")
     if serving == Service.ONE_BY_ONE:
         if policies.miss.chooses:
-            raise BadUsage(f"--serving one_by_one fetches what is absent: leave out --miss {describe(policies.miss)}")
+            raise BadUsage(
+                f"--serving one_by_one fetches what is absent: leave out --miss {describe(policies.miss)}"
+            )
         if policies.residency.cuts or policies.residency.places:
             named = describe(policies.residency)
-            raise BadUsage(f"--serving one_by_one has whole experts come and go: leave out --residency {named}")
+            raise BadUsage(
+                f"--serving one_by_one has whole experts come and go: leave out --residency {named}"
+            )
     return _CONTROLLERS[Service(serving)]

@@ -34,7 +34,11 @@ def num_slots(budget: str, shape: Shape, *, per_layer: bool, num_devices: int = 
     fitting = math.floor(min(wanted, shape.num_keys) + 1e-9)
     least = (shape.num_layers if per_layer else 1) * num_devices
     if fitting < least:
-        needed = "one expert" + " a layer" * per_layer + f" on each of {num_devices} devices" * (num_devices > 1)
+        needed = (
+            "one expert"
+            + " a layer" * per_layer
+            + f" on each of {num_devices} devices" * (num_devices > 1)
+        )
         raise BadUsage(
             f"budget {budget!r} holds {fitting} experts and {needed} is the least: give at least {least}x "
             f"({least * shape.expert_nbytes:,} bytes)"
@@ -99,5 +103,7 @@ def _parse(text: str, message: str) -> tuple[float, str]:
 
 def _unit(unit: str, text: str) -> int:
     if unit not in _UNITS:
-        raise BadUsage(f"unit {unit!r} in {text!r} is not known: use one of {', '.join(u for u in _UNITS if u)}")
+        raise BadUsage(
+            f"unit {unit!r} in {text!r} is not known: use one of {', '.join(u for u in _UNITS if u)}"
+        )
     return _UNITS[unit]

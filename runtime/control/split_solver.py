@@ -45,15 +45,25 @@ def curves_of(trace: Trace, shape: Shape, eviction: Eviction) -> Curves:
     curves = measure(trace, shape, phases=counted_phases(trace), **(eviction.as_lcp or {}))
     unused = np.flatnonzero(curves.requests == 0).tolist()
     if unused:
-        raise BadInput(f"layers {', '.join(map(str, unused))} never occur in the trace: it cannot tell what they need")
+        raise BadInput(
+            f"layers {', '.join(map(str, unused))} never occur in the trace: it cannot tell what they need"
+        )
     return curves
 
 
 def solve(
-    curves: Curves, shape: Shape, budget_nbytes: int, latencies: Latencies, *, solver: str, zeta: float
+    curves: Curves,
+    shape: Shape,
+    budget_nbytes: int,
+    latencies: Latencies,
+    *,
+    solver: str,
+    zeta: float,
 ) -> Answer:
     """Solve a split of `budget_nbytes`. Raises BadUsage."""
-    return split_problem(curves, shape, latencies).allocate(budget_nbytes / shape.expert_nbytes, zeta, solver=solver)
+    return split_problem(curves, shape, latencies).allocate(
+        budget_nbytes / shape.expert_nbytes, zeta, solver=solver
+    )
 
 
 def split_problem(curves: Curves, shape: Shape, latencies: Latencies) -> SplitProblem:
@@ -76,7 +86,10 @@ def candidates(curves: Curves, shape: Shape, unsolved: SolvedSplit) -> list[Solv
     splits = [solved_anew(curves, shape, replace(unsolved, solver=solver)) for solver in SOLVERS]
     budget = min(unsolved.budget_nbytes / shape.expert_nbytes / shape.num_layers, shape.num_experts)
     for theta in _EVEN:
-        alike = {"budgets": np.full(shape.num_layers, budget), "theta": np.full(shape.num_layers, theta)}
+        alike = {
+            "budgets": np.full(shape.num_layers, budget),
+            "theta": np.full(shape.num_layers, theta),
+        }
         splits.append(replace(unsolved, **alike, solver=EVEN))
     return splits
 
@@ -97,7 +110,8 @@ def receipt(split: Split | None, shape: Shape) -> dict[str, object]:
     neurons_by_layer = split.top_neurons.tolist()
     return {
         "theta": " ".join(
-            f"{neurons / (shape.num_neurons or shape.expert_nbytes):.3g}" for neurons in neurons_by_layer
+            f"{neurons / (shape.num_neurons or shape.expert_nbytes):.3g}"
+            for neurons in neurons_by_layer
         ),
         "tops": " ".join(map(str, split.num_tops.tolist())),
         "bottoms": split.num_bottoms,

@@ -37,7 +37,13 @@ class Mover:
     ) -> None:
         self.cache = cache
         self.arrivals = Arrivals(window)
-        self._eviction, self._nbytes, self._pieces, self._now, self._counters = eviction, nbytes, pieces, now, counters
+        self._eviction, self._nbytes, self._pieces, self._now, self._counters = (
+            eviction,
+            nbytes,
+            pieces,
+            now,
+            counters,
+        )
         # Only for a policy that is compiled anyhow, because numba takes long to import. The compiled loop needs keys
         # without gaps, as on one device.
         is_compiled = eviction.ranks is not None and cache.partitions.count == 1
@@ -58,7 +64,9 @@ class Mover:
         self._waste(self.unused)
         self.clear()
         self._pieces.cut(split)
-        self.cache = Cache(self.cache.shape, pools, shares=self._pieces.shares, partitions=self.cache.partitions)
+        self.cache = Cache(
+            self.cache.shape, pools, shares=self._pieces.shares, partitions=self.cache.partitions
+        )
 
     def validate(self) -> None:
         """Raise AssertionError when, between steps, the state contradicts itself."""
@@ -121,9 +129,13 @@ class Mover:
             self.cache.states[key] = RESIDENT
         self.arrivals.remove(keys)
 
-    def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> tuple[list[Place], list[int]]:
+    def _load_wave(
+        self, missing: list[int], bits: Mapping[int, int]
+    ) -> tuple[list[Place], list[int]]:
         """Return demand loads for as many keys as fit their pools, and the keys still missing."""
-        loads = [load for keys in self.cache.by_pool(missing) for load in self._load_some(keys, bits)]
+        loads = [
+            load for keys in self.cache.by_pool(missing) for load in self._load_some(keys, bits)
+        ]
         if len(loads) == len(missing):
             return loads, []
         return loads, [key for key in missing if not self.cache.pins[key]]
@@ -138,7 +150,11 @@ class Mover:
             self._evict(missing[0], len(missing) - room)
             missing = missing[: cache.room(missing[0])]
         loads = cache.admit(missing, RESIDENT, bits)
-        nbytes = sum([self._nbytes[load.bits] for load in loads]) if bits else self._pieces.num_bytes(missing)
+        nbytes = (
+            sum([self._nbytes[load.bits] for load in loads])
+            if bits
+            else self._pieces.num_bytes(missing)
+        )
         cache.pin(missing)
         self._counters.add(_DEMAND_BYTES, self._now.layer, nbytes)
         self._counters.spread(_DEMAND_BYTES, missing[:1], nbytes)
@@ -168,12 +184,20 @@ class Mover:
             )
             return victims[:num_victims].tolist()
         candidates = cache.candidates(pool_key)
-        return first_of(candidates, self._eviction.order(candidates, self._now), count) if candidates.size else []
+        return (
+            first_of(candidates, self._eviction.order(candidates, self._now), count)
+            if candidates.size
+            else []
+        )
 
     def _cancel(self, pool_key: int, count: int) -> list[int]:
         """Cancel up to `count` prefetches of a pool."""
         pool_of, pins = self.cache.pool_of, self.cache.pins
-        latest = [key for key in self.arrivals.latest() if pool_of[key] == pool_of[pool_key] and not pins[key]]
+        latest = [
+            key
+            for key in self.arrivals.latest()
+            if pool_of[key] == pool_of[pool_key] and not pins[key]
+        ]
         if keys := latest[:count]:
             self.arrivals.remove(keys)
         return keys
@@ -244,7 +268,10 @@ class Mover:
             most = -(-room // self._pieces.num_bytes((key,)))
         if most > 1:
             pool_of = cache.pool_of
-            most = min(most, sum([not states[other] and pool_of[other] == pool_of[key] for other in coming]))
+            most = min(
+                most,
+                sum([not states[other] and pool_of[other] == pool_of[key] for other in coming]),
+            )
         return self._victims_sparing(keys, key, most)
 
     def _victims_sparing(self, keys: list[int], pool_key: int, count: int) -> list[int]:
@@ -290,7 +317,9 @@ class Mover:
         `at_once`, before anything is pinned, what is sent for counts as resident from now on."""
         self._leave(self.placements.leaving(self.cache, layer))
         coming = self.placements.coming(self.cache, layer)
-        placed = [self._send(key, self._pieces.num_bytes([key])) for key in coming if self.cache.room(key)]
+        placed = [
+            self._send(key, self._pieces.num_bytes([key])) for key in coming if self.cache.room(key)
+        ]
         if len(placed) == len(coming):
             self.placements.end(layer)
         if placed:

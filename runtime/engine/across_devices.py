@@ -17,7 +17,9 @@ from runtime.tiers.fast import ResidentExperts
 class AcrossDevices:
     """The tokens `hidden` [T, H] of a step, which go to the experts `selected` [T, K], -1 for none."""
 
-    def __init__(self, resident: ResidentExperts, hidden: torch.Tensor, selected: np.ndarray) -> None:
+    def __init__(
+        self, resident: ResidentExperts, hidden: torch.Tensor, selected: np.ndarray
+    ) -> None:
         self._resident, self._hidden, self._selected = resident, hidden, selected
         self._copies: dict[torch.device, tuple[torch.Tensor, dict[int, Assigned]]] = {}
 
@@ -31,7 +33,10 @@ class AcrossDevices:
 
     def _copy_on(self, device: torch.device) -> tuple[torch.Tensor, dict[int, Assigned]]:
         if device not in self._copies:
-            self._copies[device] = self._hidden.to(device, non_blocking=True), assign(self._selected, device)
+            self._copies[device] = (
+                self._hidden.to(device, non_blocking=True),
+                assign(self._selected, device),
+            )
         return self._copies[device]
 
 

@@ -44,7 +44,9 @@ class CapturedPass:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def capture(self, forward: Callable[[], object], stream: torch.cuda.Stream, end: Callable[[], None]) -> None:
+    def capture(
+        self, forward: Callable[[], object], stream: torch.cuda.Stream, end: Callable[[], None]
+    ) -> None:
         """Capture what `forward` and then `end` queue; the former calls `experts` for each layer. Nothing is computed.
         Raises whatever the model or the driver raises where the host would have to wait for the device."""
         stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -58,7 +60,9 @@ class CapturedPass:
                 self._abandon(stream.device)
                 raise
 
-    def experts(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def experts(
+        self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """Where a layer's experts would be computed."""
         self.chosen.append(ids)
         if self._launch is not None:
@@ -82,7 +86,9 @@ class CapturedPass:
 
     def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # the link's threads go on
+        graph.capture_begin(
+            pool=self._pool, capture_error_mode="thread_local"
+        )  # the link's threads go on
         self._graphs.append(graph)
 
     def _abandon(self, device: torch.device) -> None:

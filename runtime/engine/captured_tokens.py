@@ -17,8 +17,14 @@ from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
 from runtime.model.open import MoeLayer, MoeModel
 
-_LEAST, _SPARE = 512, 128  # tokens that there is room for, a power of two: a chat outgrows it rarely
-_ALIKE, _COARSE = {torch.float32: 1e-4}, 5e-2  # of the largest logit, by what is summed in another order
+_LEAST, _SPARE = (
+    512,
+    128,
+)  # tokens that there is room for, a power of two: a chat outgrows it rarely
+_ALIKE, _COARSE = (
+    {torch.float32: 1e-4},
+    5e-2,
+)  # of the largest logit, by what is summed in another order
 _DEVICE, _RESIDENT, _HOST = "device", "resident", "host"  # who knows where a token's experts are
 
 
@@ -30,7 +36,9 @@ class CapturedTokens:
     the last token was not one that can be captured. After a capture that fails no other one is tried.
     """
 
-    def __init__(self, opened: MoeModel, steps: StepExecutor, road: DeviceRoad | None, watcher: Watcher) -> None:
+    def __init__(
+        self, opened: MoeModel, steps: StepExecutor, road: DeviceRoad | None, watcher: Watcher
+    ) -> None:
         self.launch: Launch | None = None
         self.why_not: str | None = None
         self.num_tokens = self.num_captures = 0
@@ -72,7 +80,12 @@ class CapturedTokens:
     def receipt(self) -> dict[str, object]:
         """How many tokens were replayed, of how many graphs each, and how often they were captured."""
         graphs = self._captured.num_graphs if self._captured else 0
-        return {"tokens": self.num_tokens, "graphs": graphs, "captures": self.num_captures, "why_not": self.why_not}
+        return {
+            "tokens": self.num_tokens,
+            "graphs": graphs,
+            "captures": self.num_captures,
+            "why_not": self.why_not,
+        }
 
     def queue_again(self) -> None:
         """Queue the last token once more, where it was a single graph: for measurements. Nothing is counted."""
@@ -107,7 +120,11 @@ class CapturedTokens:
 
     def _way(self, token: OneToken) -> tuple[str | None, str | None]:
         """Who knows where the token's experts are; or why it cannot be captured."""
-        reason = f"forwards are given {', '.join(token.others)}" if token.others else reason_not_lodged(token.past)
+        reason = (
+            f"forwards are given {', '.join(token.others)}"
+            if token.others
+            else reason_not_lodged(token.past)
+        )
         if reason is None and self._road and (self._watcher.on_step or self._steps.on_plan):
             reason = "the host sees every step"
         if reason is not None:
@@ -124,14 +141,22 @@ class CapturedTokens:
             with torch.inference_mode(False), torch.no_grad(), self._watcher.captured(self._ids):
                 past = FixedPast(token.past, _room(token.num_tokens), self._ids.device)
                 self._put(token)
-                own = {"input_ids": self._ids, "position_ids": self._positions, "past_key_values": past.cache}
+                own = {
+                    "input_ids": self._ids,
+                    "position_ids": self._positions,
+                    "past_key_values": past.cache,
+                }
                 forward = partial(self._forward, **own, use_cache=True)
                 self.launch = _nothing
                 _rehearse(self._forward, forward, past, token)
                 self.launch = captured.experts
-                captured.capture(forward, self._stream, self._road.queue_counters if self._road else _end)
+                captured.capture(
+                    forward, self._stream, self._road.queue_counters if self._road else _end
+                )
             _check_output(captured.output)
-        except Exception as error:  # of the model's own code, of the driver, or of too little memory
+        except (
+            Exception
+        ) as error:  # of the model's own code, of the driver, or of too little memory
             first = str(error).strip().partition("\n")[0]
             self._is_off, self.why_not = True, f"{type(error).__name__}: {first}"[:200]
             return False
@@ -168,7 +193,11 @@ class CapturedTokens:
             self._steps.count_settled(self._captured.chosen)
         self._past.num_tokens += 1
         self.num_tokens += 1
-        own = {name: value.clone() for name, value in self._captured.output.items() if name != "past_key_values"}
+        own = {
+            name: value.clone()
+            for name, value in self._captured.output.items()
+            if name != "past_key_values"
+        }
         return type(self._captured.output)(past_key_values=token.past, **own)
 
     def _on_device(
@@ -188,18 +217,24 @@ def has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _experts(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _experts(
+    layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
     return layer.experts.moectl_forward(hidden, ids, weights)
 
 
-def _nothing(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _nothing(
+    layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
     return torch.zeros_like(hidden)
 
 
 def _end() -> None: ...
 
 
-def _rehearse(model: Callable[..., object], forward: Callable[[], object], past: FixedPast, token: OneToken) -> None:
+def _rehearse(
+    model: Callable[..., object], forward: Callable[[], object], past: FixedPast, token: OneToken
+) -> None:
     """Compute the token without experts, once as it was asked for and once from a fixed memory: libraries prepare then
     what a capture must not make. Raises RuntimeError where something else is said from there."""
     asked = {"input_ids": token.ids, "position_ids": token.positions, "use_cache": True}
@@ -210,7 +245,9 @@ def _rehearse(model: Callable[..., object], forward: Callable[[], object], past:
     ours = forward().logits
     error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
     if not error <= _ALIKE.get(ours.dtype, _COARSE):
-        raise RuntimeError(f"from keys and values at fixed addresses its logits differ by {error:.1e}")
+        raise RuntimeError(
+            f"from keys and values at fixed addresses its logits differ by {error:.1e}"
+        )
 
 
 def _room(num_tokens: int) -> int:
@@ -219,6 +256,8 @@ def _room(num_tokens: int) -> int:
 
 def _check_output(output: object) -> None:
     """Raise TypeError where something other than tensors and the cache would have to be returned."""
-    others = {name for name, value in output.items() if not isinstance(value, torch.Tensor)} - {"past_key_values"}
+    others = {name for name, value in output.items() if not isinstance(value, torch.Tensor)} - {
+        "past_key_values"
+    }
     if others:
         raise TypeError(f"a forward returns {', '.join(sorted(others))} too")

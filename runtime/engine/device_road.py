@@ -45,22 +45,36 @@ class DeviceRoad:
     ) -> None:
         slots, self._books, self._output, self._settle = resident.slots, books, output, settle
         self._shape, self._device = opened.shape, resident.slots.device
-        self._host = resident.slow.stores[FULL_BITS].buffer.view(torch.int32)  # page-locked: the GPU reads it itself
+        self._host = resident.slow.stores[FULL_BITS].buffer.view(
+            torch.int32
+        )  # page-locked: the GPU reads it itself
         self._arena = slots.arena.view(torch.int32)
         with torch.inference_mode(False):  # a session forwards within it, and `generate` without
             in_words = [start // WORD for start in slots.starts]
             self._in_words = torch.tensor(in_words, dtype=torch.int64, device=self._device)
-            self._now, self._ahead = (self._for_experts(count) for count in (self._shape.top_k, books.num_named))
+            self._now, self._ahead = (
+                self._for_experts(count) for count in (self._shape.top_k, books.num_named)
+            )
             ends = zip(books.first_slots, books.num_slots, strict=True)
             self._starts = [output.starts(range(first, first + count)) for first, count in ends]
         self.prefetches = books.num_named > 0
-        self._branch = _Branch(self._device) if self.prefetches and host_copy.has_streams(self._device) else None
+        self._branch = (
+            _Branch(self._device)
+            if self.prefetches and host_copy.has_streams(self._device)
+            else None
+        )
         self._learns = books.kind == TURNS
         self._num_counts = AHEAD if self.prefetches else ON_DEMAND
         self._num_told = self._num_counts + self._learns * self._shape.top_k  # of each layer
-        self._letters = host_copy.NumberedLetters(self._device, self._num_told * self._shape.num_layers)
-        self._turns = host_copy.page_locked(self._shape.num_keys, torch.int32).view(-1, self._shape.num_experts)
-        self._sent: deque[tuple[int, TokenOnDevice]] = deque()  # numbers of letters, the oldest first
+        self._letters = host_copy.NumberedLetters(
+            self._device, self._num_told * self._shape.num_layers
+        )
+        self._turns = host_copy.page_locked(self._shape.num_keys, torch.int32).view(
+            -1, self._shape.num_experts
+        )
+        self._sent: deque[tuple[int, TokenOnDevice]] = (
+            deque()
+        )  # numbers of letters, the oldest first
         self._counting = threading.Lock()  # any thread may ask for counters
         books.counters.catch_up = self.catch_up
         self._cache: DeviceCache | None = None  # its addresses stay
@@ -86,12 +100,16 @@ class DeviceRoad:
         """See to it that the device has the cache, and knows the time of this token."""
         self._is_in_token = True
         if self._branch:
-            self._branch.is_open = False  # the token before has joined it, and a capture that failed may not have
+            self._branch.is_open = (
+                False  # the token before has joined it, and a capture that failed may not have
+            )
         if not self._has_cache:
             self._take_over()
         elif self._learns:
             self.catch_up()
-            self._turns.numpy()[:] = self._books.turns()  # the device has read it: the token before has ended
+            self._turns.numpy()[:] = (
+                self._books.turns()
+            )  # the device has read it: the token before has ended
             self._cache.stamp.copy_(self._turns, non_blocking=True)
         self._cache.clock.fill_(self._books.clock())
 
@@ -141,19 +159,30 @@ class DeviceRoad:
     def _prefetch(self, layer: int, foreseen: torch.Tensor) -> None:
         """Send for what the next layer is foreseen to use."""
         decide, (slots, missing) = kernels("gpu.decide"), self._ahead
-        decide.resolve_ahead(self._cache, layer, foreseen.contiguous(), slots, missing, most=self._books.most_ahead)
+        decide.resolve_ahead(
+            self._cache, layer, foreseen.contiguous(), slots, missing, most=self._books.most_ahead
+        )
         target = (layer + 1) % self._shape.num_layers
         with self._branch.forked() if self._branch else nullcontext():
             self._fill(target, slots, missing, is_ahead=True)
 
-    def _fill(self, layer: int, slots: torch.Tensor, missing: torch.Tensor, *, is_ahead: bool = False) -> None:
-        first = {"first_key": layer * self._shape.num_experts, "first_slot": self._books.first_slots[layer]}
+    def _fill(
+        self, layer: int, slots: torch.Tensor, missing: torch.Tensor, *, is_ahead: bool = False
+    ) -> None:
+        first = {
+            "first_key": layer * self._shape.num_experts,
+            "first_slot": self._books.first_slots[layer],
+        }
         decide = kernels("gpu.decide")
-        decide.fill(self._host, self._in_words, self._arena, slots, missing, **first, is_ahead=is_ahead)
+        decide.fill(
+            self._host, self._in_words, self._arena, slots, missing, **first, is_ahead=is_ahead
+        )
 
     def _count_sent(self, *, waits: bool) -> None:
         with self._counting:
-            while self._sent and (waits or self._is_full or self._letters.has_come(self._sent[0][0])):
+            while self._sent and (
+                waits or self._is_full or self._letters.has_come(self._sent[0][0])
+            ):
                 number, token = self._sent.popleft()
                 told = self._letters.read(number).astype(np.int64).reshape(self._num_told, -1)
                 counts, chosen = told[: self._num_counts], told[self._num_counts :]
@@ -185,9 +214,15 @@ class DeviceRoad:
         self._letters.skip()  # a token that failed may have sent one
         self._settle()
         with torch.inference_mode(False):
-            tables = [torch.from_numpy(one).to(self._device) for one in astuple(self._books.hand_over())]
+            tables = [
+                torch.from_numpy(one).to(self._device) for one in astuple(self._books.hand_over())
+            ]
             if self._cache is None:
-                own = {"num_slots": self._books.num_slots, "kind": self._books.kind, "num_told": self._num_told}
+                own = {
+                    "num_slots": self._books.num_slots,
+                    "kind": self._books.kind,
+                    "num_told": self._num_told,
+                }
                 self._cache = DeviceCache.holding(*tables, **own)
             else:
                 self._cache.hold(*tables)
@@ -196,7 +231,9 @@ class DeviceRoad:
 
     def _for_experts(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for the slots of so many experts, and for what is missing of them, [1, count] each."""
-        slots, missing = (torch.zeros(1, count, dtype=torch.int32, device=self._device) for _ in range(2))
+        slots, missing = (
+            torch.zeros(1, count, dtype=torch.int32, device=self._device) for _ in range(2)
+        )
         return slots, missing
 
     def _no_counts(self) -> np.ndarray:

@@ -64,13 +64,24 @@ class Engine:
     ) -> None:
         self.controller, self.watcher = controller, watcher
         self.steps = StepExecutor(
-            opened, controller, watcher, tiers=tiers, slots=slots, shadows=shadows, threads=threads, is_fused=is_fused
+            opened,
+            controller,
+            watcher,
+            tiers=tiers,
+            slots=slots,
+            shadows=shadows,
+            threads=threads,
+            is_fused=is_fused,
         )
         output = self.steps.gpu_output
         resident, settle = self.steps.resident, self._settle
         self.road = DeviceRoad(opened, on_device, resident, output, settle) if on_device else None
         has_graphs = output is not None and captured_tokens.has_graphs(opened.model.device)
-        self.captured = captured_tokens.CapturedTokens(opened, self.steps, self.road, watcher) if has_graphs else None
+        self.captured = (
+            captured_tokens.CapturedTokens(opened, self.steps, self.road, watcher)
+            if has_graphs
+            else None
+        )
         self.stall_s: list[float] = []
         self._opened, self._slow = opened, tiers.slow
         self._handles: list = []
@@ -82,7 +93,9 @@ class Engine:
         """Take over the model's experts. Raises BadUsage where another engine has the model."""
         model = self._opened.model
         if any(hasattr(layer.experts, "moectl_forward") for layer in self._opened.layers):
-            raise BadUsage("the model runs in another session: close that one first, or open the model twice")
+            raise BadUsage(
+                "the model runs in another session: close that one first, or open the model twice"
+            )
         model.set_experts_implementation(NAME)
         for layer in self._opened.layers:
             layer.experts.moectl_forward = self._layer_forward(layer)
@@ -153,18 +166,36 @@ class Engine:
         if self.road:
             self.road.give_back()
         self.controller.validate()
-        states, resident, pending = self.controller.cache.states, self.steps.resident, self.steps.pending
+        states, resident, pending = (
+            self.controller.cache.states,
+            self.steps.resident,
+            self.steps.pending,
+        )
         held = {place.slot: place for place in self.controller.cache.places if place}
-        assert len(resident.slots) == self.controller.cache.num_slots, f"{len(resident.slots)} slots"
+        assert len(resident.slots) == self.controller.cache.num_slots, (
+            f"{len(resident.slots)} slots"
+        )
         for slot, place in held.items():
-            own, device = resident.slots.device_of[slot], self.controller.cache.partitions.of(place.key)
-            assert own == device, f"key {place.key} of device {device} is in slot {slot} of device {own}"
+            own, device = (
+                resident.slots.device_of[slot],
+                self.controller.cache.partitions.of(place.key),
+            )
+            assert own == device, (
+                f"key {place.key} of device {device} is in slot {slot} of device {own}"
+            )
             size, room = self._slow.num_bytes(place), len(resident.slots[slot])
             assert size <= room, f"key {place.key} takes {size} bytes, and slot {slot} has {room}"
             transfer = pending.get(slot)
-            is_its = transfer is not None and (transfer.key, transfer.bits) == (place.key, place.bits)
-            assert is_its or transfer is None, f"slot {slot} is key {place.key}'s, and {transfer.key} comes into it"
-            assert is_its or states[place.key] == RESIDENT, f"key {place.key} is loading, and nothing brings it"
+            is_its = transfer is not None and (transfer.key, transfer.bits) == (
+                place.key,
+                place.bits,
+            )
+            assert is_its or transfer is None, (
+                f"slot {slot} is key {place.key}'s, and {transfer.key} comes into it"
+            )
+            assert is_its or states[place.key] == RESIDENT, (
+                f"key {place.key} is loading, and nothing brings it"
+            )
 
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._is_in_pass:  # the previous pass did not end, wherever it failed
@@ -188,7 +219,9 @@ class Engine:
         self._is_in_pass = False
         self._slow.check_unchanged()  # before anything is made of this pass's logits
 
-    def _layer_forward(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def _layer_forward(
+        self, layer: MoeLayer
+    ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         device = self._opened.model.device
         run, captured = self._run_by_either if self.road else self.steps.run, self.captured
 
@@ -201,7 +234,9 @@ class Engine:
                 self.clear()
                 raise
 
-        def forward_there(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        def forward_there(
+            hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+        ) -> torch.Tensor:
             with made_current(device):
                 return forward(hidden, ids, weights)
 

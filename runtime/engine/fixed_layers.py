@@ -16,9 +16,15 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-_PARTS = ("keys", "values", "cumulative_length")  # of a layer that grows; only a window has the last
+_PARTS = (
+    "keys",
+    "values",
+    "cumulative_length",
+)  # of a layer that grows; only a window has the last
 _STATES = ("conv_states", "recurrent_states")
-_EMPTY = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # keeps nothing; transformers 5.17 has none
+_EMPTY = tuple(
+    filter(None, [getattr(cache_utils, "DummyLayer", None)])
+)  # keeps nothing; transformers 5.17 has none
 Fixed = StaticLayer | LinearAttentionLayer
 
 
@@ -55,7 +61,11 @@ def fixed_like(layer: object, count: torch.Tensor, length: int) -> Fixed:
         return layer
     if isinstance(layer, LinearAttentionLayer):
         return _states_like(layer)
-    fixed = FixedWindow(min(layer.sliding_window, length + 1)) if layer.is_sliding else StaticLayer(length)
+    fixed = (
+        FixedWindow(min(layer.sliding_window, length + 1))
+        if layer.is_sliding
+        else StaticLayer(length)
+    )
     fixed.lazy_initialization(layer.keys, layer.values)
     fixed.cumulative_length = count
     return fixed
@@ -79,7 +89,11 @@ def is_lodged(layer: object, fixed: Fixed) -> bool:
         return True
     if isinstance(layer, LinearAttentionLayer):
         return all(getattr(layer, name)[0] is getattr(fixed, name)[0] for name in _STATES)
-    return isinstance(layer, _Shown) and layer.fixed is fixed and not any(name in vars(layer) for name in _PARTS)
+    return (
+        isinstance(layer, _Shown)
+        and layer.fixed is fixed
+        and not any(name in vars(layer) for name in _PARTS)
+    )
 
 
 def settle(layer: object, fixed: Fixed) -> None:
@@ -87,7 +101,13 @@ def settle(layer: object, fixed: Fixed) -> None:
     if isinstance(layer, LinearAttentionLayer):
         for name in _STATES:
             own, there = getattr(layer, name), getattr(fixed, name)
-            own.update({key: one.clone() for key, one in own.items() if one is not None and one is there[key]})
+            own.update(
+                {
+                    key: one.clone()
+                    for key, one in own.items()
+                    if one is not None and one is there[key]
+                }
+            )
     elif isinstance(layer, _Shown) and layer.fixed is fixed:
         layer.settle()
 
@@ -95,11 +115,17 @@ def settle(layer: object, fixed: Fixed) -> None:
 def twin(layer: object) -> object:
     """A layer that keeps the same, and leaves this one as it is whatever is added to it."""
     other = copy.copy(layer)
-    if isinstance(layer, LinearAttentionLayer):  # the others put new tensors in the place of old ones
+    if isinstance(
+        layer, LinearAttentionLayer
+    ):  # the others put new tensors in the place of old ones
         other.has_previous_state = dict(layer.has_previous_state)
         for name in _STATES:
             states = getattr(layer, name)
-            setattr(other, name, {key: one if one is None else one.clone() for key, one in states.items()})
+            setattr(
+                other,
+                name,
+                {key: one if one is None else one.clone() for key, one in states.items()},
+            )
     return other
 
 
@@ -115,7 +141,9 @@ def _states_like(layer: LinearAttentionLayer) -> LinearAttentionLayer:
     fixed = LinearAttentionLayer(layer.number_of_states)
     for number in range(layer.number_of_states):
         states = {name: getattr(layer, name)[number] for name in _STATES}
-        fixed.lazy_initialization(**states, state_idx=number, conv_kernel_size=layer.conv_kernel_size[number])
+        fixed.lazy_initialization(
+            **states, state_idx=number, conv_kernel_size=layer.conv_kernel_size[number]
+        )
     fixed.has_previous_state = dict(layer.has_previous_state)
     return fixed
 
@@ -133,7 +161,9 @@ def _share(layer: LinearAttentionLayer, fixed: LinearAttentionLayer) -> None:
 def _places(fixed: StaticLayer, num_tokens: int) -> torch.Tensor:
     """Where the tokens of a sequence lie, in their order; of a window, those that the next token sees."""
     count = min(num_tokens, _most(fixed))
-    return torch.arange(num_tokens - count, num_tokens, device=fixed.keys.device) % fixed.max_cache_len
+    return (
+        torch.arange(num_tokens - count, num_tokens, device=fixed.keys.device) % fixed.max_cache_len
+    )
 
 
 def _most(fixed: StaticLayer) -> int:
@@ -159,7 +189,9 @@ class _Shown:
     keys, values, cumulative_length = map(_shown, _PARTS)
 
     def __init__(self, lodging: Lodging, fixed: StaticLayer, layer: DynamicLayer) -> None:
-        vars(self).update({name: value for name, value in vars(layer).items() if name not in _PARTS})
+        vars(self).update(
+            {name: value for name, value in vars(layer).items() if name not in _PARTS}
+        )
         self.fixed: StaticLayer | None = fixed
         self._lodging = lodging
 
@@ -190,4 +222,11 @@ class LodgedWindow(_Shown, DynamicSlidingWindowLayer):
     """A layer that keeps the last ones."""
 
 
-_KINDS = (DynamicLayer, DynamicSlidingWindowLayer, Lodged, LodgedWindow, LinearAttentionLayer, *_EMPTY)
+_KINDS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    Lodged,
+    LodgedWindow,
+    LinearAttentionLayer,
+    *_EMPTY,
+)

@@ -12,7 +12,14 @@ from collections.abc import Callable
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from runtime.engine.fixed_layers import fixed_like, is_lodged, lodged, reason_not_fixed, settle, twin
+from runtime.engine.fixed_layers import (
+    fixed_like,
+    is_lodged,
+    lodged,
+    reason_not_fixed,
+    settle,
+    twin,
+)
 
 
 class FixedPast:

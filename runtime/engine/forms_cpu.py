@@ -32,7 +32,10 @@ from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 
-_MOST_IN_TILES = {torch.bfloat16: 16, torch.float16: 64}  # tokens of a whole expert; docs/performance.md has the times
+_MOST_IN_TILES = {
+    torch.bfloat16: 16,
+    torch.float16: 64,
+}  # tokens of a whole expert; docs/performance.md has the times
 _MOST_FLOATS = 3  # the same in float32
 
 
@@ -41,7 +44,10 @@ class TokenKernels:
     by its address."""
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
-        self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows, opened)
+        self._shadows, self._forms = (
+            resident.shadows,
+            forms_of(resident.slow, resident.shadows, opened),
+        )
         self._threads, self._nbytes = threads, sizes_of(resident.slow, resident.shadows)
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
@@ -64,7 +70,9 @@ class TokenKernels:
         all are there."""
         form, like = self.whole_form, self._like
         sizes = form.hidden_size, form.num_neurons, top_k
-        run = partial(kernels("cpu.whole_layer").compute_layer, starts, form.matrices, sizes, replicas)
+        run = partial(
+            kernels("cpu.whole_layer").compute_layer, starts, form.matrices, sizes, replicas
+        )
         return lambda x, ids, weights, are_wide, out: run(x, ids, weights, are_wide, out, like)
 
     @property
@@ -73,7 +81,11 @@ class TokenKernels:
         None: they do not."""
         if self._shadows and not self._starts:
             forms = [self._forms[bits] for bits in self._shadows.layouts]
-            return forms[0].of_absent() if all(isinstance(form, CpuTrellis) for form in forms) else None
+            return (
+                forms[0].of_absent()
+                if all(isinstance(form, CpuTrellis) for form in forms)
+                else None
+            )
         return self._forms[FULL_BITS].whole() if FULL_BITS in self._forms else None
 
     def whole_replicas(self, num_layers: int) -> tuple:
@@ -94,14 +106,19 @@ class TokenKernels:
     def starts(self, places: Sequence[Place]) -> list[int]:
         """Addresses of the experts in slots, or of the replicas that stay beside them."""
         return [
-            self._shadows.address(place.key) if place.slot == NO_SLOT else self._starts[place.slot] for place in places
+            self._shadows.address(place.key) if place.slot == NO_SLOT else self._starts[place.slot]
+            for place in places
         ]
 
-    def add(self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray) -> None:
+    def add(
+        self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
+    ) -> None:
         """Add to y[rows[i]], y [K, H] float32, the output of places[i] at starts[i]."""
         shares = self._shares(places, rows) if self._threads.count > 1 and len(places) > 1 else ()
         if len(shares) > 1:
-            self._threads.run([partial(self._add_some, share, places, starts, rows, y) for share in shares])
+            self._threads.run(
+                [partial(self._add_some, share, places, starts, rows, y) for share in shares]
+            )
         else:
             self._add(places, starts, rows, y)
 
@@ -116,7 +133,9 @@ class TokenKernels:
         shares = divided(nbytes, self._threads.num_shares(sum(nbytes)))
         return [[i for piece in share for i in pieces[piece]] for share in shares]
 
-    def _add(self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray) -> None:
+    def _add(
+        self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray
+    ) -> None:
         """As `add` on this thread, places of one form in one call."""
         forms = dict.fromkeys(self._forms[place.bits] for place in places)
         if len(forms) == 1:
@@ -125,7 +144,11 @@ class TokenKernels:
             return
         for form in forms:
             self._add_some(
-                [i for i, place in enumerate(places) if self._forms[place.bits] is form], places, starts, rows, y
+                [i for i, place in enumerate(places) if self._forms[place.bits] is form],
+                places,
+                starts,
+                rows,
+                y,
             )
 
     def _add_some(
@@ -137,9 +160,13 @@ class TokenKernels:
         y: np.ndarray,
     ) -> None:
         """As `_add`, of the places with these indices."""
-        self._add([places[i] for i in chosen], [starts[i] for i in chosen], [rows[i] for i in chosen], y)
+        self._add(
+            [places[i] for i in chosen], [starts[i] for i in chosen], [rows[i] for i in chosen], y
+        )
 
-    def outputs(self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> torch.Tensor:
+    def outputs(
+        self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]
+    ) -> torch.Tensor:
         """The output of each of `places`, at its address, for a token [1, H]: [n, 1, H]."""
         y = np.zeros((len(places), hidden.shape[1]), np.float32)
         self.take(hidden)
@@ -155,7 +182,9 @@ class TokenKernels:
         return self._forms[place.bits].forward(place, start, x, self._like)
 
 
-def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, opened: MoeModel) -> dict[int, CpuForm]:
+def forms_of(
+    slow: SlowTier | SegmentTier, shadows: Shadows | None, opened: MoeModel
+) -> dict[int, CpuForm]:
     """By bits, the form of experts that come from the slow tier or stay in the fast one."""
     if isinstance(slow, SegmentTier):
         return dict.fromkeys(slow.stores, CpuSegments(slow))
@@ -163,7 +192,10 @@ def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, opened: MoeM
     layouts = _layouts(slow, shadows)
     coded = {bits: layout for bits, layout in layouts.items() if isinstance(layout, TrellisLayout)}
     one = CpuTrellis(coded, opened.dtype) if coded else None
-    return {bits: one if bits in coded else form_of(layout, opened.dtype, gate) for bits, layout in layouts.items()}
+    return {
+        bits: one if bits in coded else form_of(layout, opened.dtype, gate)
+        for bits, layout in layouts.items()
+    }
 
 
 def sizes_of(slow: SlowTier | SegmentTier, shadows: Shadows | None) -> Callable[[Place], int]:
@@ -175,7 +207,9 @@ def sizes_of(slow: SlowTier | SegmentTier, shadows: Shadows | None) -> Callable[
 
 
 def _layouts(slow: SlowTier, shadows: Shadows | None) -> dict[int, StoredLayout | ReplicaLayout]:
-    return {bits: store.layout for bits, store in slow.stores.items()} | (shadows.layouts if shadows else {})
+    return {bits: store.layout for bits, store in slow.stores.items()} | (
+        shadows.layouts if shadows else {}
+    )
 
 
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
@@ -186,7 +220,9 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
     return clamped_gate(module) is not None and not has_replicas and has_published_form(layout)
 
 
-def form_of(layout: StoredLayout | ReplicaLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> CpuForm:
+def form_of(
+    layout: StoredLayout | ReplicaLayout, dtype: torch.dtype, gate: ClampedGate | None = None
+) -> CpuForm:
     """The form of experts with this layout and gate (None: SiLU), for a model of this dtype."""
     if isinstance(layout, MixedLayout):
         return CpuMixed(layout, dtype, gate)
@@ -208,9 +244,15 @@ class CpuWhole(CpuForm):
     @cached_property
     def _has_tiles(self) -> bool:
         """Whether there is a kernel for several tokens; asked only where experts are fused, as this imports numba."""
-        if self._dtype is torch.float32 or any(size % kernels("cpu.pairs").STEP for size in self._shape):
+        if self._dtype is torch.float32 or any(
+            size % kernels("cpu.pairs").STEP for size in self._shape
+        ):
             return False
-        return kernels("cpu.lanes").HAS_PAIRS if self._dtype is torch.bfloat16 else kernels("cpu.lanes").HAS_WIDE_HALVES
+        return (
+            kernels("cpu.lanes").HAS_PAIRS
+            if self._dtype is torch.bfloat16
+            else kernels("cpu.lanes").HAS_WIDE_HALVES
+        )
 
     @property
     def most_tokens(self) -> int:
@@ -225,14 +267,18 @@ class CpuWhole(CpuForm):
 
     def whole(self) -> LayerForm:
         plain, (inner, down) = kernels("cpu.linear").PLAIN, self._offsets
-        return LayerForm(*self._shape, ((plain, inner), (plain, inner), (plain, down)), self._nbytes)
+        return LayerForm(
+            *self._shape, ((plain, inner), (plain, inner), (plain, down)), self._nbytes
+        )
 
     def forward(self, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
         if not self._has_tiles:
             return super().forward(place, start, x, like)
         out, (inner, down) = torch.empty_like(x), self._offsets
         own = [each.view(AS_NUMPY[x.dtype]).numpy() for each in (x, out)]
-        kernels("cpu.several_tokens").compute_whole(start + inner, start + down, self._num_neurons, *own)
+        kernels("cpu.several_tokens").compute_whole(
+            start + inner, start + down, self._num_neurons, *own
+        )
         return out
 
 
@@ -241,12 +287,20 @@ class CpuSegments(CpuForm):
 
     def __init__(self, slow: SegmentTier) -> None:
         itemsize, layout, nbytes = slow.layout.dtype.itemsize, slow.layout, slow.segments.nbytes
-        heads = [0 if slow.segments.is_bottom(key) else layout.head * itemsize for key in range(len(nbytes))]
+        heads = [
+            0 if slow.segments.is_bottom(key) else layout.head * itemsize
+            for key in range(len(nbytes))
+        ]
         self._heads = heads
-        self._neurons = [(size - head) // (layout.width * itemsize) for size, head in zip(nbytes, heads, strict=True)]
+        self._neurons = [
+            (size - head) // (layout.width * itemsize)
+            for size, head in zip(nbytes, heads, strict=True)
+        ]
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        addresses = np.array([start + self._heads[place.key] for place, start in zip(places, starts, strict=True)])
+        addresses = np.array(
+            [start + self._heads[place.key] for place, start in zip(places, starts, strict=True)]
+        )
         neurons = np.array([self._neurons[place.key] for place in places])
         kernels("cpu.gated").add_segments(addresses, neurons, *operands)
 

@@ -45,17 +45,23 @@ class GpuForms:
         self._num_experts = resident.num_experts
         self.full = self._packed = None
         if isinstance(slow, SegmentTier):
-            self._by_row = _segment_forms(slow, self._num_experts, gate_of(module), slots.arena, slots.starts)
+            self._by_row = _segment_forms(
+                slow, self._num_experts, gate_of(module), slots.arena, slots.starts
+            )
             return
         layout, is_transposed = slow.stores[FULL_BITS].layout, module.is_transposed
-        self.full = full_form(gate_of(module), layout, slots.arena, slots.starts, is_transposed=is_transposed)
+        self.full = full_form(
+            gate_of(module), layout, slots.arena, slots.starts, is_transposed=is_transposed
+        )
         low = {bits: store.layout for bits, store in slow.stores.items() if bits != FULL_BITS}
         self._packed = {
             (bits, False): replica_form(replica, slots.arena, slots.starts, is_by_key=False)
             for bits, replica in low.items()
         }
         for bits, replica in (shadows.layouts if shadows else {}).items():
-            self._packed[bits, True] = replica_form(replica, shadows.buffer, shadows.starts, is_by_key=True)
+            self._packed[bits, True] = replica_form(
+                replica, shadows.buffer, shadows.starts, is_by_key=True
+            )
 
     @property
     def are_cut(self) -> bool:
@@ -74,19 +80,30 @@ class GpuForms:
         """The form of the expert or segment at a place."""
         if self.are_cut:
             return self._by_row[place.key // self._num_experts]
-        return self.full if place.bits == FULL_BITS else self._packed[place.bits, place.slot == NO_SLOT]
+        return (
+            self.full
+            if place.bits == FULL_BITS
+            else self._packed[place.bits, place.slot == NO_SLOT]
+        )
 
 
 class GpuFullPrecision:
     """Experts or segments in slots, at `starts`, counted in weights from the beginning of the `arena`."""
 
-    def __init__(self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate) -> None:
+    def __init__(
+        self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate
+    ) -> None:
         self._arena, self._starts, self._own = arena, starts, {"strides": strides, "gate": gate}
         self._of_token = kernels("gpu.gated").GatedKernels(strides, gate)
 
     @classmethod
     def of(
-        cls, arena: torch.Tensor, starts: Sequence[int], dtype: torch.dtype, strides: Strides, gate: Gate
+        cls,
+        arena: torch.Tensor,
+        starts: Sequence[int],
+        dtype: torch.dtype,
+        strides: Strides,
+        gate: Gate,
     ) -> "GpuFullPrecision":
         """The same with `arena` uint8 and `starts` in bytes."""
         in_weights = torch.tensor([start // dtype.itemsize for start in starts], dtype=torch.int64)
@@ -125,13 +142,17 @@ class GpuFullPrecision:
     ) -> None:
         """Multiply many tokens, sorted by expert: see `runtime.kernels.gpu.gated_tiles`."""
         sizes = {"top_k": top_k, "block_tokens": block_tokens}
-        kernels("gpu.gated_tiles").multiply(x, order, tiles, self._starts, self._arena, y=y, **sizes, **self._own)
+        kernels("gpu.gated_tiles").multiply(
+            x, order, tiles, self._starts, self._arena, y=y, **sizes, **self._own
+        )
 
 
 class GpuPacked:
     """Replicas of one width in `buffer`, uint8, at `starts`, counted in bytes: by slot, or by key where they stay."""
 
-    def __init__(self, layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool) -> None:
+    def __init__(
+        self, layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
+    ) -> None:
         self._bits, self._buffer, self._is_by_key = layout.bits, buffer, is_by_key
         self._starts = torch.tensor([start // WORD for start in starts], device=buffer.device)
         self._gate_up, self._down = (packed_matrix(layout, name) for name in (GATE_UP, DOWN))
@@ -141,18 +162,23 @@ class GpuPacked:
 
     def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
         matrices = {"bits": self._bits, "gate_up": self._gate_up, "down": self._down}
-        kernels("gpu.gated_packed").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
+        kernels("gpu.gated_packed").multiply(
+            x, numbers, self._starts, self._buffer, **matrices, y=y
+        )
 
 
 class GpuTrellis:
     """Replicas of one width in trellis codes in `buffer`, as `GpuPacked` has them."""
 
-    def __init__(self, layout: TrellisLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool) -> None:
+    def __init__(
+        self, layout: TrellisLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
+    ) -> None:
         self._buffer, self._is_by_key = buffer, is_by_key
         self._starts = torch.tensor([*starts], dtype=torch.int64, device=buffer.device)
         matrices = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
         self._gate_up, self._down = (
-            kernels("gpu.trellis").matrix_of(matrices[name], offsets_of(layout, name)) for name in (GATE_UP, DOWN)
+            kernels("gpu.trellis").matrix_of(matrices[name], offsets_of(layout, name))
+            for name in (GATE_UP, DOWN)
         )
 
     def number(self, place: Place) -> int:
@@ -160,7 +186,9 @@ class GpuTrellis:
 
     def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
         matrices = {"gate_up": self._gate_up, "down": self._down}
-        kernels("gpu.gated_trellis").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
+        kernels("gpu.gated_trellis").multiply(
+            x, numbers, self._starts, self._buffer, **matrices, y=y
+        )
 
 
 def offsets_of(layout: TrellisLayout, name: str) -> dict[str, int]:
@@ -199,7 +227,9 @@ def full_form(
     """The form of whole experts of this gate in `arena`, uint8, at `starts`, in bytes; `is_transposed`: at full
     precision each matrix lies [in, out]."""
     if isinstance(layout, QuantisedLayout):
-        return GpuPublished(layout, arena, torch.tensor(starts, dtype=torch.int64, device=arena.device), gate)
+        return GpuPublished(
+            layout, arena, torch.tensor(starts, dtype=torch.int64, device=arena.device), gate
+        )
     strides = Strides.whole(layout, is_transposed=is_transposed, are_paired=gate.take_turns)
     return GpuFullPrecision.of(arena, starts, layout.dtype, strides, gate)
 

@@ -31,10 +31,14 @@ from runtime.model.quantised_layout import Piece, PlacedPieces, QuantisedLayout
 _ZEROS = "zero_point"  # a tensor that may be missing, and which the kernels take as int32
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
 _NOT_THERE = -1
-_MOST_TOKENS = 4  # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
+_MOST_TOKENS = (
+    4  # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
+)
 
 
-Described = dict[str, int | str]  # fields of a matrix, by name; a constant of the kernels by its name
+Described = dict[
+    str, int | str
+]  # fields of a matrix, by name; a constant of the kernels by its name
 Multiplier = tuple[slice, np.ndarray, Callable[..., None], bool]
 """The rows, fields and kernel of a matrix, and whether the kernel may take x for less than float32."""
 
@@ -55,21 +59,30 @@ class CpuPublished(CpuForm):
 
     most_tokens = _MOST_TOKENS
 
-    def __init__(self, layout: QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> None:
+    def __init__(
+        self, layout: QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None
+    ) -> None:
         self._layout, self._dtype, self._gate = layout, dtype, gate
-        self._offsets = {piece.part: offset for piece, offset in zip(layout.pieces, layout.offsets, strict=True)}
+        self._offsets = {
+            piece.part: offset for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
+        }
         self._num_neurons = sum(matrix.num_outputs for matrix in _matrices(layout, GATE_UP)) // 2
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         gate_up, down = self._multipliers
-        inner, acts = np.empty(2 * self._num_neurons, np.float32), np.empty(self._num_neurons, np.float32)
+        inner, acts = (
+            np.empty(2 * self._num_neurons, np.float32),
+            np.empty(self._num_neurons, np.float32),
+        )
         for start, row in zip(starts, operands.rows, strict=True):
             inner[:] = 0
             self._multiply(gate_up, start, operands.x, inner)
             self._activate(start, inner, acts, operands.like)
             self._multiply(down, start, acts, operands.y[row])
             if self._gate:
-                kernels("cpu.gated").add_bias(operands.y[row], start + self._offsets[f"{DOWN}_bias"], operands.like)
+                kernels("cpu.gated").add_bias(
+                    operands.y[row], start + self._offsets[f"{DOWN}_bias"], operands.like
+                )
 
     def whole(self) -> LayerForm | None:
         gate_up, down = (_matrices(self._layout, part) for part in (GATE_UP, DOWN))
@@ -88,7 +101,10 @@ class CpuPublished(CpuForm):
         if self._gate is None:
             kernels("cpu.gated").activate(inner, acts, like)
             return
-        bias, constants = start + self._offsets[f"{GATE_UP}_bias"], (self._gate.alpha, self._gate.limit)
+        bias, constants = (
+            start + self._offsets[f"{GATE_UP}_bias"],
+            (self._gate.alpha, self._gate.limit),
+        )
         kernels("cpu.gated").activate_clamped(inner, acts, bias, *constants, like)
 
     @cached_property
@@ -97,7 +113,9 @@ class CpuPublished(CpuForm):
         not wait for them."""
         return tuple(_multipliers(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
 
-    def _multiply(self, matrices: list[Multiplier], start: int, x: np.ndarray, y: np.ndarray) -> None:
+    def _multiply(
+        self, matrices: list[Multiplier], start: int, x: np.ndarray, y: np.ndarray
+    ) -> None:
         """Add x times matrices whose rows follow each other to y."""
         for rows, fields, multiply, is_narrow in matrices:
             multiply(fields, start, x, y[rows], is_narrow)
@@ -108,13 +126,17 @@ class CpuMixed(CpuForm):
 
     most_tokens = _MOST_TOKENS
 
-    def __init__(self, layout: MixedLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> None:
+    def __init__(
+        self, layout: MixedLayout, dtype: torch.dtype, gate: ClampedGate | None = None
+    ) -> None:
         self._forms = [CpuPublished(each, dtype, gate) for each in layout.layouts]
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         for i, start in enumerate(starts):
             form = self._forms[c_uint8.from_address(start).value]
-            form.multiply((), [start + MixedLayout.start], operands._replace(rows=operands.rows[i : i + 1]))
+            form.multiply(
+                (), [start + MixedLayout.start], operands._replace(rows=operands.rows[i : i + 1])
+            )
 
 
 def has_published_form(layout: Layout) -> bool:
@@ -123,7 +145,10 @@ def has_published_form(layout: Layout) -> bool:
         return all(has_published_form(each) for each in layout.layouts)
     return isinstance(layout, QuantisedLayout) and all(
         piece.part in _BIASES
-        or (type(piece.format) in _DESCRIBED and (piece.role != _ZEROS or piece.dtype is torch.int32))
+        or (
+            type(piece.format) in _DESCRIBED
+            and (piece.role != _ZEROS or piece.dtype is torch.int32)
+        )
         for piece in layout.pieces
     )
 
@@ -137,7 +162,10 @@ def _multipliers(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list
         rows = slice(first, first + matrix.num_outputs)
         described = _DESCRIBED[type(matrix.format)](matrix)
         module, name, narrow = others.get(described["KIND"], by_row)
-        fields, is_narrow = np.array(_fields({"HEIGHT": 1} | described)), lanes.HAS_PAIRS and dtype in narrow
+        fields, is_narrow = (
+            np.array(_fields({"HEIGHT": 1} | described)),
+            lanes.HAS_PAIRS and dtype in narrow,
+        )
         multipliers.append((rows, fields, getattr(kernels(module), name), is_narrow))
         first = rows.stop
     return multipliers
@@ -157,7 +185,10 @@ def _matrix(placed: PlacedPieces) -> PublishedMatrix:
 def _places(matrix: PublishedMatrix, count: int) -> list[tuple[int, int]]:
     """Kind and place of so many matrices of equal size, which a matrix in blocks is by rows."""
     start, nbytes = matrix.offsets["blocks"], matrix.tensors["blocks"].nbytes // count
-    return [(getattr(kernels("cpu.published"), matrix.format.name), start + i * nbytes) for i in range(count)]
+    return [
+        (getattr(kernels("cpu.published"), matrix.format.name), start + i * nbytes)
+        for i in range(count)
+    ]
 
 
 def _fields(described: Described) -> list[int]:
@@ -182,8 +213,15 @@ def _eight_bit_floats(matrix: PublishedMatrix) -> Described:
     scale, weight = matrix.tensors["scale"], matrix.tensors["weight"]
     height, width = matrix.format.scaled_block(weight.shape, scale.shape)
     described = _scales(matrix, "scale", -(-matrix.num_inputs // width))
-    kind = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2", torch.int8: "INT8"}[weight.dtype]
-    return described | {"KIND": kind, "CODES": matrix.offsets["weight"], "HEIGHT": height, "WIDTH": width}
+    kind = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2", torch.int8: "INT8"}[
+        weight.dtype
+    ]
+    return described | {
+        "KIND": kind,
+        "CODES": matrix.offsets["weight"],
+        "HEIGHT": height,
+        "WIDTH": width,
+    }
 
 
 def _mxfp4(matrix: PublishedMatrix) -> Described:
@@ -260,7 +298,10 @@ _NARROW_ROWS = {
 _KERNELS = {  # of formats that are not row by row, with the dtypes of x that they may take for less than float32
     "STREAM": ("cpu.columns", "multiply_stream", _HALVES),
     "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words", _HALVES),
-    **{name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}", _BFLOAT16) for name, form in GGML.items()},
+    **{
+        name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}", _BFLOAT16)
+        for name, form in GGML.items()
+    },
 }
 _OF_FLOAT16 = {
     name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}_float16", ())

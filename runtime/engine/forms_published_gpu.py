@@ -17,7 +17,9 @@ from runtime.model.quantised_layout import QuantisedLayout
 class GpuPublished:
     """Experts in slots, at `starts`, counted in bytes from the beginning of the `arena`, uint8."""
 
-    def __init__(self, layout: QuantisedLayout, arena: torch.Tensor, starts: torch.Tensor, gate: Gate) -> None:
+    def __init__(
+        self, layout: QuantisedLayout, arena: torch.Tensor, starts: torch.Tensor, gate: Gate
+    ) -> None:
         self._layout, self._arena, self._starts = layout, arena, starts
         self._places, self._matrices = starts.tolist(), gated_matrices(layout, gate)
 
@@ -39,14 +41,21 @@ class GpuPublished:
     ) -> None:
         """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With `total` the outputs of
         one token are then added up."""
-        starts, own = self._starts if starts is None else starts, {"matrices": self._matrices, "total": total}
+        starts, own = (
+            self._starts if starts is None else starts,
+            {"matrices": self._matrices, "total": total},
+        )
         kernels("gpu.gated_published").multiply(x, numbers, starts, self._arena, y=y, **own)
 
     def weights(self, place: Place) -> dict[str, torch.Tensor]:
         """The dequantised expert at a place, as the module has it."""
         expert, matrices = self._arena[self._places[place.slot] :], self._matrices
-        of_inner = (matrices.gate,) if matrices.up is matrices.gate else (matrices.gate, matrices.up)
-        return self._dequantised(GATE_UP, expert, of_inner) | self._dequantised(DOWN, expert, (matrices.down,))
+        of_inner = (
+            (matrices.gate,) if matrices.up is matrices.gate else (matrices.gate, matrices.up)
+        )
+        return self._dequantised(GATE_UP, expert, of_inner) | self._dequantised(
+            DOWN, expert, (matrices.down,)
+        )
 
     def _dequantised(
         self, name: str, expert: torch.Tensor, matrices: Sequence[StoredMatrix]

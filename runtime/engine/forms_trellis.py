@@ -29,7 +29,10 @@ class CpuTrellis(CpuForm):
             inner, down = (matrices[name] for name in (GATE_UP, DOWN))
             sizes.append([kernels("cpu.trellis").sizes_of(matrix) for matrix in (inner, down)])
         self._sizes = np.array(sizes)  # [W, 2, 5]
-        rotation, digits = kernels("cpu.rotation").rotation, kernels("cpu.trellis").num_digits(dtype)
+        rotation, digits = (
+            kernels("cpu.rotation").rotation,
+            kernels("cpu.trellis").num_digits(dtype),
+        )
         outer, back = (rotation(down.num_outputs, is_back=is_back) for is_back in (False, True))
         acts = rotation(down.num_inputs, is_back=False)
         self._rotations = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits
@@ -38,12 +41,17 @@ class CpuTrellis(CpuForm):
     def of_absent(self) -> LayerForm:
         """How the kernel of a whole layer takes experts of which there are only replicas."""
         nowhere = kernels("cpu.linear").PLAIN, 0
-        return LayerForm(len(self._rotations[0]), len(self._rotations[1]), (nowhere,) * 3, self._nbytes)
+        return LayerForm(
+            len(self._rotations[0]), len(self._rotations[1]), (nowhere,) * 3, self._nbytes
+        )
 
     def of_layers(self, shadows: Shadows, num_layers: int) -> tuple:
         """Every expert's replica, as `runtime.kernels.cpu.whole_layer` takes those of L layers."""
         starts = [shadows.address(key) for key in range(len(shadows.starts))]
-        tables = (table.reshape(num_layers, -1, *table.shape[1:]) for table in self._tables(shadows.widths, starts))
+        tables = (
+            table.reshape(num_layers, -1, *table.shape[1:])
+            for table in self._tables(shadows.widths, starts)
+        )
         return self._functions, *tables, self._rotations
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
@@ -51,13 +59,19 @@ class CpuTrellis(CpuForm):
         tables = self._tables(widths, starts)
         kernels("cpu.gated_trellis").add(self._functions, *tables, self._rotations, *operands)
 
-    def _tables(self, widths: Sequence[Width], starts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _tables(
+        self, widths: Sequence[Width], starts: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Addresses [n, 2, 4] and sizes [n, 2, 5] of replicas."""
         rows = [self._rows[bits] for bits in widths]
-        return self._are_there[rows] * np.array(starts)[:, None, None] + self._offsets[rows], self._sizes[rows]
+        return self._are_there[rows] * np.array(starts)[:, None, None] + self._offsets[
+            rows
+        ], self._sizes[rows]
 
 
 def _coded_offsets(layout: TrellisLayout) -> np.ndarray:
     """Where the parts of both matrices lie in a replica, [2, 4]; -1 for one that is not there."""
     places = {part.name: part.offset for part in layout.parts}
-    return np.array([[places.get(f"{name}.{part}", -1) for part in trellis.PARTS] for name in (GATE_UP, DOWN)])
+    return np.array(
+        [[places.get(f"{name}.{part}", -1) for part in trellis.PARTS] for name in (GATE_UP, DOWN)]
+    )

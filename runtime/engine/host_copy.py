@@ -71,11 +71,15 @@ class Mailbox:
     def repeated(self, tensors: list[torch.Tensor]) -> "Letter":
         """Have the CUDA graph that is being captured send these each time it is replayed."""
         self._send(tensors)
-        return Letter(self._letter, self._number, [tensor.shape[1] for tensor in tensors], self._device)
+        return Letter(
+            self._letter, self._number, [tensor.shape[1] for tensor in tensors], self._device
+        )
 
     def _send(self, tensors: list[torch.Tensor]) -> None:
         ids, *others = tensors
-        values = others[0] if len(others) == 1 else torch.cat(others, dim=1) if others else ids[:, :0]
+        values = (
+            others[0] if len(others) == 1 else torch.cat(others, dim=1) if others else ids[:, :0]
+        )
         count = 1 + ids.numel() + values.numel()
         if self._words.numel() < count:
             self._words, self._number = page_locked(count, torch.int32), 0
@@ -83,14 +87,18 @@ class Mailbox:
             self._letter[0] = 0
         self._number = self._number % _MOST + 1
         self._count = count
-        kernels("gpu.mailbox").send(ids.contiguous(), values.contiguous(), self._words, self._number)
+        kernels("gpu.mailbox").send(
+            ids.contiguous(), values.contiguous(), self._words, self._number
+        )
 
 
 class Letter:
     """What a CUDA graph sends each time it is replayed, under a `number` that no other letter has: the host forgets the
     one before, and then waits for it again."""
 
-    def __init__(self, letter: np.ndarray, number: int, widths: list[int], device: torch.device) -> None:
+    def __init__(
+        self, letter: np.ndarray, number: int, widths: list[int], device: torch.device
+    ) -> None:
         self._number, self._widths, self._device = number, widths, device
         self._letter = letter  # kept: the graph knows the address only
 
@@ -151,7 +159,9 @@ def wait_for(letter: np.ndarray, number: int, device: torch.device) -> None:
         time.sleep(0)  # the link's thread needs the interpreter meanwhile
         polls += 1
         if polls % _POLLS == 0 and _is_idle(device) and letter[0] != number:
-            raise OutOfResources("the GPU ended its work and did not send what the host waits for: run it again")
+            raise OutOfResources(
+                "the GPU ended its work and did not send what the host waits for: run it again"
+            )
 
 
 def _is_idle(device: torch.device) -> bool:
@@ -166,7 +176,9 @@ class HostTokens:
     def __init__(self, device: torch.device) -> None:
         self._device, self._has_streams = device, has_streams(device)
         self._there = self._back = torch.empty(0, dtype=torch.uint8)
-        self._fetched, self._sent = (torch.cuda.Event(), torch.cuda.Event()) if self._has_streams else (None, None)
+        self._fetched, self._sent = (
+            (torch.cuda.Event(), torch.cuda.Event()) if self._has_streams else (None, None)
+        )
 
     def fetch(self, hidden: torch.Tensor) -> None:
         """Begin to copy `hidden` [T, H] to the host."""
@@ -194,7 +206,9 @@ class HostTokens:
         self._back[first:nbytes].view(values.dtype).view(values.shape).copy_(values)
         on_device = self._back[:nbytes].to(self._device, non_blocking=True)
         self._sent.record(torch.cuda.current_stream(self._device))
-        return on_device[:first].view(torch.int64), on_device[first:].view(values.dtype).view(values.shape)
+        return on_device[:first].view(torch.int64), on_device[first:].view(values.dtype).view(
+            values.shape
+        )
 
 
 def has_streams(device: torch.device) -> bool:
@@ -227,13 +241,18 @@ def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
         others = others.copy()
         if len(following) == 1:
             return [ids, others]
-    parts = [others[:, last - width : last] for width, last in zip(following, accumulate(following), strict=True)]
+    parts = [
+        others[:, last - width : last]
+        for width, last in zip(following, accumulate(following), strict=True)
+    ]
     return [ids, *(parts if len(values) == 1 else map(np.array, parts))]
 
 
 def real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
     """Rows of the flattened batch that are not padding; None when all are real, or for a mask of another kind."""
-    if length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch:  # a decoded token is never padding
+    if (
+        length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch
+    ):  # a decoded token is never padding
         return None
     real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
     return None if real.all() else np.flatnonzero(real)

@@ -41,7 +41,9 @@ class NearExperts:
         outputs [n, H], both on the device. Those of two segments of an expert are added up."""
         tokens, assigned = self._tokens.there(), assign(experts, _HOST)
         found: dict[int, torch.Tensor] = {}
-        for place, y in zip(places, self._computed(module, places, near, tokens, assigned), strict=True):
+        for place, y in zip(
+            places, self._computed(module, places, near, tokens, assigned), strict=True
+        ):
             expert = place.key % self._num_experts
             found[expert] = found[expert].float() + y.float() if expert in found else y
         pairs = [_pairs(assigned[expert], experts.shape[1]) for expert in found]
@@ -74,7 +76,9 @@ class NearExperts:
         xs = [gather(tokens, assigned[place.key % self._num_experts]) for place in places]
         return [self._one(module, place, near, x) for place, x in zip(places, xs, strict=True)]
 
-    def _one(self, module: nn.Module, place: Place, near: NearTier, x: torch.Tensor) -> torch.Tensor:
+    def _one(
+        self, module: nn.Module, place: Place, near: NearTier, x: torch.Tensor
+    ) -> torch.Tensor:
         if self._kernels and self._kernels.takes(place, len(x)):
             return self._kernels.forward(place, near.content(place).data_ptr(), x)
         return near.forward(module, place, x)

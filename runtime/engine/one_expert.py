@@ -36,7 +36,9 @@ class ExpertBuffer:
         self._store = opened.store
         self._host = aligned(self._store.layout.nbytes)
         is_host = opened.model.device.type == "cpu"
-        self._device = self._host if is_host else torch.empty_like(self._host, device=opened.model.device)
+        self._device = (
+            self._host if is_host else torch.empty_like(self._host, device=opened.model.device)
+        )
 
     def read(self, layer: int, expert: int) -> dict[str, torch.Tensor]:
         """The expert's parameters by name, valid until the next read."""
@@ -66,7 +68,9 @@ class OneExpertRunner:
             self._handles.append(layer.gate.register_forward_hook(self._keep_scores(layer.index)))
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -80,7 +84,9 @@ class OneExpertRunner:
         device = self._opened.model.device
         with torch.inference_mode():
             mask = None if mask is None else mask.to(device)
-            logits = self._opened.model(input_ids=ids.to(device), attention_mask=mask, use_cache=False).logits
+            logits = self._opened.model(
+                input_ids=ids.to(device), attention_mask=mask, use_cache=False
+            ).logits
         self._opened.store.check_unchanged()
         return logits
 
@@ -90,13 +96,17 @@ class OneExpertRunner:
 
         return hook
 
-    def _forward_of(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def _forward_of(
+        self, layer: MoeLayer
+    ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             probabilities = layer.distribution(self._scores.pop(layer.index))
             routed = Routed(layer.index, hidden, ids.cpu().numpy(), weights, probabilities)
             assigned = assign(self._decide(routed), hidden.device)
             out = torch.zeros_like(hidden, dtype=self._opened.sum_dtype)
-            for expert in sorted(assigned):  # the order in which the engine and the model's own code add
+            for expert in sorted(
+                assigned
+            ):  # the order in which the engine and the model's own code add
                 x = gather(hidden, assigned[expert])
                 y = expert_forward(layer.experts, self._expert.read(layer.index, expert), x)
                 accumulate(out, weigh(y, weights, assigned[expert]), assigned[expert])

@@ -27,17 +27,27 @@ class OneToken:
     def of(cls, args: tuple, named: Mapping[str, object]) -> "OneToken | None":
         """What a forward is asked for; None for anything else than one more token of a sequence."""
         ids, past = named.get("input_ids", args[0] if args else None), named.get("past_key_values")
-        is_plain = len(args) < 2 and bool(named.get("use_cache")) and named.get("return_dict") is not False
+        is_plain = (
+            len(args) < 2 and bool(named.get("use_cache")) and named.get("return_dict") is not False
+        )
         is_plain &= isinstance(past, Cache) and ids is not None and ids.shape == (1, 1)
         if not is_plain:
             return None
-        positions, mask, num_tokens = named.get("position_ids"), named.get("attention_mask"), past.get_seq_length()
+        positions, mask, num_tokens = (
+            named.get("position_ids"),
+            named.get("attention_mask"),
+            past.get_seq_length(),
+        )
         if not isinstance(num_tokens, int):  # it is counted on the device
             return None
         is_next = positions is None or positions.shape == (1, 1)
         is_next &= mask is None or mask.shape == (1, num_tokens + 1)
-        others = tuple(name for name, value in named.items() if name not in _TAKEN and _is_asked(value))
-        return cls(ids, positions, mask, past, num_tokens, others) if is_next and num_tokens else None
+        others = tuple(
+            name for name, value in named.items() if name not in _TAKEN and _is_asked(value)
+        )
+        return (
+            cls(ids, positions, mask, past, num_tokens, others) if is_next and num_tokens else None
+        )
 
     @property
     def sees_all(self) -> bool:

@@ -46,14 +46,18 @@ class StepOutput(Protocol):
 class TokenOutput(StepOutput, Protocol):
     """An output that begins with one token, whose weights are on the host."""
 
-    def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
+    def begin_token(
+        self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray
+    ) -> None:
         """A token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K] float32."""
 
 
 class BatchOutput(StepOutput, Protocol):
     """An output that begins with any number of tokens."""
 
-    def begin(self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor) -> None:
+    def begin(
+        self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
+    ) -> None:
         """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K] where the tokens are."""
 
     def clear(self) -> None:

@@ -34,7 +34,10 @@ class CpuOutput:
     needs_all: ClassVar[bool] = False  # to note a layer
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
-        self._kernels, self._num_experts = TokenKernels(opened, resident, threads), opened.shape.num_experts
+        self._kernels, self._num_experts = (
+            TokenKernels(opened, resident, threads),
+            opened.shape.num_experts,
+        )
         self._shape = opened.shape
         self._as_numpy, self._top_k = AS_NUMPY[opened.dtype], opened.shape.top_k
         self.whole: dict[int, Callable[[int, int, int, bool, int], bool]] = {}
@@ -44,21 +47,28 @@ class CpuOutput:
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
         """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows; and gpt-oss's as
         published, where no replicas are computed beside them."""
-        has_kernels = has_form(opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas)
+        has_kernels = has_form(
+            opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas
+        )
         return has_kernels and opened.dtype in AS_NUMPY and opened.model.device.type == "cpu"
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
         """A function to be timed: it computes expert number i of `contents`, uint8 on the CPU, on one token."""
         first = opened.layers[0]
-        form, hidden = form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts)), first.hidden_size
+        form, hidden = (
+            form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts)),
+            first.hidden_size,
+        )
         like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
         x, y = np.zeros(hidden, np.float32), np.zeros((1, hidden), np.float32)
         operands = TokenOperands(x, np.zeros(1, np.int64), y, like)
         starts = [content.data_ptr() for content in contents]
         return lambda turn: form.multiply((), [starts[turn % len(starts)]], operands)
 
-    def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
+    def begin_token(
+        self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray
+    ) -> None:
         """A token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K] float32."""
         applied: dict[int, float] = {}
         for expert, weight in zip(experts, weights, strict=True):
@@ -84,7 +94,9 @@ class CpuOutput:
     def finish(self) -> torch.Tensor:
         """The layer's output [1, H]."""
         out = torch.empty_like(self._hidden)
-        kernels("cpu.gated").combine(self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0])
+        kernels("cpu.gated").combine(
+            self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0]
+        )
         return out
 
     def forward(
@@ -111,15 +123,22 @@ class CpuOutput:
         """The experts of a layer lie, whole, in `slots` [E], `NO_SLOT` for one that is absent."""
         starts = self.all_whole.starts[layer]
         starts[:] = self._kernels.starts_of(slots)
-        self.whole[layer] = self._kernels.whole_layer(starts, self.all_whole.layer(layer), self._top_k)
+        self.whole[layer] = self._kernels.whole_layer(
+            starts, self.all_whole.layer(layer), self._top_k
+        )
 
     @cached_property
     def all_whole(self) -> WholeExperts:
         """Where the experts of layers begin that are noted."""
         form, shape = self._kernels.whole_form, self._shape
-        starts, matrices = np.zeros((shape.num_layers, shape.num_experts), np.int64), np.array(form.matrices)
+        starts, matrices = (
+            np.zeros((shape.num_layers, shape.num_experts), np.int64),
+            np.array(form.matrices),
+        )
         replicas = self._kernels.whole_replicas(shape.num_layers)
-        return WholeExperts(starts, np.tile(matrices, (shape.num_layers, 1, 1)), form.num_neurons, replicas)
+        return WholeExperts(
+            starts, np.tile(matrices, (shape.num_layers, 1, 1)), form.num_neurons, replicas
+        )
 
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -131,7 +150,9 @@ class CpuOutput:
         if weights.dtype not in (hidden.dtype, torch.float32):
             weights, are_wide = weights.float(), True
         places = ids.data_ptr(), weights.data_ptr()
-        return out if self.whole[layer](hidden.data_ptr(), *places, are_wide, out.data_ptr()) else None
+        return (
+            out if self.whole[layer](hidden.data_ptr(), *places, are_wide, out.data_ptr()) else None
+        )
 
     def clear(self) -> None:
         """Forget where the experts of whole layers begin."""
@@ -144,4 +165,6 @@ class CpuOutput:
         self._y[: len(weights)] = 0
 
     def _add(self, places: Sequence[Place], starts: list[int]) -> None:
-        self._kernels.add(places, starts, [self._rows[place.key % self._num_experts] for place in places], self._y)
+        self._kernels.add(
+            places, starts, [self._rows[place.key % self._num_experts] for place in places], self._y
+        )

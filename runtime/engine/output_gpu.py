@@ -44,14 +44,21 @@ class GpuOutput:
 
     name: ClassVar[str] = "fused, triton"
     computes_layers: ClassVar[bool] = True
-    needs_all: ClassVar[bool] = True  # to note a layer: the host does not learn which experts a token uses
+    needs_all: ClassVar[bool] = (
+        True  # to note a layer: the host does not learn which experts a token uses
+    )
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._resident, self._num_experts = resident, opened.shape.num_experts
-        self._forms, self._device = GpuForms(resident, opened.layers[0].experts), resident.slots.device
+        self._forms, self._device = (
+            GpuForms(resident, opened.layers[0].experts),
+            resident.slots.device,
+        )
         self._is_wide = opened.sum_dtype is torch.float32  # how the model adds experts up
         self._near = NearExperts(opened, resident, threads)
-        self._done = torch.zeros(opened.layers[0].hidden_size, dtype=torch.int32, device=self._device)
+        self._done = torch.zeros(
+            opened.layers[0].hidden_size, dtype=torch.int32, device=self._device
+        )
         self._output: torch.Tensor | None = None  # of a token, once its last kernel adds it up
         self._kept: dict[int, torch.Tensor] = {}
         self.whole: dict[int, torch.Tensor] = {}
@@ -60,7 +67,10 @@ class GpuOutput:
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
         """Whether kernels exist for such experts, and for the replicas that are computed beside them."""
         layout = opened.store.layout
-        has_kernels = has_form(opened.layers[0].experts, layout, has_replicas=has_replicas) and layout.dtype in _DTYPES
+        has_kernels = (
+            has_form(opened.layers[0].experts, layout, has_replicas=has_replicas)
+            and layout.dtype in _DTYPES
+        )
         return has_kernels and _runs_on(opened.model.device)
 
     @staticmethod
@@ -69,12 +79,20 @@ class GpuOutput:
         layout, device = opened.store.layout, contents[0].device
         first = opened.layers[0]
         x = torch.zeros(1, first.hidden_size, dtype=layout.dtype, device=device)
-        zero, y = torch.zeros(1, 1, dtype=torch.int32, device=device), torch.empty(1, x.shape[1], device=device)
+        zero, y = (
+            torch.zeros(1, 1, dtype=torch.int32, device=device),
+            torch.empty(1, x.shape[1], device=device),
+        )
         gate, is_transposed = gate_of(first.experts), first.experts.is_transposed
-        forms = [full_form(gate, layout, content, [0], is_transposed=is_transposed) for content in contents]
+        forms = [
+            full_form(gate, layout, content, [0], is_transposed=is_transposed)
+            for content in contents
+        ]
         return lambda turn: forms[turn % len(forms)].multiply(x, zero, y)
 
-    def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
+    def begin_token(
+        self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray
+    ) -> None:
         """A token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K] float32."""
         selected = np.array([experts], np.int32)
         rows = np.stack((selected, np.ascontiguousarray(weights, np.float32)[None].view(np.int32)))
@@ -83,14 +101,21 @@ class GpuOutput:
         self._groups = None
 
     def begin_kept(
-        self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, ids: torch.Tensor, weights: torch.Tensor
+        self,
+        module: nn.Module,
+        hidden: torch.Tensor,
+        experts: np.ndarray,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
     ) -> None:
         """A token [1, H] that goes to `experts` [1, K] as its router chose: `ids` and `weights` [1, K] are where it
         left them, on the device, so that nothing is copied there."""
         self._start(module, hidden, experts, ids.contiguous(), weights)
         self._groups = None
 
-    def begin(self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor) -> None:
+    def begin(
+        self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
+    ) -> None:
         """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
         self._groups = groups = SortedPairs(experts)
         sent = self._to_device(np.stack((experts.astype(np.int32).ravel(), groups.order)))
@@ -125,7 +150,10 @@ class GpuOutput:
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """Take an expert's output on its tokens [t, H], or that of a segment, computed elsewhere."""
         tokens, ranks = self._assigned_to(expert)
-        by_token, rows = self._y.view(*self._experts.shape, -1), (0 if tokens is None else tokens, ranks)
+        by_token, rows = (
+            self._y.view(*self._experts.shape, -1),
+            (0 if tokens is None else tokens, ranks),
+        )
         y = y.to(by_token.dtype)
         by_token[rows] = by_token[rows] + y if self._forms.are_cut else y
 
@@ -135,7 +163,9 @@ class GpuOutput:
         if output is None:
             output = torch.empty_like(self._hidden)
             weights = self._weights.contiguous()
-            kernels("gpu.weighted_sum").combine(self._y, self._keys, weights, output, is_wide=self._is_wide)
+            kernels("gpu.weighted_sum").combine(
+                self._y, self._keys, weights, output, is_wide=self._is_wide
+            )
         del self._y, self._keys, self._weights, self._hidden
         self._assigned, self._groups, self._output = {}, None, None
         return output
@@ -159,7 +189,9 @@ class GpuOutput:
         """Every expert of a layer lies, whole, in one of `slots` [E]."""
         self.whole[layer] = self.starts(slots)
 
-    def forward_whole(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward_whole(
+        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """A whole step of one token [1, H] in a layer that is noted as whole, ids and weights [1, K] as the router left
         them on the device: the host neither reads them nor waits."""
         ids = ids.contiguous()
@@ -180,7 +212,9 @@ class GpuOutput:
         """A whole step of one token [1, H] whose experts `ids` [1, K] begin at the `numbers` [1, K] of `starts`, with
         `weights` [1, K]; all on the device."""
         total = self._total(ids, weights, hidden)
-        self._forms.full.multiply(hidden.contiguous(), numbers, self._outputs(ids.numel()), starts=starts, total=total)
+        self._forms.full.multiply(
+            hidden.contiguous(), numbers, self._outputs(ids.numel()), starts=starts, total=total
+        )
         return total.out
 
     def clear(self) -> None:
@@ -188,7 +222,12 @@ class GpuOutput:
         self.whole.clear()
 
     def _start(
-        self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, keys: torch.Tensor, weights: torch.Tensor
+        self,
+        module: nn.Module,
+        hidden: torch.Tensor,
+        experts: np.ndarray,
+        keys: torch.Tensor,
+        weights: torch.Tensor,
     ) -> None:
         """Take tokens and make room for their outputs; `keys` are the experts on the device."""
         self._module, self._hidden, self._experts = module, hidden.contiguous(), experts
@@ -211,7 +250,9 @@ class GpuOutput:
     def _outputs(self, count: int) -> torch.Tensor:
         """Room for the outputs of a token's experts, float32 [count, H]. It is kept: one stream computes all steps."""
         if count not in self._kept:
-            with torch.inference_mode(False):  # a session forwards within it, and `generate` without
+            with torch.inference_mode(
+                False
+            ):  # a session forwards within it, and `generate` without
                 self._kept[count] = torch.empty(count, len(self._done), device=self._device)
         return self._kept[count]
 
@@ -225,7 +266,9 @@ class GpuOutput:
             by_rank = [numbers.get(expert, _NONE) for expert in self._ranks]
             at = RankNumbers.of(by_rank) or self._to_device(np.array([by_rank], np.int32))
         else:
-            by_rank = [[numbers.get(expert, _NONE) for expert in row] for row in self._experts.tolist()]
+            by_rank = [
+                [numbers.get(expert, _NONE) for expert in row] for row in self._experts.tolist()
+            ]
             at = self._to_device(np.array(by_rank, np.int32))
         if is_last and form is self._forms.full:
             total = self._total(self._keys, self._weights, self._hidden)
@@ -251,7 +294,9 @@ class GpuOutput:
 
     def _total(self, keys: torch.Tensor, weights: torch.Tensor, hidden: torch.Tensor) -> Total:
         """For the last kernel of a token [1, H]."""
-        return Total(keys, weights.contiguous(), torch.empty_like(hidden), self._done, self._is_wide)
+        return Total(
+            keys, weights.contiguous(), torch.empty_like(hidden), self._done, self._is_wide
+        )
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         """The driver takes so small an array at once: the host does not wait for queued work."""

@@ -38,18 +38,27 @@ class TorchOutput:
         sum_dtype: torch.dtype,
         is_fused: bool = False,
     ) -> None:
-        self._resident, self._batched, self._kernels, self._sum_dtype = resident, batched, kernels, sum_dtype
+        self._resident, self._batched, self._kernels, self._sum_dtype = (
+            resident,
+            batched,
+            kernels,
+            sum_dtype,
+        )
         self._few = kernels if is_fused else None
         self._num_experts = resident.num_experts
         self.clear()
 
-    def begin(self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor) -> None:
+    def begin(
+        self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
+    ) -> None:
         """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
         self._module, self._hidden, self._weights = module, hidden, weights
         self._assigned = assign(experts, hidden.device)
         self._packed = self._kernels if len(hidden) == 1 else None  # the kernels take one token
         # An expert that a token names twice is given it as two rows, which one product rounds otherwise than one row.
-        self._is_one_row = len(hidden) == 1 and all(each.tokens is None for each in self._assigned.values())
+        self._is_one_row = len(hidden) == 1 and all(
+            each.tokens is None for each in self._assigned.values()
+        )
         if self._resident.slots.are_apart:
             self._across = AcrossDevices(self._resident, hidden, experts)
 
@@ -68,7 +77,11 @@ class TorchOutput:
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
         """Compute `places` in the near tier, and before them or together with them what is `ready` for `add`."""
-        if self._can_batch(places) and self._can_batch(ready) and (views := near.views_in_ram(places)):
+        if (
+            self._can_batch(places)
+            and self._can_batch(ready)
+            and (views := near.views_in_ram(places))
+        ):
             self._add_batch([*places, *ready], [*views, *map(self._resident.weights, ready)])
             return
         keys = [place.key % self._num_experts for place in places]
@@ -105,9 +118,15 @@ class TorchOutput:
 
         It makes few calls: one more takes as long as a small expert.
         """
-        shares = (self._forward_all(module, hidden, places) * weights.reshape(-1, 1, 1)).to(self._sum_dtype).unbind()
+        shares = (
+            (self._forward_all(module, hidden, places) * weights.reshape(-1, 1, 1))
+            .to(self._sum_dtype)
+            .unbind()
+        )
         first, *others = sorted(range(len(experts)), key=experts.__getitem__)
-        out = shares[first]  # eager's sum starts from zeros, which would change the sign of a zero and nothing else
+        out = shares[
+            first
+        ]  # eager's sum starts from zeros, which would change the sign of a zero and nothing else
         for rank in others:
             out += shares[rank]
         return out.to(hidden.dtype)
@@ -135,12 +154,16 @@ class TorchOutput:
             return self._few.forward(place, near.content(place).data_ptr(), x)
         return near.forward(self._module, place, x).to(self._hidden.device, non_blocking=True)
 
-    def _forward_all(self, module: nn.Module, hidden: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+    def _forward_all(
+        self, module: nn.Module, hidden: torch.Tensor, places: Sequence[Place]
+    ) -> torch.Tensor:
         """The output of each expert, all of them packed or none, for a token [1, H]: [n, 1, H]."""
         if self._kernels and self._kernels.is_packed(places[0].bits):
             return self._kernels.outputs(hidden, places, self._kernels.starts(places))
         if self._batched and is_full(places[0]):
-            return self._batched.forward(module, [self._resident.whole(place.slot) for place in places], hidden)
+            return self._batched.forward(
+                module, [self._resident.whole(place.slot) for place in places], hidden
+            )
         return torch.stack([self._resident.forward(module, place, hidden) for place in places])
 
     def _is_packed(self, place: Place) -> bool:
@@ -152,9 +175,13 @@ class TorchOutput:
             return False
         return all(is_full(place) and not self._is_packed(place) for place in places)
 
-    def _add_batch(self, places: Sequence[Place], views: Sequence[Views], *, beside: Views | None = None) -> None:
+    def _add_batch(
+        self, places: Sequence[Place], views: Sequence[Views], *, beside: Views | None = None
+    ) -> None:
         """Compute one token's whole experts in one call, wherever they lie."""
-        self._add_outputs(places, self._batched.forward(self._module, views, self._hidden, beside=beside))
+        self._add_outputs(
+            places, self._batched.forward(self._module, views, self._hidden, beside=beside)
+        )
 
     def _add_packed(self, places: Sequence[Place], starts: Sequence[int]) -> None:
         """Compute one token's replicas at these addresses."""
@@ -167,4 +194,8 @@ class TorchOutput:
 
 
 def _on_host(assigned: Assigned) -> Assigned:
-    return assigned if assigned.tokens is None else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())
+    return (
+        assigned
+        if assigned.tokens is None
+        else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())
+    )

@@ -28,7 +28,9 @@ class Predictor:
     def __init__(self, predictors: Predictors, distance: int, device: torch.device) -> None:
         check_reach(predictors, distance)
         self.distance = distance
-        self._features = Features(predictors.hidden, predictors.num_features, predictors.seed, device)
+        self._features = Features(
+            predictors.hidden, predictors.num_features, predictors.seed, device
+        )
         self._scale = predictors.scale.tolist()
         # One matrix a layer for all distances: a call costs more than multiplying one token.
         side_by_side = predictors.weights[:, :distance].transpose(0, 2, 1, 3)

@@ -12,7 +12,9 @@ from runtime.model.open import MoeModel
 
 _NUM_TOKENS = 256  # random ones, on which a router is held against its matrix
 _OF_THE_PASS = "input_ids"  # the argument that the pass gives to routers that select by the token
-_CARRIED = "router_states"  # the argument that is the fourth output of the router before, as in zaya
+_CARRIED = (
+    "router_states"  # the argument that is the fourth output of the router before, as in zaya
+)
 
 
 class RouterAnswer(NamedTuple):
@@ -31,19 +33,28 @@ class RouterAhead:
     what the router before it gave.
     """
 
-    def __init__(self, layer: MoeLayer, block: nn.Module, *, arguments: tuple[str, ...], is_matrix: bool) -> None:
+    def __init__(
+        self, layer: MoeLayer, block: nn.Module, *, arguments: tuple[str, ...], is_matrix: bool
+    ) -> None:
         self._layer, self._gate, self._block, self._arguments = layer, layer.gate, block, arguments
         self._is_matrix = is_matrix
 
-    def answer(self, x: torch.Tensor, ids: torch.Tensor | None, carried: torch.Tensor | None = None) -> RouterAnswer:
+    def answer(
+        self, x: torch.Tensor, ids: torch.Tensor | None, carried: torch.Tensor | None = None
+    ) -> RouterAnswer:
         """The answer for x [.., H], the tokens of which have these ids; `carried` is of the router before."""
         if self._is_matrix and x.dtype == self._gate.weight.dtype:
             return RouterAnswer(_product(self._gate, x).softmax(-1, dtype=torch.float32))
         given = {_OF_THE_PASS: ids, _CARRIED: carried}
-        further = {name: given[name] if name in given else getattr(self._block, name) for name in self._arguments}
+        further = {
+            name: given[name] if name in given else getattr(self._block, name)
+            for name in self._arguments
+        }
         output = _run(self._gate, x, **further)
         scores, _, selected, *_ = output
-        return RouterAnswer(ranked_first(self._layer.distribution(scores), selected), carried_on(output))
+        return RouterAnswer(
+            ranked_first(self._layer.distribution(scores), selected), carried_on(output)
+        )
 
 
 def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
@@ -125,7 +136,9 @@ def _selects_by_its_matrix(gate: nn.Module) -> bool:
     random = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         x = torch.randn(_NUM_TOKENS, gate.weight.shape[1], generator=random).to(gate.weight)
-        x /= gate.weight.norm(dim=1).mean()  # logits near 1: a softmax of large ones is 0 for many experts alike
+        x /= gate.weight.norm(
+            dim=1
+        ).mean()  # logits near 1: a softmax of large ones is 0 for many experts alike
         logits, _, selected, *_ = _run(gate, x)
         if not torch.equal(logits, _product(gate, x)):
             return False

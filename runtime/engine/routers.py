@@ -37,7 +37,9 @@ class _Pass:
     prompts: np.ndarray | None = None
     ids: torch.Tensor | None = None  # [B, S], until the last layer
     embedding: np.ndarray | None = None  # [R, H]
-    carried: list[torch.Tensor | None] = field(default_factory=list)  # of as many layers as are predicted ahead
+    carried: list[torch.Tensor | None] = field(
+        default_factory=list
+    )  # of as many layers as are predicted ahead
 
 
 class Watcher:
@@ -110,10 +112,14 @@ class Watcher:
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
         requests, rows = self.token_requests, None
         if requests is None:
-            requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
+            requests = np.arange(
+                self.first_request, self.first_request + batch, dtype=np.int32
+            ).repeat(length)
             rows = real_rows(kwargs.get("attention_mask"), batch, length)
             requests = requests if rows is None else requests[rows]
-        phase, prompts = self._phases(requests) if length > 1 and not self.decodes else (DECODE, None)
+        phase, prompts = (
+            self._phases(requests) if length > 1 and not self.decodes else (DECODE, None)
+        )
         self._pass, self._letter = _Pass(phase, rows, requests, prompts, ids), None
         self._pass_index += 1
         if self.on_pass is not None:
@@ -146,7 +152,9 @@ class Watcher:
         selected, weights_host, *rest = arrays
         probabilities = rest.pop(0) if self._wants_probabilities else None
         predicted, learned = (
-            (_stacked(rest[: self._distance]), _stacked(rest[self._distance :])) if rest else (None, None)
+            (_stacked(rest[: self._distance]), _stacked(rest[self._distance :]))
+            if rest
+            else (None, None)
         )
         step = Step(
             pass_index=self._pass_index,
@@ -197,7 +205,9 @@ class Watcher:
         """Make the next step of this letter, which a graph sends."""
         self._letter = letter
 
-    def _to_be_seen(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+    def _to_be_seen(
+        self, layer: int, ids: torch.Tensor, weights: torch.Tensor
+    ) -> list[torch.Tensor]:
         """What the host must see of a layer, [T, *] each."""
         routed = self._routed[layer]
         tensors = [ids, weights]
@@ -221,7 +231,9 @@ class Watcher:
         if not self.is_watching:
             self.is_watching = True
             for layer in self._opened.layers:
-                self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
+                self._handles.append(
+                    layer.gate.register_forward_hook(self._keep_routing(layer.index))
+                )
 
     def _watch_embedding(self) -> None:
         def embed(embedding: nn.Module, args: tuple, output: torch.Tensor) -> None:

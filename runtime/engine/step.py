@@ -52,25 +52,44 @@ class StepExecutor:
         self.num_not_landed = 0
         self.last_token: dict[int, Plan | torch.Tensor] = {}
         self.on_plan: Callable[[Step, Plan], None] | None = None
-        self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
+        self._opened, self._slow, self._shadows, self._is_fused = (
+            opened,
+            tiers.slow,
+            shadows,
+            is_fused,
+        )
         self._threads = threads
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
-        self._waits_for_all = tiers.link.is_concurrent and shadows is None and is_worth_batching(opened)
-        self._can_skip_planning = (controller.holds_all or controller.holds_low) and not slots.are_apart
+        self._waits_for_all = (
+            tiers.link.is_concurrent and shadows is None and is_worth_batching(opened)
+        )
+        self._can_skip_planning = (
+            controller.holds_all or controller.holds_low
+        ) and not slots.are_apart
         self.lay_out(slots)
 
     def lay_out(self, slots: Slots) -> None:
         """Use these slots, all empty, as the fast tier from here on."""
         opened = self._opened
-        self.resident = ResidentExperts(opened, slots, self._slow, self._shadows, is_fused=self._is_fused)
-        fused = choose_output(opened)(opened, self.resident, self._threads) if self._is_fused else None
+        self.resident = ResidentExperts(
+            opened, slots, self._slow, self._shadows, is_fused=self._is_fused
+        )
+        fused = (
+            choose_output(opened)(opened, self.resident, self._threads) if self._is_fused else None
+        )
         self.gpu_output = fused if isinstance(fused, GpuOutput) else None
         computes_layers = fused is not None and fused.computes_layers and not slots.are_apart
         self._whole_output: CpuOutput | GpuOutput | None = fused if computes_layers else None
-        has_kernels = self.gpu_output is None if fused else CpuOutput.suits(opened, has_replicas=True)
+        has_kernels = (
+            self.gpu_output is None if fused else CpuOutput.suits(opened, has_replicas=True)
+        )
         kernels = TokenKernels(opened, self.resident, self._threads) if has_kernels else None
         self.torch_output = TorchOutput(
-            self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype, is_fused=self._is_fused
+            self.resident,
+            self._batched,
+            kernels,
+            sum_dtype=opened.sum_dtype,
+            is_fused=self._is_fused,
         )
         self._fused_output: TokenOutput | None = fused
         self._token_output: StepOutput = fused or self.torch_output
@@ -83,7 +102,9 @@ class StepExecutor:
         self.link.wait_for_copies()
         for arena in self.resident.slots.arenas:
             if arena.device.type == "cuda":
-                torch.cuda.synchronize(arena.device)  # a copy that has begun may still write to the arena
+                torch.cuda.synchronize(
+                    arena.device
+                )  # a copy that has begun may still write to the arena
         del self.resident, self.torch_output, self.gpu_output
         del self._fused_output, self._token_output, self._batch_output, self._whole_output
 
@@ -105,7 +126,9 @@ class StepExecutor:
         """Send for what the controller brings before the first layer has run."""
         self._issue(self.controller.open_pass(opening), PREFETCH)
 
-    def run(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""
         is_token = hidden.shape[0] == 1
         if is_token and self.watcher.on_step is None:
@@ -117,7 +140,9 @@ class StepExecutor:
             if self._can_skip_planning:
                 experts = ids.tolist()[0]
                 if places := self.controller.fixed_places(layer.index, experts):
-                    return self._token_output.forward(layer.experts, hidden, experts, places, weights)
+                    return self._token_output.forward(
+                        layer.experts, hidden, experts, places, weights
+                    )
         step = self.watcher.step(layer.index, ids, weights)
         plan = self.controller.step(step)
         if self.on_plan is not None:
@@ -144,7 +169,11 @@ class StepExecutor:
 
     def _is_noted(self, layer: int) -> bool:
         """Note where a layer's experts are, unless that is done; False where the output needs one that is absent."""
-        output, cache, num_experts = self._whole_output, self.controller.cache, self.controller.shape.num_experts
+        output, cache, num_experts = (
+            self._whole_output,
+            self.controller.cache,
+            self.controller.shape.num_experts,
+        )
         if layer in output.whole:
             return True
         if output.needs_all and not cache.is_whole(layer):
@@ -183,18 +212,33 @@ class StepExecutor:
         self.controller.count_fixed(first, len(chosen), chosen=read)
 
     def _begin_output(
-        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, ids: torch.Tensor, weights: torch.Tensor
+        self,
+        layer: MoeLayer,
+        hidden: torch.Tensor,
+        plan: Plan,
+        step: Step,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
     ) -> StepOutput:
-        if self.gpu_output and hidden.shape[0] == 1 and plan.weights is None and plan.selected is step.selected:
+        if (
+            self.gpu_output
+            and hidden.shape[0] == 1
+            and plan.weights is None
+            and plan.selected is step.selected
+        ):
             self.gpu_output.begin_kept(layer.experts, hidden, plan.selected, ids, weights)
             return self.gpu_output
         if self._fused_output and hidden.shape[0] == 1:
             applied = step.weights if plan.weights is None else plan.weights
-            self._fused_output.begin_token(layer.experts, hidden, plan.selected[0].tolist(), applied[0])
+            self._fused_output.begin_token(
+                layer.experts, hidden, plan.selected[0].tolist(), applied[0]
+            )
             return self._fused_output
         if plan.weights is not None:
             weights = self._reweighted(plan.weights, weights)
-        self._batch_output.begin(layer.experts, hidden, self._all_rows(plan.selected, len(hidden)), weights)
+        self._batch_output.begin(
+            layer.experts, hidden, self._all_rows(plan.selected, len(hidden)), weights
+        )
         return self._batch_output
 
     def _compute(self, plan: Plan, num_tokens: int, output: StepOutput) -> None:
@@ -227,17 +271,28 @@ class StepExecutor:
         self.near.finish()
 
     def _add_arrivals(
-        self, coming: list[Place], ready: list[Place], num_tokens: int, output: StepOutput, following: dict[int, Place]
+        self,
+        coming: list[Place],
+        ready: list[Place],
+        num_tokens: int,
+        output: StepOutput,
+        following: dict[int, Place],
     ) -> None:
         """Compute the experts that are `ready`, then those `coming` as they land, all that have landed in one call."""
-        if self.link.is_queued and num_tokens == 1:  # two calls: compute runs beside copies, and each is few kernels
+        if (
+            self.link.is_queued and num_tokens == 1
+        ):  # two calls: compute runs beside copies, and each is few kernels
             if ready:
                 self._add(ready, output, following)
             if coming:
                 self._add(self._all_arrived(coming), output, following)
             return
-        if self._waits_for_all and num_tokens == 1:  # one call for all takes less than one each beside reading threads
-            for place in reversed(coming):  # the last lands when hardly another is under way: one wait, not one each
+        if (
+            self._waits_for_all and num_tokens == 1
+        ):  # one call for all takes less than one each beside reading threads
+            for place in reversed(
+                coming
+            ):  # the last lands when hardly another is under way: one wait, not one each
                 self.link.collect(self.pending[place.slot])
         for place in coming:
             if ready and not self.link.has_landed(self.pending[place.slot]):
@@ -247,7 +302,9 @@ class StepExecutor:
         if ready:
             self._add(ready, output, following)
 
-    def _add(self, places: Sequence[Place], output: StepOutput, following: dict[int, Place]) -> None:
+    def _add(
+        self, places: Sequence[Place], output: StepOutput, following: dict[int, Place]
+    ) -> None:
         """Compute experts that are there; issue each load that is `following` into a slot as soon as that is free."""
         if not following:
             output.add(places)

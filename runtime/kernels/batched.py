@@ -39,30 +39,57 @@ class SequentialExperts:
         self._project = project
 
     def forward(
-        self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor, *, beside: Views | None = None
+        self,
+        module: nn.Module,
+        experts: Sequence[Views],
+        x: torch.Tensor,
+        *,
+        beside: Views | None = None,
     ) -> torch.Tensor:
         """Compute n experts on one token: x [1, H] -> [n, 1, H]. `beside` is ignored."""
-        return torch.stack([expert_forward(module, views, x, project=self._project) for views in experts])
+        return torch.stack(
+            [expert_forward(module, views, x, project=self._project) for views in experts]
+        )
 
 
 class BatchedExperts:
     """Computes up to `num_experts` experts on one token; the projections named in `batched` are one product each."""
 
-    def __init__(self, module: nn.Module, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]) -> None:
-        self._batched = {name: [part for part in layout.parts if part.name.startswith(name)] for name in batched}
+    def __init__(
+        self, module: nn.Module, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]
+    ) -> None:
+        self._batched = {
+            name: [part for part in layout.parts if part.name.startswith(name)] for name in batched
+        }
         parts = [part for named in self._batched.values() for part in named]
-        buffers = {part.name: layout.several(part, anonymous(num_experts * part.nbytes)) for part in parts}
+        buffers = {
+            part.name: layout.several(part, anonymous(num_experts * part.nbytes)) for part in parts
+        }
         # The buffers for n experts. Their pages take no memory until an expert is copied to them.
-        self._into = [{name: buffer[:n] for name, buffer in buffers.items()} for n in range(num_experts + 1)]
+        self._into = [
+            {name: buffer[:n] for name, buffer in buffers.items()} for n in range(num_experts + 1)
+        ]
 
     def forward(
-        self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor, *, beside: Views | None = None
+        self,
+        module: nn.Module,
+        experts: Sequence[Views],
+        x: torch.Tensor,
+        *,
+        beside: Views | None = None,
     ) -> torch.Tensor:
         """Compute n experts, given as views of their slots, on one token: x [1, H] -> [n, 1, H]. Nothing is copied if
         `beside` gives each part of all of them as [n, *shape]."""
-        return expert_forward(module, ExpertBatch(experts, beside), x.expand(len(experts), 1, -1), project=self.project)
+        return expert_forward(
+            module,
+            ExpertBatch(experts, beside),
+            x.expand(len(experts), 1, -1),
+            project=self.project,
+        )
 
-    def project(self, module: nn.Module, experts: ExpertBatch, name: str, x: torch.Tensor) -> torch.Tensor:
+    def project(
+        self, module: nn.Module, experts: ExpertBatch, name: str, x: torch.Tensor
+    ) -> torch.Tensor:
         """Compute one projection of each expert: x [n, 1, in] -> [n, 1, out]."""
         if name not in self._batched:
             return one_by_one(module, experts.alone, name, x)
@@ -78,9 +105,13 @@ class BatchedExperts:
         return into
 
 
-def one_by_one(module: nn.Module, experts: Sequence[Views], name: str, x: torch.Tensor) -> torch.Tensor:
+def one_by_one(
+    module: nn.Module, experts: Sequence[Views], name: str, x: torch.Tensor
+) -> torch.Tensor:
     """Compute `BatchedExperts.project` with one product for each expert."""
-    return torch.stack([project(module, views, name, row) for views, row in zip(experts, x.unbind(), strict=True)])
+    return torch.stack(
+        [project(module, views, name, row) for views, row in zip(experts, x.unbind(), strict=True)]
+    )
 
 
 @torch.no_grad()
@@ -95,13 +126,18 @@ def choose_batched(opened: MoeModel) -> BatchedExperts | SequentialExperts | Non
         return None
     trial = _Trial(opened)
     batched = trial.exact_projections()
-    candidate = partial(BatchedExperts, trial.module, trial.layout, trial.num_experts, batched=batched)
+    candidate = partial(
+        BatchedExperts, trial.module, trial.layout, trial.num_experts, batched=batched
+    )
     return candidate() if trial.is_exact(candidate()) else None
 
 
 def is_worth_batching(opened: MoeModel) -> bool:
     """Return whether the model is on a CPU and a token's experts fit into its cache."""
-    return opened.model.device.type == "cpu" and opened.shape.top_k * opened.store.layout.nbytes <= IN_CACHE
+    return (
+        opened.model.device.type == "cpu"
+        and opened.shape.top_k * opened.store.layout.nbytes <= IN_CACHE
+    )
 
 
 class _Trial:
@@ -115,11 +151,17 @@ class _Trial:
         self.module, self.layout = opened.layers[0].experts, opened.store.layout
         self.num_experts, self._hidden_size = opened.shape.top_k, opened.layers[0].hidden_size
         self._random = torch.Generator().manual_seed(0)
-        self._experts = [self.layout.views(anonymous(self.layout.nbytes)) for _ in range(self.num_experts)]
+        self._experts = [
+            self.layout.views(anonymous(self.layout.nbytes)) for _ in range(self.num_experts)
+        ]
 
     def exact_projections(self) -> list[str]:
         """Return the projections for which one batched product gives the bits of separate products."""
-        names = [part.name for part in self.layout.parts if len(part.shape) == 2 and not any(n % 2 for n in part.shape)]
+        names = [
+            part.name
+            for part in self.layout.parts
+            if len(part.shape) == 2 and not any(n % 2 for n in part.shape)
+        ]
         batched = BatchedExperts(self.module, self.layout, self.num_experts, batched=names)
         return [name for name in names if self._adds_alike(batched, name)]
 
@@ -140,15 +182,20 @@ class _Trial:
         x = self._fill_cancelling(name)
         return all(
             torch.equal(
-                batched.project(self.module, batch, name, rows), one_by_one(self.module, batch.alone, name, rows)
+                batched.project(self.module, batch, name, rows),
+                one_by_one(self.module, batch.alone, name, rows),
             )
-            for batch in (ExpertBatch(self._experts[:n], None) for n in range(1, self.num_experts + 1))
+            for batch in (
+                ExpertBatch(self._experts[:n], None) for n in range(1, self.num_experts + 1)
+            )
             for rows in (x.expand(len(batch.alone), 1, -1), x.repeat(len(batch.alone), 1, 1))
         )
 
     def _fill_cancelling(self, name: str) -> torch.Tensor:
         """Give every expert weights that cancel on the returned token [1, in]."""
-        matrices = [views[name] if self.module.is_transposed else views[name].mT for views in self._experts]
+        matrices = [
+            views[name] if self.module.is_transposed else views[name].mT for views in self._experts
+        ]
         size = matrices[0].shape[0]
         order = torch.randperm(size, generator=self._random)
         for matrix in matrices:
@@ -157,13 +204,21 @@ class _Trial:
         for views in self._experts:
             if self.module.has_bias:
                 views[f"{name}_bias"].zero_()
-        return torch.randn(1, size // 2, generator=self._random).repeat(1, 2)[:, order].to(self.layout.dtype)
+        return (
+            torch.randn(1, size // 2, generator=self._random)
+            .repeat(1, 2)[:, order]
+            .to(self.layout.dtype)
+        )
 
 
 def is_plain(module: nn.Module) -> bool:
     """Return whether compiled kernels suit these experts: gated row by row, without bias, each matrix [out, in], gate
     above up."""
-    return gates_by_row(module) and module.is_concatenated and not (module.is_transposed or module.has_bias)
+    return (
+        gates_by_row(module)
+        and module.is_concatenated
+        and not (module.is_transposed or module.has_bias)
+    )
 
 
 def gates_by_row(module: nn.Module) -> bool:

@@ -30,7 +30,9 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 def dequantise(packed: Packed, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return the matrix [out, in] with its outputs adjacent in memory, on any device: the oracle of every kernel."""
     groups = torch.arange(packed.num_inputs, device=packed.qweight.device) // packed.group_size
-    out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype, device=packed.qweight.device)
+    out = torch.empty(
+        packed.num_inputs, packed.num_outputs, dtype=dtype, device=packed.qweight.device
+    )
     zeros = 0.5
     if packed.qzeros is not None:
         zeros = _codes(packed.qzeros.mT, packed.bits, 0, packed.num_outputs).mT  # [G, out]

@@ -12,7 +12,10 @@ from runtime.kernels.load import kernels
 
 
 def project_replica(
-    module: nn.Module, weights: dict[str, Packed | Trellis | torch.Tensor], name: str, x: torch.Tensor
+    module: nn.Module,
+    weights: dict[str, Packed | Trellis | torch.Tensor],
+    name: str,
+    x: torch.Tensor,
 ) -> torch.Tensor:
     """Compute one projection of a replica, x [t, in] -> [t, out]; `expert_forward` takes it in place of `project`.
 
@@ -23,7 +26,9 @@ def project_replica(
     return y + weights[f"{name}_bias"] if module.has_bias else y
 
 
-def make_ready(packed: Iterable[int], *, has_trellis: bool, dtype: torch.dtype, device: torch.device) -> None:
+def make_ready(
+    packed: Iterable[int], *, has_trellis: bool, dtype: torch.dtype, device: torch.device
+) -> None:
     """Compile the kernels of packed codes of these widths, and of trellis codes, for x of this dtype, before the first
     token needs them; the first compilation takes seconds."""
     low_bit.make_ready(packed, dtype, device)

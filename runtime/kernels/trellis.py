@@ -17,7 +17,11 @@ def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     compiled = _kernels(x.device)
     if compiled is None:
         return F.linear(x, trellis.dequantised().to(x.dtype))
-    return compiled.multiply(x, trellis) if len(x) < compiled.MANY_TOKENS else compiled.multiply_unpacked(x, trellis)
+    return (
+        compiled.multiply(x, trellis)
+        if len(x) < compiled.MANY_TOKENS
+        else compiled.multiply_unpacked(x, trellis)
+    )
 
 
 def kernel_name(device: torch.device) -> str:

@@ -13,8 +13,12 @@ from runtime.links.cuda_transfer import CudaTransfer, to_transfer
 from runtime.links.link import DEMAND, LANDED, ExpertSource, ThreadLink, Wanted
 from runtime.model.layout import aligned
 
-PIECE_NBYTES = 4 << 20  # of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
-_IN_FLIGHT = 2  # pieces that are queued at a time: enough to keep a stream busy, few enough to overtake
+PIECE_NBYTES = (
+    4 << 20
+)  # of a prefetch: a driver finishes the copies under way before a demand, whatever its priority
+_IN_FLIGHT = (
+    2  # pieces that are queued at a time: enough to keep a stream busy, few enough to overtake
+)
 
 
 @dataclass(slots=True)
@@ -43,29 +47,49 @@ class CudaLink(ThreadLink):
     is_queued = True
 
     def __init__(
-        self, source: ExpertSource, shape: Shape, *, device: torch.device, slot_nbytes: int, is_pinned: bool
+        self,
+        source: ExpertSource,
+        shape: Shape,
+        *,
+        device: torch.device,
+        slot_nbytes: int,
+        is_pinned: bool,
     ) -> None:
         self._device = device
         self._demands, self._prefetches = torch.cuda.Stream(device), torch.cuda.Stream(device)
         for stream in (self._demands, self._prefetches):
-            stream.wait_stream(torch.cuda.current_stream(device))  # it may still use the memory that slots have now
+            stream.wait_stream(
+                torch.cuda.current_stream(device)
+            )  # it may still use the memory that slots have now
         self._pool = EventPool()
         self._times = CopyTimes(self._pool)
         self._written: dict[int, Copy] = {}  # by slot: the last copy into it
-        self._views: dict[tuple[int, int], torch.Tensor] = {}  # by key and bits: where experts lie in RAM
-        self._handing = threading.Lock()  # held by the thread that hands bytes over, and by `_take`, which ends that
+        self._views: dict[
+            tuple[int, int], torch.Tensor
+        ] = {}  # by key and bits: where experts lie in RAM
+        self._handing = (
+            threading.Lock()
+        )  # held by the thread that hands bytes over, and by `_take`, which ends that
         self._demanded = torch.cuda.Event()  # the end of the last demand
-        self._unread = torch.cuda.Event()  # after it, compute no longer reads what the slots of the last demands held
-        self._pieces = deque(torch.cuda.Event() for _ in range(_IN_FLIGHT))  # the ends of the thread's last pieces
+        self._unread = (
+            torch.cuda.Event()
+        )  # after it, compute no longer reads what the slots of the last demands held
+        self._pieces = deque(
+            torch.cuda.Event() for _ in range(_IN_FLIGHT)
+        )  # the ends of the thread's last pieces
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_pinned = is_pinned
         count = 0 if is_pinned else _IN_FLIGHT
-        self._staging = deque(_Staging(aligned(slot_nbytes, pin=True), torch.cuda.Event()) for _ in range(count))
+        self._staging = deque(
+            _Staging(aligned(slot_nbytes, pin=True), torch.cuda.Event()) for _ in range(count)
+        )
         super().__init__(source, shape)
 
     # Called on the computing thread
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> CudaTransfer:
+    def issue(
+        self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS
+    ) -> CudaTransfer:
         return self.issue_all([Wanted(key, slot, bits)], urgency=urgency)[0]
 
     def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[CudaTransfer]:
@@ -95,8 +119,12 @@ class CudaLink(ThreadLink):
         if late := self._late(transfers):
             stream = torch.cuda.current_stream(self._device)
             asked, resumed = self._pool.take(), self._pool.take()
-            asked.record(stream)  # before the host waits, so that the time in which nothing is queued counts
-            self._queue_all_of([transfer for transfer in late if not transfer.is_whole or transfer.error])
+            asked.record(
+                stream
+            )  # before the host waits, so that the time in which nothing is queued counts
+            self._queue_all_of(
+                [transfer for transfer in late if not transfer.is_whole or transfer.error]
+            )
             for copy in last_by_stream({transfer.copy for transfer in late}):
                 stream.wait_event(copy.done)
             resumed.record(stream)
@@ -181,7 +209,9 @@ class CudaLink(ThreadLink):
         """Queue what is left of these transfers between two events for all. Call it within `_handing`, while the stream
         of demands is the current one."""
         self._await_slots(transfers, self._demands)
-        copy = self._times.begin(self._demands, sum([transfer.nbytes - transfer.num_handed for transfer in transfers]))
+        copy = self._times.begin(
+            self._demands, sum([transfer.nbytes - transfer.num_handed for transfer in transfers])
+        )
         for transfer in transfers:
             self._hand_over(transfer, self._kept_view(transfer), transfer.nbytes)
         self._times.end(copy)
@@ -237,13 +267,19 @@ class CudaLink(ThreadLink):
                     self._demanded.synchronize()
                 with self._handing:
                     if not transfer.is_taken:
-                        stop = nbytes if is_demand else min(nbytes, transfer.num_handed + PIECE_NBYTES)
+                        stop = (
+                            nbytes if is_demand else min(nbytes, transfer.num_handed + PIECE_NBYTES)
+                        )
                         self._await_slots([transfer], stream)
                         copy = self._times.begin(stream, stop - transfer.num_handed)
                         self._hand_over(transfer, host, stop)
                         self._times.end(copy)
                         self._note([transfer], copy, stop)
-                        for event in (self._pieces[0], *([read] if read else []), *([self._demanded] * is_demand)):
+                        for event in (
+                            self._pieces[0],
+                            *([read] if read else []),
+                            *([self._demanded] * is_demand),
+                        ):
                             event.record(stream)
                         self._pieces.rotate(-1)
 
@@ -272,7 +308,9 @@ class CudaLink(ThreadLink):
         """Note that these transfers were handed over up to `stop`, or whole, the last of their bytes by `copy`."""
         for transfer in transfers:
             self._written[transfer.place] = transfer.copy = copy
-            transfer.num_handed = stop or transfer.nbytes  # last: who sees the number asks for the copy
+            transfer.num_handed = (
+                stop or transfer.nbytes
+            )  # last: who sees the number asks for the copy
 
     def _view(self, transfer: CudaTransfer) -> torch.Tensor:
         return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)

@@ -60,7 +60,9 @@ class CopyTimes:
     def begin(self, stream: torch.cuda.Stream, nbytes: int) -> Copy:
         """Note a copy that is queued next on `stream`; `end` it afterwards."""
         self._num_begun += 1
-        copy = Copy(self._pool.take(), self._pool.take(), stream, nbytes, self._num_begun, self._pool)
+        copy = Copy(
+            self._pool.take(), self._pool.take(), stream, nbytes, self._num_begun, self._pool
+        )
         copy.begun.record(stream)
         return copy
 

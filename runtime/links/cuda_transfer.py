@@ -30,4 +30,6 @@ def to_transfer(load: Wanted, urgency: int, landed: threading.Event) -> CudaTran
     """Return a transfer of this load, of which nothing was handed over."""
     key, slot, bits = load
     has_started, error = False, None  # by place: by name they would take Python three times as long
-    return CudaTransfer(key, slot, urgency, bits, has_started, landed, error, slot.nbytes, slot.data_ptr())
+    return CudaTransfer(
+        key, slot, urgency, bits, has_started, landed, error, slot.nbytes, slot.data_ptr()
+    )

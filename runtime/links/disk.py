@@ -8,9 +8,13 @@ import torch
 from artifacts.shape import FULL_BITS, Shape
 from runtime.links.link import DEMAND, LANDED, PATIENCE_S, ExpertSource, ThreadLink, ThreadTransfer
 
-READS_IN_FLIGHT = 4  # docs/disk.md: with one the device idles while bytes are copied; more than four gain little
+READS_IN_FLIGHT = (
+    4  # docs/disk.md: with one the device idles while bytes are copied; more than four gain little
+)
 READS_PAST_CACHE = 8  # past the page cache a thread only waits, and copies next to nothing
-_AT_ONCE_NBYTES = 1 << 20  # up to here a copy from the page cache takes less time than a thread switch and back
+_AT_ONCE_NBYTES = (
+    1 << 20
+)  # up to here a copy from the page cache takes less time than a thread switch and back
 
 
 class CachedSource(ExpertSource, Protocol):
@@ -39,13 +43,17 @@ class DiskLink(ThreadLink):
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.num_threads = num_threads or (READS_PAST_CACHE if is_direct else READS_IN_FLIGHT)
-        self.is_concurrent = is_direct  # copies from the page cache take cores, so that they land one after another
+        self.is_concurrent = (
+            is_direct  # copies from the page cache take cores, so that they land one after another
+        )
         self._kept = kept
         self._num_reading, self._since_s = 0, 0.0
         self._page_cache = "bypassed" if is_direct else "used"
         super().__init__(source, shape, patience_s=patience_s)
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
+    def issue(
+        self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS
+    ) -> ThreadTransfer:
         if self._kept and urgency == DEMAND and slot.nbytes <= _AT_ONCE_NBYTES and not self._closed:
             begin_s = time.perf_counter()
             if self._kept.read_kept(*divmod(key, self._shape.num_experts), slot, bits=bits):
@@ -56,7 +64,10 @@ class DiskLink(ThreadLink):
         return super().issue(key, slot, urgency=urgency, bits=bits)
 
     def conditions(self) -> dict[str, float | str]:
-        return super().conditions() | {"reads_in_flight": self.num_threads, "page_cache": self._page_cache}
+        return super().conditions() | {
+            "reads_in_flight": self.num_threads,
+            "page_cache": self._page_cache,
+        }
 
     def _move(self, transfer: ThreadTransfer) -> None:
         with self._wake:

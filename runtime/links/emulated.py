@@ -42,7 +42,9 @@ class EmulatedLink(Link):
         self._num_demands = 0  # in the queue
         self._stall_s = 0.0
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> _TimedTransfer:
+    def issue(
+        self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS
+    ) -> _TimedTransfer:
         now_s = self.clock.now_s()
         self._advance(now_s)
         transfer = _TimedTransfer(key, slot, urgency, bits, issued_s=now_s)
@@ -67,7 +69,9 @@ class EmulatedLink(Link):
             self._queue_demand(transfer)
         while not transfer.started:
             self._start_next()
-        self._source.read(*divmod(transfer.key, self._shape.num_experts), transfer.slot, bits=transfer.bits)
+        self._source.read(
+            *divmod(transfer.key, self._shape.num_experts), transfer.slot, bits=transfer.bits
+        )
         begin_s = self.clock.now_s()
         if transfer.lands_at_s > begin_s:
             self.clock.wait_until(transfer.lands_at_s)
@@ -92,7 +96,11 @@ class EmulatedLink(Link):
 
     def conditions(self) -> dict[str, float | str]:
         line = self._timeline
-        return {"kind": self.kind, "bandwidth_gbps": line.bandwidth / 1e9, "latency_us": line.latency_s * 1e6}
+        return {
+            "kind": self.kind,
+            "bandwidth_gbps": line.bandwidth / 1e9,
+            "latency_us": line.latency_s * 1e6,
+        }
 
     def close(self) -> None:
         """There is nothing to free."""

@@ -64,7 +64,9 @@ class Link(Protocol):
     is_concurrent: bool
     is_queued: bool = False
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
+    def issue(
+        self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS
+    ) -> Transfer:
         """Queue a transfer of as many bytes as `slot` has. Returns at once. The slot is written after all compute that
         has been queued so far."""
 
@@ -114,7 +116,9 @@ class ThreadLink(Link):
     is_concurrent = False
     num_threads = 1
 
-    def __init__(self, source: ExpertSource, shape: Shape, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, source: ExpertSource, shape: Shape, *, patience_s: float = PATIENCE_S
+    ) -> None:
         self._source, self._shape, self._patience_s = source, shape, patience_s
         self._queue: list[tuple[int, int, ThreadTransfer]] = []
         self._order = count()
@@ -123,11 +127,16 @@ class ThreadLink(Link):
         self._running: set[ThreadTransfer] = set()
         self._stall_s, self.copy_s, self._copied_nbytes = 0.0, 0.0, 0
         name = f"moectl-{self.kind}-link"
-        self._threads = [threading.Thread(target=self._serve, name=name, daemon=True) for _ in range(self.num_threads)]
+        self._threads = [
+            threading.Thread(target=self._serve, name=name, daemon=True)
+            for _ in range(self.num_threads)
+        ]
         for thread in self._threads:
             thread.start()
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
+    def issue(
+        self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS
+    ) -> ThreadTransfer:
         transfer = ThreadTransfer(key, slot, urgency, bits)
         self._enqueue(transfer)
         return transfer
@@ -178,11 +187,15 @@ class ThreadLink(Link):
             unfinished = [entry[2] for entry in self._queue]
             self._queue.clear()
             self._wake.notify_all()
-        for transfer in unfinished:  # an interrupted generation may still wait for one, and would wait for ever
+        for transfer in (
+            unfinished
+        ):  # an interrupted generation may still wait for one, and would wait for ever
             transfer.error = RuntimeError(_CLOSED)
             transfer.landed.set()
         deadline_s = time.perf_counter() + _CLOSING_S
-        for thread in self._threads:  # a thread that is stuck in a read keeps its slot in memory until the read ends
+        for thread in (
+            self._threads
+        ):  # a thread that is stuck in a read keeps its slot in memory until the read ends
             thread.join(max(0.0, deadline_s - time.perf_counter()))
 
     def _enqueue(self, *transfers: ThreadTransfer) -> None:

@@ -15,9 +15,15 @@ class LinkPerDevice(Link):
 
     def __init__(self, partitions: Partitions, links: Sequence[Link]) -> None:
         self._partitions, self._links = partitions, links
-        self.kind, self.is_concurrent, self.is_queued = links[0].kind, links[0].is_concurrent, links[0].is_queued
+        self.kind, self.is_concurrent, self.is_queued = (
+            links[0].kind,
+            links[0].is_concurrent,
+            links[0].is_queued,
+        )
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
+    def issue(
+        self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS
+    ) -> Transfer:
         return self._link_of(key).issue(key, slot, urgency=urgency, bits=bits)
 
     def has_landed(self, transfer: Transfer) -> bool:
@@ -44,7 +50,9 @@ class LinkPerDevice(Link):
     def conditions(self) -> dict[str, float | str]:
         """The conditions of the first link, and the measured rates of the others."""
         others = [link.conditions().get("measured_gbps") for link in self._links[1:]]
-        rates = {f"measured_gbps_{number}": rate for number, rate in enumerate(others, start=1) if rate}
+        rates = {
+            f"measured_gbps_{number}": rate for number, rate in enumerate(others, start=1) if rate
+        }
         return self._links[0].conditions() | rates
 
     def close(self) -> None:

@@ -22,7 +22,9 @@ class Assigned(NamedTuple):
     ranks: torch.Tensor | int  # [t] int64
 
 
-def project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+def project(
+    module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor
+) -> torch.Tensor:
     """Compute one projection of one expert, x [t, in] -> [t, out]."""
     y = x @ weights[name] if module.is_transposed else F.linear(x, weights[name])
     return y + weights[f"{name}_bias"] if module.has_bias else y
@@ -43,7 +45,9 @@ def expert_forward(
     y = project(module, weights, up, x)
     y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
     y = project(module, weights, "down_proj", y)
-    has_norm = getattr(module, "has_post_expert_norm", False)  # transformers before 5.20 has no such flag
+    has_norm = getattr(
+        module, "has_post_expert_norm", False
+    )  # transformers before 5.20 has no such flag
     return module.post_expert_norm(y) if has_norm else y
 
 

@@ -101,12 +101,16 @@ class Shard:
 
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
         """Fill `targets` one after another with the bytes that follow `offset`; BadInput if the file ends before."""
-        assert self._closer.alive, f"{self.path} is closed: its descriptor may be another file's by now"
+        assert self._closer.alive, (
+            f"{self.path} is closed: its descriptor may be another file's by now"
+        )
         pending = [target for target in targets if target.nbytes]
         while pending:
             count = os.preadv(self._descriptor, pending, offset)
             if count == 0:
-                raise BadInput(f"{self.path} ends before byte {offset}: it changed while in use, copy it again")
+                raise BadInput(
+                    f"{self.path} ends before byte {offset}: it changed while in use, copy it again"
+                )
             offset += count
             pending = _rest(pending, count)
 
@@ -115,20 +119,30 @@ class Shard:
 
         Return False, with `targets` undefined, if the cache lacks part of it; the kernel then begins to read it.
         """
-        assert self._closer.alive, f"{self.path} is closed: its descriptor may be another file's by now"
+        assert self._closer.alive, (
+            f"{self.path} is closed: its descriptor may be another file's by now"
+        )
         if _NOWAIT is None:
             return False
         try:
-            return os.preadv(self._descriptor, targets, offset, _NOWAIT) == sum(target.nbytes for target in targets)
-        except OSError:  # not cached, or not supported by this file system; `read_into` reports real errors
+            return os.preadv(self._descriptor, targets, offset, _NOWAIT) == sum(
+                target.nbytes for target in targets
+            )
+        except (
+            OSError
+        ):  # not cached, or not supported by this file system; `read_into` reports real errors
             return False
 
     def sample(self, offset: int, nbytes: int) -> bytes:
         """Read a few bytes; BadInput if the file ends before."""
-        assert self._closer.alive, f"{self.path} is closed: its descriptor may be another file's by now"
+        assert self._closer.alive, (
+            f"{self.path} is closed: its descriptor may be another file's by now"
+        )
         found = os.pread(self._descriptor, nbytes, offset)
         if len(found) < nbytes:
-            raise BadInput(f"{self.path} ends before byte {offset + nbytes}: it changed while in use, copy it again")
+            raise BadInput(
+                f"{self.path} ends before byte {offset + nbytes}: it changed while in use, copy it again"
+            )
         return found
 
     def read_ahead(self, offset: int, nbytes: int) -> None:
@@ -149,7 +163,9 @@ class Shard:
         try:
             is_same = os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
         except OSError as error:
-            raise BadInput(f"{self.path} cannot be opened again ({error.strerror}): start again") from error
+            raise BadInput(
+                f"{self.path} cannot be opened again ({error.strerror}): start again"
+            ) from error
         if not is_same:
             raise BadInput(f"{self.path} was replaced since it was opened: start again")
 
@@ -163,7 +179,10 @@ class Shard:
         header = self._header()
         entries = json.loads(header)
         metadata = entries.pop("__metadata__", {})
-        tensors = {name: _stored_tensor(self, name, entry, 8 + len(header)) for name, entry in entries.items()}
+        tensors = {
+            name: _stored_tensor(self, name, entry, 8 + len(header))
+            for name, entry in entries.items()
+        }
         return Contents(hashlib.sha256(header).digest(), metadata, tensors)
 
     def _header(self) -> bytes:
@@ -188,7 +207,11 @@ class StoredTensor:
     def read(self) -> torch.Tensor:
         """Return a copy in memory, in the stored dtype, aligned to 64 bytes, unlike a mapped file; from 2 MiB on in
         huge pages where there are any."""
-        raw = anonymous(self.nbytes) if self.nbytes >= HUGE_PAGE else torch.empty(self.nbytes, dtype=torch.uint8)
+        raw = (
+            anonymous(self.nbytes)
+            if self.nbytes >= HUGE_PAGE
+            else torch.empty(self.nbytes, dtype=torch.uint8)
+        )
         self.shard.read_into(self.offset, [memoryview(raw.numpy())])
         return raw.view(self.dtype).view(self.shape)
 
@@ -219,7 +242,9 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open every shard of `folder` and read only the headers; BadInput names the file that cannot be used."""
     if is_gguf(folder):
-        raise BadInput(f"{folder} is a GGUF file: moectl repacks and exports safetensors only, use it as it is")
+        raise BadInput(
+            f"{folder} is a GGUF file: moectl repacks and exports safetensors only, use it as it is"
+        )
     shards = tuple(Shard(path) for path in safetensors_files(folder))
     return Checkpoint(folder, shards, _unwrapped(_by_name(folder, shards)))
 
@@ -250,7 +275,9 @@ def _by_name(folder: Path, shards: Sequence[Shard]) -> dict[str, StoredTensor]:
                 several.setdefault(name, [first]).append(tensor)
     files = read_index(folder / INDEX) if several else {}
     for name, found in several.items():
-        named = next((tensor for tensor in found if tensor.shard.path.name == files.get(name)), None)
+        named = next(
+            (tensor for tensor in found if tensor.shard.path.name == files.get(name)), None
+        )
         if named is None:
             holders = " and ".join(tensor.shard.path.name for tensor in found)
             raise BadInput(
@@ -276,26 +303,34 @@ def _have(names: Collection[str], prefix: str) -> bool:
     """Whether all names begin with a prefix that no model has."""
     if not names or not all(name.startswith(prefix) for name in names):
         return False
-    return prefix != _MODEL or any(name.startswith((2 * _MODEL, f"{_MODEL}lm_head.")) for name in names)
+    return prefix != _MODEL or any(
+        name.startswith((2 * _MODEL, f"{_MODEL}lm_head.")) for name in names
+    )
 
 
 def _check_whole(path: Path) -> None:
     """Let safetensors validate the header, by the rules of its format: no hole, no overlap, every byte covered."""
     if not readable(path):
-        raise BadInput(f"{path} is missing: the checkpoint's index names it, so download the model again")
+        raise BadInput(
+            f"{path} is missing: the checkpoint's index names it, so download the model again"
+        )
     try:
         with safe_open(path, framework="pt"):
             pass
     except SafetensorError as error:
         reason = shorten(str(error), 160)
-        raise BadInput(f"{path} is truncated or no safetensors file ({reason}): download it again") from error
+        raise BadInput(
+            f"{path} is truncated or no safetensors file ({reason}): download it again"
+        ) from error
 
 
 def _stored_tensor(shard: Shard, name: str, entry: dict, data_start: int) -> StoredTensor:
     if entry["dtype"] not in DTYPES:
         raise BadInput(f"{shard.path}: {name} has dtype {entry['dtype']}, which moectl cannot read")
     start, stop = entry["data_offsets"]
-    return StoredTensor(name, DTYPES[entry["dtype"]], tuple(entry["shape"]), shard, data_start + start, stop - start)
+    return StoredTensor(
+        name, DTYPES[entry["dtype"]], tuple(entry["shape"]), shard, data_start + start, stop - start
+    )
 
 
 def _rest(targets: list[memoryview], count: int) -> list[memoryview]:

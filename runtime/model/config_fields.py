@@ -45,7 +45,9 @@ _PLAIN: Mapping[str, object] = {
 }
 UNREAD: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("olmoe", "qwen2_moe", "qwen3_moe", "phimoe", "deepseek_v2"), _PLAIN),
-    **dict.fromkeys(("mixtral", "gpt_oss"), _PLAIN | {"norm_topk_prob": True}),  # they always normalise
+    **dict.fromkeys(
+        ("mixtral", "gpt_oss"), _PLAIN | {"norm_topk_prob": True}
+    ),  # they always normalise
 }
 _BASES = ("rope_theta", "global_rope_theta", "local_rope_theta", "rope_local_base_freq")
 _ALIKE = 0.9  # of two names, one of which is a slip of the other
@@ -57,7 +59,10 @@ def check_fields(stored: Mapping, config: PreTrainedConfig, model: PreTrainedMod
     for given, parsed in ((stored, config), (stored.get("text_config"), config.get_text_config())):
         if isinstance(given, Mapping):
             _check_read(given, model)
-            known = {field.name for field in fields(parsed)} | {*parsed.attribute_map, *parsed.attribute_map.values()}
+            known = {field.name for field in fields(parsed)} | {
+                *parsed.attribute_map,
+                *parsed.attribute_map.values(),
+            }
             _check_names(given, known, parsed.model_type)
 
 
@@ -98,7 +103,9 @@ def _shown(value: object) -> str:
 def _check_read(given: Mapping, model: PreTrainedModel) -> None:
     family = model.config.model_type
     unusual = [
-        (name, given[name]) for name, usual in UNREAD.get(family, {}).items() if given.get(name) not in (None, usual)
+        (name, given[name])
+        for name, usual in UNREAD.get(family, {}).items()
+        if given.get(name) not in (None, usual)
     ]
     source = inspect.getsource(sys.modules[type(model).__module__]) if unusual else ""
     for name, value in unusual:
@@ -111,7 +118,9 @@ def _check_read(given: Mapping, model: PreTrainedModel) -> None:
 
 def _check_names(given: Mapping, known: set[str], family: str) -> None:
     for name, meant in _slips(given, known):
-        raise BadInput(f"the config.json says {name}, which {family} does not have: did you mean {meant}?")
+        raise BadInput(
+            f"the config.json says {name}, which {family} does not have: did you mean {meant}?"
+        )
 
 
 def _slips(given: Mapping, known: set[str]) -> Iterator[tuple[str, str]]:

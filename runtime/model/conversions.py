@@ -1,6 +1,12 @@
 """What transformers' conversion rules do to the experts of a checkpoint, as far as each can be read by itself."""
 
-from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose, WeightConverter
+from transformers.core_model_loading import (
+    Concatenate,
+    Interleave,
+    MergeModulelist,
+    Transpose,
+    WeightConverter,
+)
 
 from artifacts.errors import BadInput
 from runtime.model.checkpoint import StoredTensor
@@ -17,7 +23,9 @@ def is_swap(converter: WeightConverter) -> bool:
     return isinstance(step, Interleave) and step.dim == 1 and not step.inverse
 
 
-def is_turned(swap: WeightConverter, tensor: StoredTensor | QuantisedTensor, shape: tuple[int, ...]) -> bool:
+def is_turned(
+    swap: WeightConverter, tensor: StoredTensor | QuantisedTensor, shape: tuple[int, ...]
+) -> bool:
     """Whether this tensor [E, ...] is stored transposed. Some rules say so for every tensor, some look at shapes."""
     (step,) = swap.operations
     return isinstance(step, Transpose) and not (step.check_dims and tensor.shape[1:] == shape)
@@ -34,22 +42,32 @@ def stored_shape(
     if swap is None or not isinstance(swap.operations[0], Interleave):
         return None
     if is_quantised:
-        raise BadInput(f"{tensor.name} has its rows in pairs and in few bits: moectl reads one or the other")
+        raise BadInput(
+            f"{tensor.name} has its rows in pairs and in few bits: moectl reads one or the other"
+        )
     return (tensor.shape[1] // 2, 2, *tensor.shape[2:])
 
 
 def check_plain(converter: WeightConverter, name: str) -> None:
     """Raise BadInput unless the conversion copies bytes unchanged: it stacks experts, then at most joins rows."""
-    kinds = [(type(step), step.dim) for step in converter.operations if isinstance(step, MergeModulelist | Concatenate)]
+    kinds = [
+        (type(step), step.dim)
+        for step in converter.operations
+        if isinstance(step, MergeModulelist | Concatenate)
+    ]
     plain = [(MergeModulelist, 0), (Concatenate, 1)][: len(converter.operations)]
     if kinds != plain or len(kinds) != len(converter.operations):
-        raise BadInput(f"{name} is stored in a way that moectl cannot read expert by expert ({converter.operations})")
+        raise BadInput(
+            f"{name} is stored in a way that moectl cannot read expert by expert ({converter.operations})"
+        )
 
 
 def is_joined(converter: WeightConverter) -> bool:
     """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is one expert's."""
     first, *others = converter.operations
-    is_join = isinstance(first, Concatenate) and first.dim == 1 and (not others or takes_turns(converter))
+    is_join = (
+        isinstance(first, Concatenate) and first.dim == 1 and (not others or takes_turns(converter))
+    )
     return is_join and not any("*" in source for source in converter.source_patterns)
 
 

@@ -68,8 +68,14 @@ class DenseQuantiser:
         those of a wrong shape, which it reports."""
         left = {}
         for name, value in tensors.items():
-            matrix, layer_name = value[0] if isinstance(value, list) else value, name.removesuffix(".weight")
-            is_fit = name in self._streamed and matrix.shape == self._model.get_submodule(layer_name).weight.shape
+            matrix, layer_name = (
+                value[0] if isinstance(value, list) else value,
+                name.removesuffix(".weight"),
+            )
+            is_fit = (
+                name in self._streamed
+                and matrix.shape == self._model.get_submodule(layer_name).weight.shape
+            )
             self._streamed.discard(name)
             if not is_fit:
                 left[name] = value
@@ -94,7 +100,9 @@ class DenseQuantiser:
             else:
                 self._replace_tied(name, owners)
         if self._damaged:
-            raise BadInput(f"{self._damaged[0]}.weight holds NaN or infinity, or numbers beyond {self._form.name}")
+            raise BadInput(
+                f"{self._damaged[0]}.weight holds NaN or infinity, or numbers beyond {self._form.name}"
+            )
 
     def _owners(self, weight: nn.Parameter) -> dict[str, nn.Module]:
         """The modules that have this parameter, by name."""
@@ -123,7 +131,12 @@ class DenseQuantiser:
         blocks._is_hf_initialized = True  # or transformers would look for a way to initialise it
         if not is_finite(matrix) or self._form.fault({"blocks": blocks.data}):
             self._damaged.append(name)
-        self._put(name, QuantisedLinear(blocks, self._form, shape=matrix.shape, dtype=matrix.dtype, bias=layer.bias))
+        self._put(
+            name,
+            QuantisedLinear(
+                blocks, self._form, shape=matrix.shape, dtype=matrix.dtype, bias=layer.bias
+            ),
+        )
         return blocks
 
     def _put(self, name: str, module: nn.Module) -> None:

@@ -11,7 +11,11 @@ from runtime.model.layout import round_up
 
 def on_cpu(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that have memory on the CPU; experts are on `meta`."""
-    return [parameter for parameter in model.parameters() if parameter.device.type == "cpu" and parameter.numel()]
+    return [
+        parameter
+        for parameter in model.parameters()
+        if parameter.device.type == "cpu" and parameter.numel()
+    ]
 
 
 def gather(model: nn.Module) -> None:
@@ -34,7 +38,10 @@ def gather(model: nn.Module) -> None:
 
 def _move(group: list[nn.Parameter], place: torch.Tensor) -> None:
     """Move parameters of one storage to `place`, uint8."""
-    old, new = group[0].untyped_storage(), torch.from_numpy(place.numpy()).untyped_storage()  # no larger than `place`
+    old, new = (
+        group[0].untyped_storage(),
+        torch.from_numpy(place.numpy()).untyped_storage(),
+    )  # no larger than `place`
     place[: old.nbytes()].copy_(torch.empty(0, dtype=torch.uint8).set_(old))
     for parameter in group:
         like = parameter.storage_offset(), parameter.shape, parameter.stride()

@@ -28,7 +28,9 @@ class DirectFile:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
         except (OSError, AttributeError) as error:
-            raise BadInput(f"{path} cannot be read past the page cache on this file system: use --link disk") from error
+            raise BadInput(
+                f"{path} cannot be read past the page cache on this file system: use --link disk"
+            ) from error
         weakref.finalize(self, os.close, self._descriptor)
 
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
@@ -39,9 +41,13 @@ class DirectFile:
                 begin = (offset + done) // PAGE * PAGE
                 skipped = offset + done - begin
                 buffer = _thread_buffer(min(_CHUNK, _rounded(skipped + target.nbytes - done)))
-                count = min(os.preadv(self._descriptor, [buffer], begin) - skipped, target.nbytes - done)
+                count = min(
+                    os.preadv(self._descriptor, [buffer], begin) - skipped, target.nbytes - done
+                )
                 if count <= 0:
-                    raise BadInput(f"{self.path} ends before byte {offset}: it changed while in use, copy it again")
+                    raise BadInput(
+                        f"{self.path} ends before byte {offset}: it changed while in use, copy it again"
+                    )
                 target[done : done + count] = buffer[skipped : skipped + count]
                 done += count
             offset += target.nbytes

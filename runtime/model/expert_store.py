@@ -46,7 +46,9 @@ class Extent:
     def within(self, start: int, stop: int) -> "Extent | None":
         """Return the part that belongs between `start` and `stop` of the slot, multiples of an element; None if none
         does."""
-        assert self.num_rows is None, "only experts that are packed have rows by turns, and these are read whole"
+        assert self.num_rows is None, (
+            "only experts that are packed have rows by turns, and these are read whole"
+        )
         first, last = max(start, self.start), min(stop, self.stop)
         if first >= last:
             return None
@@ -55,7 +57,9 @@ class Extent:
             return replace(self, start=first, stop=last, skipped=skipped)
         scale, size = self.nbytes, self.stop - self.start  # stored bytes for bytes of the slot
         offset = self.offset + (first - self.start) * scale // size
-        return replace(self, offset=offset, nbytes=(last - first) * scale // size, start=first, stop=last)
+        return replace(
+            self, offset=offset, nbytes=(last - first) * scale // size, start=first, stop=last
+        )
 
     def convert(self, file: File, out: torch.Tensor) -> None:
         """Read the numbers and write them to their place in the slot `out`."""
@@ -65,7 +69,11 @@ class Extent:
             values = values.view(self.num_rows, -1)
             place.view(-1, values.shape[1])[::2].copy_(values)
         elif self.swapped is not None:
-            place.copy_(values.view(self.swapped).transpose(0, 1).flatten()[self.skipped : self.skipped + len(place)])
+            place.copy_(
+                values.view(self.swapped)
+                .transpose(0, 1)
+                .flatten()[self.skipped : self.skipped + len(place)]
+            )
         else:
             place.copy_(values)
 
@@ -77,7 +85,12 @@ class DiskStore:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, layout: StoredLayout, *, shape: Shape, extents: Sequence[Sequence[Extent]]
+        self,
+        checkpoint: Checkpoint,
+        layout: StoredLayout,
+        *,
+        shape: Shape,
+        extents: Sequence[Sequence[Extent]],
     ) -> None:
         assert len(extents) == shape.num_keys, (len(extents), shape)
         self.layout, self.shape = layout, shape
@@ -104,7 +117,9 @@ class DiskStore:
         reads = _Reads.of(_within(self._extents[key], spans)) if spans else self._reads[key]
         target = memoryview(out.numpy())
         for run in reads.runs:
-            self._file(run.shard).read_into(run.offset, [target[start:stop] for start, stop in run.spans])
+            self._file(run.shard).read_into(
+                run.offset, [target[start:stop] for start, stop in run.spans]
+            )
         for extent in reads.conversions:
             extent.convert(self._file(extent.shard), out)
         if not self.layout.is_plain:
@@ -123,14 +138,18 @@ class DiskStore:
         if self._direct or reads.conversions or (key, ()) not in self._checked:
             return False
         is_kept = all(
-            run.shard.read_kept(run.offset, [target[start:stop] for start, stop in run.spans]) for run in reads.runs
+            run.shard.read_kept(run.offset, [target[start:stop] for start, stop in run.spans])
+            for run in reads.runs
         )
         return is_kept and (self.layout.is_plain or self.layout.arrange(out) is None)
 
     def places(self, layer: int, expert: int) -> list[tuple[Path, int, int]]:
         """File, offset and bytes of each read that loads an expert."""
         reads = self._reads[layer * self.shape.num_experts + expert]
-        return [(read.shard.path, read.offset, read.nbytes) for read in (*reads.runs, *reads.conversions)]
+        return [
+            (read.shard.path, read.offset, read.nbytes)
+            for read in (*reads.runs, *reads.conversions)
+        ]
 
     def check_unchanged(self) -> None:
         """Raise BadInput that names a file which was written into since it was opened. It costs a system call a file,
@@ -188,7 +207,9 @@ def _runs(extents: Sequence[Extent]) -> list[_Run]:
             spans = _joined(last.spans, extent)
             runs[-1] = _Run(last.shard, last.offset, last.nbytes + extent.nbytes, spans)
         else:
-            runs.append(_Run(extent.shard, extent.offset, extent.nbytes, ((extent.start, extent.stop),)))
+            runs.append(
+                _Run(extent.shard, extent.offset, extent.nbytes, ((extent.start, extent.stop),))
+            )
     return runs
 
 

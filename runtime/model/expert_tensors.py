@@ -22,7 +22,14 @@ from artifacts.formats.order import ORDER, role_in_slot
 from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
 from runtime.model.checkpoint import RepeatedBytes, StoredTensor
-from runtime.model.conversions import check_plain, is_joined, is_swap, is_turned, stored_shape, takes_turns
+from runtime.model.conversions import (
+    check_plain,
+    is_joined,
+    is_swap,
+    is_turned,
+    stored_shape,
+    takes_turns,
+)
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
@@ -61,7 +68,9 @@ def locate_experts(
     names = _Names(model, get_model_conversion_mapping(model) if mapping is None else mapping)
     search = _Search(shape, layout, layers)
     others = {}
-    for name in sorted(tensors, key=dot_natural_key):  # in the loader's order: some renamings depend on it
+    for name in sorted(
+        tensors, key=dot_natural_key
+    ):  # in the loader's order: some renamings depend on it
         target, converter, source = names.target(name)
         place = search.places.get(target)
         if place is None:
@@ -70,7 +79,13 @@ def locate_experts(
             search.add_fused(*place, tensors[name], converter)
         elif is_joined(converter):
             by_turns = takes_turns(converter)
-            search.add_fused(*place, tensors[name], sources=converter.source_patterns, source=source, by_turns=by_turns)
+            search.add_fused(
+                *place,
+                tensors[name],
+                sources=converter.source_patterns,
+                source=source,
+                by_turns=by_turns,
+            )
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
     if len(others) == len(tensors):
@@ -88,11 +103,15 @@ class _Names:
         self._prefix, self._state = model.base_model_prefix, model.state_dict()
         self._renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
-        self._by_source = {source: rule for rule in self._converters for source in rule.source_patterns}
+        self._by_source = {
+            source: rule for rule in self._converters for source in rule.source_patterns
+        }
 
     def target(self, name: str) -> tuple[str, WeightConverter | None, str]:
         """Return the parameter that the tensor becomes, its converter, and the converter's pattern that it matched."""
-        target, source = rename_source_key(name, self._renamings, self._converters, self._prefix, self._state)
+        target, source = rename_source_key(
+            name, self._renamings, self._converters, self._prefix, self._state
+        )
         if target not in self._state and name in self._state:
             return name, None, ""
         return (target, None, "") if source is None else (target, self._by_source[source], source)
@@ -118,7 +137,13 @@ class _Slice(NamedTuple):
 
     def piece(self, part: Part, source: int, dtype: torch.dtype) -> Piece:
         """What it is in a slot: numbers that are not quantised are of the module's dtype there."""
-        kept_as = dtype if self.format is None else torch.int32 if self.role == ORDER else self.tensor.dtype
+        kept_as = (
+            dtype
+            if self.format is None
+            else torch.int32
+            if self.role == ORDER
+            else self.tensor.dtype
+        )
         shape = self.shape if self.turn is None else (2 * self.shape[0], *self.shape[1:])
         return Piece(part.name, source, self.role, self.format, kept_as, shape)
 
@@ -136,9 +161,15 @@ class _Search:
     def __init__(self, shape: Shape, layout: ExpertLayout, layers: tuple[MoeLayer, ...]) -> None:
         self._shape, self._layers, self._layout = shape, layers, layout
         self._is_transposed = layers[0].experts.is_transposed
-        self._slices: list[dict[tuple[str, int], list[_Slice]]] = [{} for _ in range(shape.num_keys)]
-        self._sources = {(layer.index, part.name): (part.name,) for layer in layers for part in layout.parts}
-        self.places = {f"{layer.name}.{part.name}": (layer, part) for layer in layers for part in layout.parts}
+        self._slices: list[dict[tuple[str, int], list[_Slice]]] = [
+            {} for _ in range(shape.num_keys)
+        ]
+        self._sources = {
+            (layer.index, part.name): (part.name,) for layer in layers for part in layout.parts
+        }
+        self.places = {
+            f"{layer.name}.{part.name}": (layer, part) for layer in layers for part in layout.parts
+        }
 
     def add_fused(
         self,
@@ -154,7 +185,9 @@ class _Search:
         """Add a tensor [E, ...], whose e-th slice is expert e but for `swap`, or the source i of n of its rows, which
         follow each other or are taken `by_turns`."""
         is_quantised = isinstance(tensor, QuantisedTensor)
-        shape = tuple(reversed(part.shape)) if self._is_transposed and is_quantised else part.shape  # those: [out, in]
+        shape = (
+            tuple(reversed(part.shape)) if self._is_transposed and is_quantised else part.shape
+        )  # those: [out, in]
         turns = swap is not None and is_turned(swap, tensor, shape)
         rows, *columns = reversed(shape) if turns else shape
         _check_shape(tensor, (self._shape.num_experts, rows // len(sources), *columns))
@@ -198,7 +231,12 @@ class _Search:
         for layer in self._layers:
             for expert in range(self._shape.num_experts):
                 self._check_complete(layer, expert)
-        if any(slice_.format for slices in self._slices for found in slices.values() for slice_ in found):
+        if any(
+            slice_.format
+            for slices in self._slices
+            for found in slices.values()
+            for slice_ in found
+        ):
             return self._quantised()
         return self._layout, tuple(tuple(self._plain(key)) for key in range(self._shape.num_keys))
 
@@ -218,7 +256,8 @@ class _Search:
         extents."""
         pieces = [self._pieces(key) for key in range(self._shape.num_keys)]
         layouts = {
-            each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed) for each in pieces
+            each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed)
+            for each in pieces
         }
         if len(layouts) == 1:
             (layout,) = layouts.values()
@@ -239,7 +278,9 @@ class _Search:
         for _, _, slice_ in self._in_order(key):
             if slice_.turn != 1:
                 piece, offset = next(places)
-            extents.append(slice_.extent(start + offset, start + offset + piece.nbytes, piece.dtype))
+            extents.append(
+                slice_.extent(start + offset, start + offset + piece.nbytes, piece.dtype)
+            )
         return tuple(extents)
 
     def _pieces(self, key: int) -> tuple[Piece, ...]:
@@ -250,7 +291,9 @@ class _Search:
             if slice_.turn != 1:
                 pieces.append(piece)
             elif piece != pieces[-1]:
-                raise BadInput(f"{slice_.tensor.name} is of another type than its other half: take a file of one type")
+                raise BadInput(
+                    f"{slice_.tensor.name} is of another type than its other half: take a file of one type"
+                )
         return tuple(pieces)
 
     def _in_order(self, key: int) -> Iterator[tuple[Part, int, _Slice]]:
@@ -287,7 +330,10 @@ def _whole(tensor: StoredTensor | QuantisedTensor) -> list[_Slice]:
     """The whole of a tensor as slices, one for each of its components."""
     if isinstance(tensor, QuantisedTensor):
         components = ((role_in_slot(role), each) for role, each in tensor.components.items())
-        return [_Slice(role, tensor.format, each, each.offset, each.nbytes, each.shape) for role, each in components]
+        return [
+            _Slice(role, tensor.format, each, each.offset, each.nbytes, each.shape)
+            for role, each in components
+        ]
     return [_Slice(PLAIN, None, tensor, tensor.offset, tensor.nbytes, tensor.shape)]
 
 

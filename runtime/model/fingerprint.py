@@ -11,7 +11,11 @@ from runtime.model.locate import read_config
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # config entries that do not change the model
 # Entries in the headers that `moectl pack` writes: the origin's fingerprint, the config, and samples of the new files.
-REPACKED_FROM, REPACKED_CONFIG, REPACKED_CONTENT = "moectl_packed_from", "moectl_packed_config", "moectl_packed_content"
+REPACKED_FROM, REPACKED_CONFIG, REPACKED_CONTENT = (
+    "moectl_packed_from",
+    "moectl_packed_config",
+    "moectl_packed_content",
+)
 SAMPLE = 512  # bytes read at a place
 _WHOLE = 4096  # bytes: a tensor up to this size is read whole, and places in a tensor are this far apart on average
 _FINGERPRINT = re.compile("[0-9a-f]{64}")  # safe in the names of files
@@ -31,7 +35,9 @@ def fingerprint(config: dict, checkpoint: Checkpoint) -> str:
     """
     content = content_digest(checkpoint.tensors.values())
     digest = _config_digest(config)
-    if origin := _origin(checkpoint, {REPACKED_CONFIG: digest.hexdigest(), REPACKED_CONTENT: content}):
+    if origin := _origin(
+        checkpoint, {REPACKED_CONFIG: digest.hexdigest(), REPACKED_CONTENT: content}
+    ):
         return origin
     digest.update(_RULE)
     _add_headers(digest, checkpoint)
@@ -66,7 +72,9 @@ def content_digest(tensors: Iterable[StoredTensor]) -> str:
         for offset, nbytes in offsets:
             digest.update(tensor.shard.sample(tensor.offset + offset, nbytes))
         samples[tensor.name] = digest.digest()
-    return hashlib.sha256(b"".join(name.encode() + samples[name] for name in sorted(samples))).hexdigest()
+    return hashlib.sha256(
+        b"".join(name.encode() + samples[name] for name in sorted(samples))
+    ).hexdigest()
 
 
 def _places(tensor: StoredTensor) -> list[tuple[int, int]]:
@@ -77,13 +85,19 @@ def _places(tensor: StoredTensor) -> list[tuple[int, int]]:
     stride = tensor.nbytes // num_slices
     seed = int.from_bytes(hashlib.sha256(tensor.name.encode()).digest()[:8])
     # An odd multiplier, so that the places of neighbouring slices differ.
-    inside = (slice_ * stride + (seed * (2 * slice_ + 1) >> 16) % (stride - SAMPLE) for slice_ in range(num_slices))
+    inside = (
+        slice_ * stride + (seed * (2 * slice_ + 1) >> 16) % (stride - SAMPLE)
+        for slice_ in range(num_slices)
+    )
     return [(offset, SAMPLE) for offset in (0, *inside, tensor.nbytes - SAMPLE)]
 
 
 def _origin(checkpoint: Checkpoint, expected: dict[str, str]) -> str | None:
     """Return the fingerprint that every shard names as its origin's, None unless all have the expected entries."""
-    entries = {tuple(shard.metadata.get(name) for name in (REPACKED_FROM, *expected)) for shard in checkpoint.shards}
+    entries = {
+        tuple(shard.metadata.get(name) for name in (REPACKED_FROM, *expected))
+        for shard in checkpoint.shards
+    }
     if len(entries) != 1:
         return None
     origin, *found = entries.pop()

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.modeling_outputs import CausalLMOutput
 
 from artifacts.errors import BadInput, first_line
@@ -35,7 +41,9 @@ _OTHER_LOOPS = """
     assistant_ensemble_weight speculation_type
 """
 _CACHE = "use_cache cache_implementation cache_config max_cache_len"
-_OUTPUT = "output_attentions output_hidden_states output_scores output_logits return_dict_in_generate"
+_OUTPUT = (
+    "output_attentions output_hidden_states output_scores output_logits return_dict_in_generate"
+)
 REASONS = {
     **dict.fromkeys(_REQUESTED.split(), "the options of each request decide"),
     **dict.fromkeys(_SEVERAL.split(), "one sequence is decoded"),
@@ -65,17 +73,24 @@ def load_generation_config(
 
     def load(settings: dict[str, object]) -> tuple[GenerationConfig, tuple[str, ...]]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of lengths that a trial does not reach, and of settings left out below
+            warnings.simplefilter(
+                "ignore"
+            )  # of lengths that a trial does not reach, and of settings left out below
             config = parse(dict(settings))
             given = settings if is_own else {}  # a config.json has much else in it
-            lines = (*_leave_out(config, given, path.name), *_endless(config, path.name, shallow.config.vocab_size))
+            lines = (
+                *_leave_out(config, given, path.name),
+                *_endless(config, path.name, shallow.config.vocab_size),
+            )
             shallow.try_out(config, tokenizer)
         return config, lines
 
     try:
         model.generation_config, lines = load(stored)
     except Exception as error:  # transformers raises anything on a bad value, most of it in the midst of generate()
-        raise BadInput(f"transformers cannot use {path}: {_fault(stored, load) or first_line(error)}") from error
+        raise BadInput(
+            f"transformers cannot use {path}: {_fault(stored, load) or first_line(error)}"
+        ) from error
     return lines
 
 
@@ -104,7 +119,10 @@ def _leave_out(config: GenerationConfig, given: dict[str, object], file: str) ->
             setattr(config, name, None)
         else:  # it may hide a method
             vars(config).pop(name, None)
-    return tuple(f"{file} asks for {', '.join(asked)}: not followed, {why}" for why, asked in left_out.items())
+    return tuple(
+        f"{file} asks for {', '.join(asked)}: not followed, {why}"
+        for why, asked in left_out.items()
+    )
 
 
 def _asks_nothing(name: str, value: object) -> bool:
@@ -116,7 +134,9 @@ def _asks_nothing(name: str, value: object) -> bool:
 
 def _shown(name: str, value: object) -> str:
     texts = name if name.isidentifier() else json.dumps(name), json.dumps(value, default=str)
-    return " ".join(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts)
+    return " ".join(
+        text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts
+    )
 
 
 def _endless(config: GenerationConfig, file: str, vocabulary: int) -> tuple[str, ...]:
@@ -136,7 +156,9 @@ class _Shallow(PreTrainedModel, GenerationMixin):
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__(PreTrainedConfig(vocab_size=vocabulary))
-        self._logits = torch.nn.Parameter(torch.linspace(-30.0, 30.0, vocabulary), requires_grad=False)
+        self._logits = torch.nn.Parameter(
+            torch.linspace(-30.0, 30.0, vocabulary), requires_grad=False
+        )
         self._prompt = torch.tensor([[vocabulary - 1]])
 
     def forward(self, input_ids: torch.Tensor, **_: object) -> CausalLMOutput:

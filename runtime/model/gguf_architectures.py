@@ -21,7 +21,8 @@ def _latent(own: Entries, tensors: Container[str]) -> dict[str, object]:
     return {
         "head_dim": turned,
         "num_key_value_heads": own["attention.head_count"],
-        "qk_nope_head_dim": own.get("attention.key_length_mla", own["attention.key_length"]) - turned,
+        "qk_nope_head_dim": own.get("attention.key_length_mla", own["attention.key_length"])
+        - turned,
         "qk_rope_head_dim": turned,
         "topk_method": "group_limited_greedy" if own.get("expert_group_count", 1) > 1 else "greedy",
         "v_head_dim": own.get("attention.value_length_mla", own["attention.value_length"]),
@@ -39,11 +40,16 @@ def _short_convolutions(own: Entries, tensors: Container[str]) -> dict[str, obje
 
 def _shared(module: str) -> tuple[tuple[str, str], ...]:
     """The names of shared experts."""
-    return tuple((rf"\.ffn_{part}_shexp\.", f".mlp.{module}.{part}_proj.") for part in ("gate", "up", "down"))
+    return tuple(
+        (rf"\.ffn_{part}_shexp\.", f".mlp.{module}.{part}_proj.") for part in ("gate", "up", "down")
+    )
 
 
 _EXPERTS = {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
-_LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size"}
+_LOCAL_EXPERTS = {
+    "expert_count": "num_local_experts",
+    "expert_feed_forward_length": "intermediate_size",
+}
 _GROUPED = {  # DeepSeek's router without its attention
     "expert_count": "n_routed_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -54,13 +60,17 @@ _GROUPED = {  # DeepSeek's router without its attention
     "expert_weights_scale": "routed_scaling_factor",
     "leading_dense_block_count": "first_k_dense_replace",
 }
-_GROUPED_NAMES = ((r"\.exp_probs_b\.bias", ".mlp.gate.e_score_correction_bias"), *_shared("shared_experts"))
+_GROUPED_NAMES = (
+    (r"\.exp_probs_b\.bias", ".mlp.gate.e_score_correction_bias"),
+    *_shared("shared_experts"),
+)
 _QWEN3 = Architecture("qwen3_moe", _EXPERTS, fixed={"norm_topk_prob": True})
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek2": Architecture(
         "deepseek_v2",
-        _GROUPED | {"attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank"},
+        _GROUPED
+        | {"attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank"},
         (
             (r"\.attn_q_a_norm\.", ".self_attn.q_a_layernorm."),
             (r"\.attn_q_a\.", ".self_attn.q_a_proj."),
@@ -79,7 +89,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         counted=_latent,
         required=("attention.key_length", "attention.value_length", "rope.dimension_count"),
-        usual={"attention.temperature_length": 0, "attention.temperature_scale": 0.0},  # Mistral has others
+        usual={
+            "attention.temperature_length": 0,
+            "attention.temperature_scale": 0.0,
+        },  # Mistral has others
         of_sigmoid="deepseek_v3",
         is_latent=True,
     ),
@@ -100,7 +113,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
     ),
     "glm4moe": Architecture(
-        "glm4_moe", _GROUPED, _GROUPED_NAMES, counted=_glm4_moe, gating=SIGMOID, is_partly_turned=True
+        "glm4_moe",
+        _GROUPED,
+        _GROUPED_NAMES,
+        counted=_glm4_moe,
+        gating=SIGMOID,
+        is_partly_turned=True,
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
@@ -198,7 +216,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "ssm.state_size": "linear_key_head_dim",
             "ssm.time_step_rank": "linear_num_value_heads",
         },
-        counted=lambda own, _: {"linear_value_head_dim": own["ssm.inner_size"] // own["ssm.time_step_rank"]},
+        counted=lambda own, _: {
+            "linear_value_head_dim": own["ssm.inner_size"] // own["ssm.time_step_rank"]
+        },
         required=("full_attention_interval", "ssm.inner_size", "ssm.time_step_rank"),
         usual={"attention.recurrent_layers": None},  # other layers than every so many
         is_partly_turned=True,
@@ -215,14 +235,20 @@ def head_dim(own: Entries) -> int:
     return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
 
 
-def architecture_of(path: Path, entries: Mapping[str, object]) -> tuple[Architecture, dict[str, object]]:
+def architecture_of(
+    path: Path, entries: Mapping[str, object]
+) -> tuple[Architecture, dict[str, object]]:
     """Return the architecture of a file, and its own entries without their prefix. Raises BadInput for another, and for
     a model without experts."""
     name = str(entries.get("general.architecture"))
     if name not in ARCHITECTURES:
-        raise BadInput(f"{path} is a GGUF file of {name[:40]}: moectl reads {', '.join(ARCHITECTURES)}")
+        raise BadInput(
+            f"{path} is a GGUF file of {name[:40]}: moectl reads {', '.join(ARCHITECTURES)}"
+        )
     if not entries.get(f"{name}.expert_count"):
-        raise BadInput(f"{path} has no experts ({name}.expert_count): moectl runs Mixture-of-Experts models")
+        raise BadInput(
+            f"{path} has no experts ({name}.expert_count): moectl runs Mixture-of-Experts models"
+        )
     prefix = f"{name}."
     own = {key[len(prefix) :]: value for key, value in entries.items() if key.startswith(prefix)}
     return ARCHITECTURES[name].of(own), own

@@ -51,13 +51,19 @@ def _check_place(part: Path, number: int, headers: list[GgufHeader]) -> None:
     first, entries = headers[0].entries, headers[number].entries
     stated = entries.get("split.count", len(headers)) or 1, entries.get("split.no", number)
     if stated != (len(headers), number):
-        shown = ", ".join(f"{key} {str(entries.get(key))[:20]}" for key in ("split.no", "split.count"))
+        shown = ", ".join(
+            f"{key} {str(entries.get(key))[:20]}" for key in ("split.no", "split.count")
+        )
         raise BadInput(
             f"{part} says {shown}, counted from 0, and its name that it is part {number + 1} of {len(headers)}: "
             "give the files the names that they were downloaded with"
         )
     for key in entries.keys() & first.keys():
-        if not key.startswith("split.") and key != "general.alignment" and entries[key] != first[key]:
+        if (
+            not key.startswith("split.")
+            and key != "general.alignment"
+            and entries[key] != first[key]
+        ):
             raise BadInput(f"{part} says {key} otherwise than the first part: download both again")
 
 
@@ -71,11 +77,18 @@ def gguf_config(path: Path) -> dict:
     metadata = headers[0].entries
     form, own = architecture_of(path, metadata)
     if "token_embd.weight" not in tensors:
-        raise BadInput(f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the whole")
+        raise BadInput(
+            f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the whole"
+        )
     _check(path, form, own)
     if form.takes_turns:
         _check_experts(path, form, tensors)
-    config = {"model_type": form.family, **form.fixed, **_renamed(own, form.fields), **_renamed(metadata, _TOKENS)}
+    config = {
+        "model_type": form.family,
+        **form.fixed,
+        **_renamed(own, form.fields),
+        **_renamed(metadata, _TOKENS),
+    }
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
     config |= _counted(form, own, tensors) | {"rope_parameters": _rope_parameters(path, form, own)}
     return config | {"tie_word_embeddings": "output.weight" not in tensors}
@@ -83,17 +96,25 @@ def gguf_config(path: Path) -> dict:
 
 def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
     if (gating := own.get("expert_gating_func", form.gating)) != form.gating:
-        raise BadInput(f"{path} says expert_gating_func {gating}, and {form.family} computes {form.gating}")
+        raise BadInput(
+            f"{path} says expert_gating_func {gating}, and {form.family} computes {form.gating}"
+        )
     for name in form.required:
         if own.get(name) is None:
-            raise BadInput(f"{path} does not say {name}, which {form.family} needs: take a newer file")
+            raise BadInput(
+                f"{path} does not say {name}, which {form.family} needs: take a newer file"
+            )
     for name, usual in form.usual.items():
         if own.get(name, usual) != usual:
-            raise BadInput(f"{path} says {name} {str(own[name])[:30]}, which {form.family} does not compute")
+            raise BadInput(
+                f"{path} says {name} {str(own[name])[:30]}, which {form.family} does not compute"
+            )
     if form.is_latent:
         return
     if not form.is_partly_turned and own.get("rope.dimension_count") not in (None, head_dim(own)):
-        raise BadInput(f"{path} turns a part of each head (rope.dimension_count), which {form.family} does not compute")
+        raise BadInput(
+            f"{path} turns a part of each head (rope.dimension_count), which {form.family} does not compute"
+        )
 
 
 def _check_experts(path: Path, form: Architecture, tensors: Mapping[str, GgufTensor]) -> None:
@@ -107,7 +128,9 @@ def _check_experts(path: Path, form: Architecture, tensors: Mapping[str, GgufTen
             )
 
 
-def _rope_parameters(path: Path, form: Architecture, own: Mapping[str, object]) -> dict[str, object]:
+def _rope_parameters(
+    path: Path, form: Architecture, own: Mapping[str, object]
+) -> dict[str, object]:
     """How positions are turned and scaled: not, or by YaRN."""
     kind = own.get("rope.scaling.type", "none")
     if kind == "none":
@@ -118,23 +141,33 @@ def _rope_parameters(path: Path, form: Architecture, own: Mapping[str, object]) 
         raise BadInput(
             f"{path} scales its positions by {', '.join([str(kind)[:40], *unread])}: moectl reads yarn alone"
         )
-    return {**form.fixed_scaling, **_renamed(own, _SCALING), **(_weighted(path, own) if form.is_latent else {})}
+    return {
+        **form.fixed_scaling,
+        **_renamed(own, _SCALING),
+        **(_weighted(path, own) if form.is_latent else {}),
+    }
 
 
 def _weighted(path: Path, own: Mapping[str, object]) -> dict[str, float]:
     """DeepSeek's factors of attention, which are alike in all its models: of turned positions alone there is then
     none. Raises BadInput without them."""
     if not (multiplier := own.get(_LOG_MULTIPLIER)):
-        raise BadInput(f"{path} scales its positions by yarn and does not say {_LOG_MULTIPLIER}: take a newer file")
+        raise BadInput(
+            f"{path} scales its positions by yarn and does not say {_LOG_MULTIPLIER}: take a newer file"
+        )
     weight = round(10 * multiplier, 6)  # it is stored in float32
     return {"mscale": weight, "mscale_all_dim": weight}
 
 
-def _counted(form: Architecture, own: Mapping[str, object], tensors: Mapping[str, GgufTensor]) -> dict[str, object]:
+def _counted(
+    form: Architecture, own: Mapping[str, object], tensors: Mapping[str, GgufTensor]
+) -> dict[str, object]:
     """Fields that are made of several entries, or of which tensors there are."""
     fields = form.counted(own, tensors)
     if form.is_partly_turned:
-        fields["partial_rotary_factor"] = own.get("rope.dimension_count", head_dim(own)) / head_dim(own)
+        fields["partial_rotary_factor"] = own.get("rope.dimension_count", head_dim(own)) / head_dim(
+            own
+        )
     if (num_further := own.get("nextn_predict_layers")) is not None:  # which predict further tokens
         fields["num_hidden_layers"] = own["block_count"] - num_further
     return fields

@@ -26,8 +26,14 @@ class GgufShard(Shard):
 
     def _contents(self) -> Contents:
         header = read_header(self.path)
-        self.types = {name: each.type.name for name, each in header.tensors.items() if each.type not in _DTYPES}
-        return Contents(header.digest, {}, {name: self._stored(each) for name, each in header.tensors.items()})
+        self.types = {
+            name: each.type.name
+            for name, each in header.tensors.items()
+            if each.type not in _DTYPES
+        }
+        return Contents(
+            header.digest, {}, {name: self._stored(each) for name, each in header.tensors.items()}
+        )
 
     def _stored(self, tensor: GgufTensor) -> StoredTensor:
         place = self, tensor.offset, tensor.nbytes
@@ -35,14 +41,19 @@ class GgufShard(Shard):
             return StoredTensor(tensor.name, _DTYPES[tensor.type], tensor.shape, *place)
         *outer, row = tensor.shape
         return StoredTensor(
-            tensor.name, torch.uint8, (*outer, row // tensor.type.num_weights * tensor.type.nbytes), *place
+            tensor.name,
+            torch.uint8,
+            (*outer, row // tensor.type.num_weights * tensor.type.nbytes),
+            *place,
         )
 
 
 def open_gguf(path: Path) -> Checkpoint:
     """Open the files of a model and read only their headers; BadInput names the file that cannot be used."""
     shards = tuple(GgufShard(part) for part in parts_of(path))
-    return Checkpoint(path, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
+    return Checkpoint(
+        path, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+    )
 
 
 def gguf_matrices(checkpoint: Checkpoint) -> Tensors:

@@ -27,7 +27,10 @@ from artifacts.formats.gguf_header import read_header
 from runtime.model.gguf_architectures import architecture_of
 from runtime.model.locate import parts_of
 
-_ROWS = ("mlp.shared_expert_gate.weight", "mlp.gate.moe_statics.e_score_correction_bias")  # of which files have one
+_ROWS = (
+    "mlp.shared_expert_gate.weight",
+    "mlp.gate.moe_statics.e_score_correction_bias",
+)  # of which files have one
 
 
 def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
@@ -47,27 +50,42 @@ def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
         )
         for kind, ending in (("weight", ""), ("bias", "_bias"))
     ]
-    rows = [WeightConverter(name, name, operations=[Unsqueeze(0, expected_ndim=2)]) for name in _ROWS]
+    rows = [
+        WeightConverter(name, name, operations=[Unsqueeze(0, expected_ndim=2)]) for name in _ROWS
+    ]
     turned = _permuted_back(model.config) if form.is_permuted else []
     joined = [_shared_gate_up(form.shared_gate_up)] if form.shared_gate_up else []
     heads = [_heads()] if form.is_latent else []
-    convolution = WeightConverter(r"\.shortconv\.conv\.weight", ".conv.conv.weight", operations=[Unsqueeze(1)])
+    convolution = WeightConverter(
+        r"\.shortconv\.conv\.weight", ".conv.conv.weight", operations=[Unsqueeze(1)]
+    )
     own = dict(form.own_names)
-    dense = [rule for rule in deepcopy(DENSE_DECODER_RENAMINGS) if own.keys().isdisjoint(rule.source_patterns)]
+    dense = [
+        rule
+        for rule in deepcopy(DENSE_DECODER_RENAMINGS)
+        if own.keys().isdisjoint(rule.source_patterns)
+    ]
     return [*dense, *renamings, convolution, *gate_up, *rows, *turned, *joined, *heads]
 
 
 def _of_transformers(name: str, model: PreTrainedModel) -> list[WeightTransform]:
     rules = GGUF_ARCHS[name](model.config)
     for rule in rules:
-        if isinstance(rule, WeightConverter) and isinstance(rule.operations[0], LogNegate | SubtractOne):
+        if isinstance(rule, WeightConverter) and isinstance(
+            rule.operations[0], LogNegate | SubtractOne
+        ):
             rule.operations.append(Cast(model.dtype))
-    return [*deepcopy(rules), WeightRenaming(r"\.ffn_gate_up_exps\.weight", ".mlp.experts.gate_up_proj")]
+    return [
+        *deepcopy(rules),
+        WeightRenaming(r"\.ffn_gate_up_exps\.weight", ".mlp.experts.gate_up_proj"),
+    ]
 
 
 def _shared_gate_up(target: str) -> WeightConverter:
     sources = [rf"\.ffn_{part}_shexp\.weight" for part in ("gate", "up")]
-    return WeightConverter(source_patterns=sources, target_patterns=target, operations=[Concatenate(dim=0)])
+    return WeightConverter(
+        source_patterns=sources, target_patterns=target, operations=[Concatenate(dim=0)]
+    )
 
 
 def _heads() -> WeightConverter:
@@ -84,7 +102,11 @@ class JoinHeads(ConversionOps):
 
     @torch.no_grad
     def convert(
-        self, input_dict: dict[str, torch.Tensor], source_patterns: list[str], target_patterns: list[str], **_: object
+        self,
+        input_dict: dict[str, torch.Tensor],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        **_: object,
     ) -> dict[str, torch.Tensor]:
         keys, values = (input_dict[pattern] for pattern in source_patterns)
         keys, values = (each[0] if isinstance(each, list) else each for each in (keys, values))
@@ -95,10 +117,15 @@ def _permuted_back(config: PreTrainedConfig) -> list[WeightConverter]:
     """Put the rows of q and k, which llama.cpp takes by turns from both halves of a head, in transformers' order."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    names = {f"self_attn.{part}.weight": PermuteRows(_halves(size, count)) for part, count in heads.items()}
+    names = {
+        f"self_attn.{part}.weight": PermuteRows(_halves(size, count))
+        for part, count in heads.items()
+    }
     return [WeightConverter(name, name, operations=[permute]) for name, permute in names.items()]
 
 
 def _halves(head_dim: int, num_heads: int) -> torch.Tensor:
-    rows = torch.arange(num_heads * head_dim, device="cpu")  # named, as a model may be built on another
+    rows = torch.arange(
+        num_heads * head_dim, device="cpu"
+    )  # named, as a model may be built on another
     return rows.view(num_heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)

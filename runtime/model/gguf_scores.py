@@ -28,12 +28,16 @@ class _ByScore:
         self._scores = scores
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        text.split(lambda _, part: [part[start:end] for start, end in self._pieces(part.normalized)])
+        text.split(
+            lambda _, part: [part[start:end] for start, end in self._pieces(part.normalized)]
+        )
 
     def _pieces(self, text: str) -> Iterator[tuple[int, int]]:
         """Where each token begins and ends."""
         ends = list(range(1, len(text) + 1))  # of the piece that begins at a character
-        starts = list(range(len(text)))  # of the piece that ends before the character after this one
+        starts = list(
+            range(len(text))
+        )  # of the piece that ends before the character after this one
         heap: list[tuple[float, int, int]] = []
 
         def consider(start: int) -> None:

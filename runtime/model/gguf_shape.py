@@ -29,9 +29,13 @@ def gguf_shape(path: Path, *, dense: int | None = None) -> tuple[ModelShape, Bac
     experts = [tensor for tensor in tensors if _EXPERTS.fullmatch(tensor.name)]
     try:
         dtype_nbytes = 4 if gguf_dtype(path) == "float32" else 2
-        return _shape(path, tensors, experts, own, dtype_nbytes), _memory(tensors, experts, own, dtype_nbytes, dense)
+        return _shape(path, tensors, experts, own, dtype_nbytes), _memory(
+            tensors, experts, own, dtype_nbytes, dense
+        )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise BadInput(f"{path} does not say what its model needs ({error}): download it again") from error
+        raise BadInput(
+            f"{path} does not say what its model needs ({error}): download it again"
+        ) from error
 
 
 def gguf_dtype(path: Path) -> str:
@@ -47,15 +51,24 @@ def gguf_types(path: Path) -> str:
     return " and ".join(dict.fromkeys(names))
 
 
-def _shape(path: Path, tensors: _Tensors, experts: _Tensors, own: dict, dtype_nbytes: int) -> ModelShape:
+def _shape(
+    path: Path, tensors: _Tensors, experts: _Tensors, own: dict, dtype_nbytes: int
+) -> ModelShape:
     by_layer: Counter[str] = Counter()
     for tensor in experts:
         layer, _, kind = _EXPERTS.fullmatch(tensor.name).groups()
         by_layer[layer] += tensor.nbytes if kind == "weight" else prod(tensor.shape) * dtype_nbytes
     num_experts, whole = own["expert_count"], sum(by_layer.values())
-    largest, mean = max(by_layer.values()) // num_experts, round(whole / len(by_layer) / num_experts)
+    largest, mean = (
+        max(by_layer.values()) // num_experts,
+        round(whole / len(by_layer) / num_experts),
+    )
     shared = sum(prod(tensor.shape) for tensor in tensors if "_shexp." in tensor.name)
-    attention = sum(prod(tensor.shape) for tensor in tensors if ".attn_" in tensor.name and len(tensor.shape) == 2)
+    attention = sum(
+        prod(tensor.shape)
+        for tensor in tensors
+        if ".attn_" in tensor.name and len(tensor.shape) == 2
+    )
     note = f"experts of {mean:,} bytes, their mean: those of some layers have {largest:,}, and so has a slot"
     return ModelShape(
         name=path.name,
@@ -70,7 +83,9 @@ def _shape(path: Path, tensors: _Tensors, experts: _Tensors, own: dict, dtype_nb
     )
 
 
-def _memory(tensors: _Tensors, experts: _Tensors, own: dict, dtype_nbytes: int, dense: int | None) -> BackboneMemory:
+def _memory(
+    tensors: _Tensors, experts: _Tensors, own: dict, dtype_nbytes: int, dense: int | None
+) -> BackboneMemory:
     names = {tensor.name for tensor in experts}
     others = [tensor for tensor in tensors if tensor.name not in names]
     is_tied = all(tensor.name != "output.weight" for tensor in others)

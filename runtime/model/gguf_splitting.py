@@ -54,11 +54,19 @@ class Splitting(NamedTuple):
 
 _BY_NAMES = {
     "default": Splitting(_DEFAULT),
-    "gpt-2 olmo mpt jais phi-2 gigachat a.x-4.0 mellum trillion granite-docling exaone4": Splitting((_GPT2,)),
-    "refact starcoder command-r smollm codeshell exaone minerva-7b mellum2": Splitting((r"\p{N}", _GPT2)),
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": Splitting((_LLAMA3,), True, True),
+    "gpt-2 olmo mpt jais phi-2 gigachat a.x-4.0 mellum trillion granite-docling exaone4": Splitting(
+        (_GPT2,)
+    ),
+    "refact starcoder command-r smollm codeshell exaone minerva-7b mellum2": Splitting(
+        (r"\p{N}", _GPT2)
+    ),
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": Splitting(
+        (_LLAMA3,), True, True
+    ),
     "glm4 chatglm-bpe dbrx smaug-bpe": Splitting((_LLAMA3,)),
-    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": Splitting((_QWEN2,)),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": Splitting(
+        (_QWEN2,)
+    ),
     "qwen35": Splitting((_QWEN35,)),
     "gpt-4o llama4 kanana2 talkie minimax-m2": Splitting((_GPT4O,)),
     "tekken": Splitting((_TEKKEN,), True, True),
@@ -68,7 +76,9 @@ _BY_NAMES = {
     "deepseek-coder": Splitting(_DEEPSEEK_CODER),
     "falcon": Splitting(_FALCON),
 }
-_BY_NAME: Mapping[str, Splitting] = {name: split for names, split in _BY_NAMES.items() for name in names.split()}
+_BY_NAME: Mapping[str, Splitting] = {
+    name: split for names, split in _BY_NAMES.items() for name in names.split()
+}
 OF_CHARACTERS = ("gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace")
 """Names of vocabularies that are no byte-level ones."""
 

@@ -29,16 +29,22 @@ _MATCHED = (UNKNOWN, CONTROL, USER_DEFINED)  # tokens that are found in a text b
 class GgufTokenizer(PreTrainedTokenizerFast):
     """`unfollowed` has a line for each thing in which ids may differ from llama.cpp's."""
 
-    def __init__(self, backend: Tokenizer, vocabulary: Vocabulary, template: object, unfollowed: list[str]) -> None:
+    def __init__(
+        self, backend: Tokenizer, vocabulary: Vocabulary, template: object, unfollowed: list[str]
+    ) -> None:
         self._tokenizer = backend
         super().__init__(chat_template=template if isinstance(template, str) else None)
         self.unfollowed = tuple(unfollowed)
         self._ends = vocabulary.ends
         for role, name in _NAMED.items():
-            if role in vocabulary.roles:  # set here, as what is given to the constructor is found in texts
+            if (
+                role in vocabulary.roles
+            ):  # set here, as what is given to the constructor is found in texts
                 setattr(self, name, vocabulary.tokens[vocabulary.roles[role]])
 
-    def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, **others: object) -> str:
+    def _decode(
+        self, token_ids: int | list[int], skip_special_tokens: bool = False, **others: object
+    ) -> str:
         """Also leave out tokens that end an answer and are of no special type."""
         if skip_special_tokens and not isinstance(token_ids, int):
             token_ids = [token for token in token_ids if token not in self._ends]
@@ -70,10 +76,14 @@ def _byte_level(
 ) -> tuple[Tokenizer, bool]:
     name = str(entries.get("tokenizer.ggml.pre", "default"))
     if name in OF_CHARACTERS:
-        raise BadInput(f"{path} has a tokenizer of the kind {name}, which moectl does not read: take another file")
+        raise BadInput(
+            f"{path} has a tokenizer of the kind {name}, which moectl does not read: take another file"
+        )
     splitting = splitting_of(name)
     if splitting is None:
-        unfollowed.append(f"text is split as for GPT-2, not as {name[:40]}: some tokens may be others")
+        unfollowed.append(
+            f"text is split as for GPT-2, not as {name[:40]}: some tokens may be others"
+        )
         splitting = AS_GPT2
     stored = read_array(path, "tokenizer.ggml.merges")
     if stored is None and name != "kimi-k2":
@@ -81,7 +91,9 @@ def _byte_level(
     merges = dict.fromkeys(_pair(merge) for merge in stored or ())
     known = [pair for pair in merges if vocabulary.ids.keys() >= {*pair, "".join(pair)}]
     if len(known) < len(merges) or not vocabulary.ids.keys() >= set(ByteLevel.alphabet()):
-        unfollowed.append("the vocabulary lacks bytes, or what merges join: some tokens may be others")
+        unfollowed.append(
+            "the vocabulary lacks bytes, or what merges join: some tokens may be others"
+        )
     backend = Tokenizer(BPE(dict(vocabulary.ids), known, ignore_merges=splitting.ignores_merges))
     backend.pre_tokenizer = pre_tokenizer(splitting)
     backend.decoder = decoders.ByteLevel()
@@ -97,10 +109,14 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentencepiece(
     path: Path, entries: Mapping[str, object], vocabulary: Vocabulary, unfollowed: list[str]
 ) -> tuple[Tokenizer, bool]:
-    scores = vocabulary_numbers(path, "scores", len(vocabulary.tokens)) or [0.0] * len(vocabulary.tokens)
+    scores = vocabulary_numbers(path, "scores", len(vocabulary.tokens)) or [0.0] * len(
+        vocabulary.tokens
+    )
     merges = _merges(vocabulary, scores)
     if not vocabulary.ids.keys() >= {f"<0x{byte:02X}>" for byte in range(256)}:
-        unfollowed.append("the vocabulary lacks tokens of bytes: unknown characters are one unknown token")
+        unfollowed.append(
+            "the vocabulary lacks tokens of bytes: unknown characters are one unknown token"
+        )
     unknown = vocabulary.roles.get("unknown")
     model = BPE(
         dict(vocabulary.ids),
@@ -146,13 +162,17 @@ def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, 
     return [pair for *_, pair in found]
 
 
-def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary, model: str, unfollowed: list[str]) -> None:
+def _add_tokens(
+    backend: Tokenizer, vocabulary: Vocabulary, model: str, unfollowed: list[str]
+) -> None:
     """Have the tokens that are found in a text before all else. The model's name tells llama.cpp, and only that, where
     spaces beside them are dropped."""
     drops_after = any(name in model.lower() for name in ("phi-3", "phi3"))
     drops_before = "modern-bert" in model.lower()
     if drops_after or drops_before:
-        unfollowed.append("spaces beside special tokens are dropped, by the model's name: some tokens may be others")
+        unfollowed.append(
+            "spaces beside special tokens are dropped, by the model's name: some tokens may be others"
+        )
     for type_ in _MATCHED:
         is_special = type_ != USER_DEFINED
         added = [
@@ -188,10 +208,16 @@ def _post_processor(
     roles = ("bos",) * adds_bos + ("eos",) * adds_eos
     for role in roles:
         if role not in vocabulary.roles:
-            raise BadInput(f"{path} says tokenizer.ggml.add_{role}_token, and no {role}_token_id: take another file")
+            raise BadInput(
+                f"{path} says tokenizer.ggml.add_{role}_token, and no {role}_token_id: take another file"
+            )
     before, after = "bos " * adds_bos, " eos" * adds_eos
     special = [
-        {"id": role, "ids": [vocabulary.roles[role]], "tokens": [vocabulary.tokens[vocabulary.roles[role]]]}
+        {
+            "id": role,
+            "ids": [vocabulary.roles[role]],
+            "tokens": [vocabulary.tokens[vocabulary.roles[role]]],
+        }
         for role in roles
     ]
     return processors.TemplateProcessing(

@@ -18,7 +18,14 @@ _PREFIX = "tokenizer.ggml."
 
 _DEFAULTS = {BYTE_LEVEL: {"bos": 11, "eos": 11}, SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0}}
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding")
-_OF_FILLING = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")  # fill in the middle
+_OF_FILLING = (
+    "fim_pre",
+    "fim_suf",
+    "fim_mid",
+    "fim_pad",
+    "fim_rep",
+    "fim_sep",
+)  # fill in the middle
 _FORMER = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
 _BY_TEXT = {
     "eot": "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> [EOT] "
@@ -73,10 +80,14 @@ def read_vocabulary(path: Path) -> Vocabulary | None:
             f"{path} has a tokenizer of the kind {str(kind)[:40]}: moectl reads {' and '.join(_DEFAULTS)}, "
             "take a file of these"
         )
-    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(read_array(path, f"{_PREFIX}tokens") or ())]
+    tokens = [
+        text or f"[EMPTY_{i}]" for i, text in enumerate(read_array(path, f"{_PREFIX}tokens") or ())
+    ]
     ids = {text: i for i, text in enumerate(tokens)}
     if len(ids) < len(tokens) or not tokens:
-        raise BadInput(f"{path} has a vocabulary with {'a token twice' if tokens else 'no token'}: download it again")
+        raise BadInput(
+            f"{path} has a vocabulary with {'a token twice' if tokens else 'no token'}: download it again"
+        )
     types = list(vocabulary_numbers(path, "token_type", len(tokens)) or [NORMAL] * len(tokens))
     roles = _stated(entries, kind, len(tokens))
     ends = _complete(ids, types, roles)
@@ -90,7 +101,9 @@ def vocabulary_numbers(path: Path, name: str, count: int) -> Sequence[float] | N
     entry = read_header(path).entries.get(key)
     numbers = entry if isinstance(entry, list) else read_array(path, key)
     if numbers is not None and (len(numbers) < count or isinstance(numbers[0], str)):
-        raise BadInput(f"{path} has {key} of {len(numbers):,} tokens, and {count:,} tokens: download it again")
+        raise BadInput(
+            f"{path} has {key} of {len(numbers):,} tokens, and {count:,} tokens: download it again"
+        )
     return numbers
 
 

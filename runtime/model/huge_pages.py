@@ -39,7 +39,9 @@ def anonymous(nbytes: int) -> torch.Tensor:
         return torch.frombuffer(_mapped(nbytes), dtype=torch.uint8)
     mapping = _mapped(nbytes + HUGE_PAGE)  # the bytes before the border stay unwritten
     first = -addressof(c_char.from_buffer(mapping)) % HUGE_PAGE
-    with suppress(OSError):  # a kernel without huge pages: the memory is as good in small ones, and `shares` says so
+    with suppress(
+        OSError
+    ):  # a kernel without huge pages: the memory is as good in small ones, and `shares` says so
         mapping.madvise(mmap.MADV_HUGEPAGE, first, nbytes // HUGE_PAGE * HUGE_PAGE)
     return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=first)
 
@@ -65,7 +67,9 @@ def _mapped(nbytes: int) -> mmap.mmap:
 
 def _read_mappings() -> list[_Held]:
     """The mappings of this process, by address."""
-    found = re.findall(r"(?m)^([0-9a-f]+)-([0-9a-f]+) |^(?:Rss|AnonHugePages): +(\d+)", _MAPPINGS.read_text())
+    found = re.findall(
+        r"(?m)^([0-9a-f]+)-([0-9a-f]+) |^(?:Rss|AnonHugePages): +(\d+)", _MAPPINGS.read_text()
+    )
     entries = zip(found[::3], found[1::3], found[2::3], strict=True)
     return [
         _Held(int(start, 16), int(stop, 16), int(resident), int(huge))
@@ -83,5 +87,9 @@ def _share(tensors: Iterable[torch.Tensor], mappings: Sequence[_Held]) -> float 
         for mapping in mappings[first:behind]:
             held[mapping] += min(stop, mapping.stop) - max(start, mapping.start)
     weights = {mapping: min(nbytes, mapping.resident_kib << 10) for mapping, nbytes in held.items()}
-    huge = sum(weight * mapping.huge_kib / mapping.resident_kib for mapping, weight in weights.items() if weight)
+    huge = sum(
+        weight * mapping.huge_kib / mapping.resident_kib
+        for mapping, weight in weights.items()
+        if weight
+    )
     return round(huge / sum(weights.values()), 3) if any(weights.values()) else None

@@ -14,7 +14,10 @@ from artifacts.errors import BadInput
 GATE_NAMES = ("gate", "router")
 _GIVE_PROBABILITIES = ("Gemma4TextRouter",)  # classes of routers whose first output is no logits
 _MAY_SKIP = ("ZayaRouter",)  # those whose last logit is for tokens that no expert computes
-TOP_K_FIELDS = ("num_experts_per_tok", "top_k_experts")  # of a config whose router does not keep its top-k
+TOP_K_FIELDS = (
+    "num_experts_per_tok",
+    "top_k_experts",
+)  # of a config whose router does not keep its top-k
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,10 @@ class MoeLayer:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of ONE expert's parameters by name: those of the module without their first dimension."""
-        return {name: tuple(parameter.shape[1:]) for name, parameter in self.experts.named_parameters(recurse=False)}
+        return {
+            name: tuple(parameter.shape[1:])
+            for name, parameter in self.experts.named_parameters(recurse=False)
+        }
 
     @property
     def hidden_size(self) -> int:
@@ -74,7 +80,9 @@ def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
     routers = tuple(_recorded_routers(model))
     layers = tuple(_layer(model, index, name, routers) for index, name in enumerate(named))
     if any(0 in shape for shape in layers[0].shapes.values()):
-        raise BadInput(f"{layers[0].name} has experts of no neurons: correct the sizes in the model's config.json")
+        raise BadInput(
+            f"{layers[0].name} has experts of no neurons: correct the sizes in the model's config.json"
+        )
     for layer in layers[1:]:
         _check_alike(layers[0], layer)
     return layers
@@ -95,14 +103,18 @@ def _recorded_routers(model: PreTrainedModel) -> Iterator[type[nn.Module]]:
                 yield target
 
 
-def _layer(model: PreTrainedModel, index: int, name: str, routers: tuple[type[nn.Module], ...]) -> MoeLayer:
+def _layer(
+    model: PreTrainedModel, index: int, name: str, routers: tuple[type[nn.Module], ...]
+) -> MoeLayer:
     block_name = name.rpartition(".")[0]
     block, experts = model.get_submodule(block_name), model.get_submodule(name)
     gate = _gate(block, block_name, routers)
     owner = next((module for module in (gate, block) if hasattr(module, "top_k")), None)
     top_k = owner.top_k if owner else _configured_top_k(experts.config)
     if not isinstance(top_k, int):
-        raise BadInput(f"{block_name} takes {top_k} experts per token: correct num_experts_per_tok in its config")
+        raise BadInput(
+            f"{block_name} takes {top_k} experts per token: correct num_experts_per_tok in its config"
+        )
     return MoeLayer(index, name, experts, gate, top_k)
 
 
@@ -115,12 +127,18 @@ def _gate(block: nn.Module, block_name: str, routers: tuple[type[nn.Module], ...
     recorded = [module for module in siblings.values() if isinstance(module, routers)]
     named = [siblings[name] for name in GATE_NAMES if name in siblings]
     if not recorded + named:
-        raise BadInput(f"{block_name} has no router module beside its experts: moectl cannot offload such a layer")
+        raise BadInput(
+            f"{block_name} has no router module beside its experts: moectl cannot offload such a layer"
+        )
     return (recorded + named)[0]
 
 
 def _check_alike(first: MoeLayer, other: MoeLayer) -> None:
-    if (first.num_experts, first.top_k, first.shapes) != (other.num_experts, other.top_k, other.shapes):
+    if (first.num_experts, first.top_k, first.shapes) != (
+        other.num_experts,
+        other.top_k,
+        other.shapes,
+    ):
         raise BadInput(
             f"{other.name} and {first.name} differ in number, shape or top-k of their experts: "
             "moectl needs MoE layers that are alike"

@@ -25,7 +25,9 @@ class Layout(Protocol):
     is_plain: bool  # whether each part is one tensor of the module's own numbers
     format: str  # the name of how its matrices are stored
     dtype: torch.dtype  # of most of its parts
-    project: Callable[..., torch.Tensor]  # the product that `expert_forward` computes with its views
+    project: Callable[
+        ..., torch.Tensor
+    ]  # the product that `expert_forward` computes with its views
 
     @property
     def nbytes(self) -> int: ...
@@ -87,7 +89,9 @@ class ExpertLayout:
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device; nothing is copied."""
         return {
-            part.name: buffer[part.offset : part.offset + part.nbytes].view(self.dtype).view(part.shape)
+            part.name: buffer[part.offset : part.offset + part.nbytes]
+            .view(self.dtype)
+            .view(part.shape)
             for part in self.parts
         }
 
@@ -122,11 +126,17 @@ def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
     try:
         if nbytes >= HUGE_PAGE and not pin:
             return anonymous(nbytes)
-        buffer = torch.empty(nbytes + (0 if pin else PAGE - ALIGNMENT), dtype=torch.uint8, pin_memory=pin)
+        buffer = torch.empty(
+            nbytes + (0 if pin else PAGE - ALIGNMENT), dtype=torch.uint8, pin_memory=pin
+        )
     except (RuntimeError, OSError) as error:
         kind = "page-locked memory" if pin else "memory"
-        raise OutOfResources(f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk") from error
-    assert buffer.data_ptr() % ALIGNMENT == 0, f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
+        raise OutOfResources(
+            f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk"
+        ) from error
+    assert buffer.data_ptr() % ALIGNMENT == 0, (
+        f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
+    )
     first = 0 if pin else -buffer.data_ptr() % PAGE
     return buffer[first : first + nbytes]
 

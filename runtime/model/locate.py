@@ -12,7 +12,9 @@ from artifacts.formats.gguf_header import read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GGUF = ".gguf"
-PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?i:\.gguf)")  # the name of a part of a model
+PART = re.compile(
+    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?i:\.gguf)"
+)  # the name of a part of a model
 _BESIDE = ("adapter", "imatrix", "mmproj", "vocab")  # `general.type` of files that are no model
 _ANSWER_S = 5.0  # how long the hub may take to answer
 # Weights, config and tokenizer; no pickles, no code.
@@ -32,7 +34,9 @@ def locate(name: str) -> Path:
     if path.is_dir():
         return only_gguf(path) or path
     if path.suffix.lower() != GGUF:
-        raise BadInput(f"{name} is a file: give the folder that holds the model's config.json, or a GGUF file")
+        raise BadInput(
+            f"{name} is a file: give the folder that holds the model's config.json, or a GGUF file"
+        )
     return path
 
 
@@ -52,7 +56,9 @@ def read_config(folder: Path) -> dict:
     except ValueError as error:
         raise BadInput(f"{path} is not JSON ({error}): download it again") from error
     if not isinstance(config, dict):
-        raise BadInput(f"{path} holds a {type(config).__name__} instead of a JSON object: download it again")
+        raise BadInput(
+            f"{path} holds a {type(config).__name__} instead of a JSON object: download it again"
+        )
     return config
 
 
@@ -61,7 +67,9 @@ def only_gguf(folder: Path) -> Path | None:
 
     Raises BadInput if the folder has several models; what belongs to one, as the encoder of its images, is none.
     """
-    files = sorted(path for path in folder.glob("*") if path.suffix.lower() == GGUF and not path.is_dir())
+    files = sorted(
+        path for path in folder.glob("*") if path.suffix.lower() == GGUF and not path.is_dir()
+    )
     if not files or any(folder.glob("*.safetensors")):
         return None
     models: dict[tuple[str, ...], Path] = {}
@@ -72,7 +80,9 @@ def only_gguf(folder: Path) -> Path | None:
     if len(firsts) > 1:
         firsts = [path for path in firsts if not _is_beside(path)] or firsts
     if len(firsts) > 1:
-        raise BadInput(f"{folder} has {len(firsts)} models in GGUF: give the file of one, as {firsts[0]}")
+        raise BadInput(
+            f"{folder} has {len(firsts)} models in GGUF: give the file of one, as {firsts[0]}"
+        )
     return firsts[0]
 
 
@@ -115,7 +125,9 @@ def safetensors_files(folder: Path) -> list[Path]:
             f"{folder} holds neither {SINGLE} nor {INDEX}, which says which of its *.safetensors are the model's: "
             "download that file too"
         )
-    raise BadInput(f"{folder} holds neither {SINGLE} nor {INDEX}: the weights are missing, download the model again")
+    raise BadInput(
+        f"{folder} holds neither {SINGLE} nor {INDEX}: the weights are missing, download the model again"
+    )
 
 
 def read_index(index: Path) -> Mapping[str, str]:
@@ -124,11 +136,15 @@ def read_index(index: Path) -> Mapping[str, str]:
         files = read_json(index)["weight_map"]
         names = files.values()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
+        raise BadInput(
+            f"{index} is not an index of safetensors shards ({error}): download it again"
+        ) from error
     for name in names:
         if not _is_file_name(name):
             shown = repr(name)[:80]
-            raise BadInput(f"{index} points to {shown}, no file of its folder: such a checkpoint is not opened")
+            raise BadInput(
+                f"{index} points to {shown}, no file of its folder: such a checkpoint is not opened"
+            )
     return files
 
 
@@ -146,7 +162,12 @@ def other_files(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder of safetensors besides its weights and their index. Raises BadInput for one that
     cannot be read."""
     for path in (path for pattern in WANTED for path in sorted(folder.glob(pattern))):
-        if path.suffix != ".safetensors" and path.name != INDEX and path.is_file() and readable(path):
+        if (
+            path.suffix != ".safetensors"
+            and path.name != INDEX
+            and path.is_file()
+            and readable(path)
+        ):
             yield path
 
 
@@ -159,12 +180,19 @@ def parts_of(path: Path) -> list[Path]:
     if found is None:
         return [path]
     if not 1 <= int(found["number"]) <= int(found["count"]):
-        raise BadInput(f"{path} is no part by its name: give the file the name that it was downloaded with")
+        raise BadInput(
+            f"{path} is no part by its name: give the file the name that it was downloaded with"
+        )
     before, behind = path.name[: found.start("number")], path.name[found.end("number") :]
-    parts = [path.with_name(f"{before}{number:05}{behind}") for number in range(1, int(found["count"]) + 1)]
+    parts = [
+        path.with_name(f"{before}{number:05}{behind}")
+        for number in range(1, int(found["count"]) + 1)
+    ]
     for part in parts:
         if not part.is_file():
-            raise BadInput(f"{part} is missing: the model is in several files, so download this one too")
+            raise BadInput(
+                f"{part} is missing: the model is in several files, so download this one too"
+            )
     return parts
 
 
@@ -190,14 +218,18 @@ def _download(name: str) -> Path:
         try:
             return Path(snapshot_download(name, local_files_only=True, **wanted))
         except (LocalEntryNotFoundError, HFValidationError):
-            raise BadInput(f"{_missing(name)} ({_reason(error)}): check the path, the id or the network") from error
+            raise BadInput(
+                f"{_missing(name)} ({_reason(error)}): check the path, the id or the network"
+            ) from error
 
 
 def _missing(name: str) -> str:
     """The beginning of the refusal: what the name is not, and the nearest model folder beside it."""
     path = Path(name)
     try:
-        folders = [folder.name for folder in path.parent.iterdir() if (folder / "config.json").is_file()]
+        folders = [
+            folder.name for folder in path.parent.iterdir() if (folder / "config.json").is_file()
+        ]
     except (OSError, ValueError):
         folders = []
     guess = nearest(path.name, folders)

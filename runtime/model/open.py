@@ -26,7 +26,12 @@ from runtime.model.trial import try_model
 _WINDOWS, _LEAST_WINDOW = ("sliding_window", "attention_chunk_size"), 2  # of attention, in tokens
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
 _COMPUTED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # config entries for the number of layers
+DEPTHS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layers",
+    "n_layer",
+)  # config entries for the number of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,11 @@ class MoeModel:
 
 
 def open_model(
-    name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", dense: int | None = None
+    name: str,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    dense: int | None = None,
 ) -> MoeModel:
     """Open a local folder or a hub id without ever holding its experts in memory.
 
@@ -87,9 +96,13 @@ def open_model(
     model, layers = _skeleton(config, stored_config, dtype)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     plain = _shape(layers, layout)
-    located = locate_experts(model, layers, shape=plain, layout=layout, tensors=tensors, mapping=source.mapping(model))
+    located = locate_experts(
+        model, layers, shape=plain, layout=layout, tensors=tensors, mapping=source.mapping(model)
+    )
     shape = _as_stored(plain, located.layout)
-    width = load_resident(model, layers, located.others, dtype=dtype, device=device, source=source, dense=dense)
+    width = load_resident(
+        model, layers, located.others, dtype=dtype, device=device, source=source, dense=dense
+    )
     tokenizer = _tokenizer(source, model.get_input_embeddings().num_embeddings)
     opened = MoeModel(
         model=model,
@@ -118,14 +131,18 @@ def open_model(
 
 def _text_only(config: PreTrainedConfig) -> tuple[str, ...]:
     is_multimodal = config.get_text_config() is not config
-    return (f"{config.model_type} is opened for text: its weights for other input are not loaded",) * is_multimodal
+    return (
+        f"{config.model_type} is opened for text: its weights for other input are not loaded",
+    ) * is_multimodal
 
 
 def _parsed(source: Source, stored: dict) -> PreTrainedConfig:
     try:
         return source.parse_config(stored)
     except Exception as error:  # transformers raises anything on a broken config.json
-        raise BadInput(f"transformers cannot use the config.json of {source.path}: {first_line(error)}") from error
+        raise BadInput(
+            f"transformers cannot use the config.json of {source.path}: {first_line(error)}"
+        ) from error
 
 
 def _check_windows(config: PreTrainedConfig, path: Path) -> None:
@@ -181,11 +198,19 @@ def _check_dtype(dtype: torch.dtype, source: Source) -> None:
 def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
     """Raise BadInput for NaN and for a number beyond every dtype, for a field that no model has so, and for more layers
     than tensors, which would take forever to build."""
-    parts = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
+    parts = (
+        config.items()
+        if isinstance(config, dict)
+        else enumerate(config)
+        if isinstance(config, list)
+        else ()
+    )
     for name, value in parts:
         is_beyond = isinstance(value, int) and abs(value) >= 1 << 63
         if is_beyond or isinstance(value, float) and (isnan(value) or _MOST < abs(value) < inf):
-            raise BadInput(f"the config.json in {checkpoint.folder} says {name} {str(value)[:30]}: download it again")
+            raise BadInput(
+                f"the config.json in {checkpoint.folder} says {name} {str(value)[:30]}: download it again"
+            )
         if name in DEPTHS and isinstance(value, int | float) and value > len(checkpoint.tensors):
             raise BadInput(
                 f"the config.json in {checkpoint.folder} says {name} {value}, and the checkpoint has "
@@ -204,7 +229,9 @@ def _tokenizer(source: Source, vocabulary: int) -> PreTrainedTokenizerBase | Non
     except BadInput:
         raise
     except Exception as error:  # None would look like a model without a tokenizer
-        raise BadInput(f"the tokenizer in {source.path} cannot be loaded: {first_line(error)}") from error
+        raise BadInput(
+            f"the tokenizer in {source.path} cannot be loaded: {first_line(error)}"
+        ) from error
     if tokenizer is not None and tokenizer.vocab_size > vocabulary:
         raise BadInput(
             f"the tokenizer in {source.path} has {tokenizer.vocab_size:,} tokens, the model {vocabulary:,}: "

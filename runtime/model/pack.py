@@ -51,7 +51,11 @@ class Repacked:
 
 
 def pack(
-    opened: MoeModel, checkpoint: Checkpoint, out: Path, *, progress: Progress = lambda done, total: None
+    opened: MoeModel,
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    progress: Progress = lambda done, total: None,
 ) -> Repacked:
     """Write `out`, a new folder, completely or not at all; files that an interrupted run completed are kept.
 
@@ -62,15 +66,21 @@ def pack(
     if fingerprint(read_config(checkpoint.folder), checkpoint) != opened.fingerprint:
         raise BadInput(f"{checkpoint.folder} was replaced since it was opened: start again")
     if not opened.store.layout.is_plain:
-        raise Incompatible("the checkpoint has its experts in few bits, which moectl does not repack: use it as it is")
+        raise Incompatible(
+            "the checkpoint has its experts in few bits, which moectl does not repack: use it as it is"
+        )
     located = _located(opened, checkpoint)
     shards = _shards(opened, located)
-    with _folder(out, sum(tensor.nbytes for tensors in shards.values() for tensor in tensors)) as folder:
+    with _folder(
+        out, sum(tensor.nbytes for tensors in shards.values() for tensor in tensors)
+    ) as folder:
         metadata = {
             "format": "pt",
             REPACKED_FROM: opened.fingerprint,
             REPACKED_CONFIG: config_digest(checkpoint.folder),
-            REPACKED_CONTENT: content_digest(tensor for tensors in shards.values() for tensor in tensors),
+            REPACKED_CONTENT: content_digest(
+                tensor for tensors in shards.values() for tensor in tensors
+            ),
         }
         for done, (name, tensors) in enumerate(shards.items()):
             _write(folder / name, tensors, metadata, check=checkpoint.check_unchanged)
@@ -83,7 +93,9 @@ def pack(
 
 def _located(opened: MoeModel, checkpoint: Checkpoint) -> LocatedExperts:
     layout, shape = opened.store.layout, opened.shape
-    return locate_experts(opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
+    return locate_experts(
+        opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors
+    )
 
 
 def _shards(opened: MoeModel, located: LocatedExperts) -> dict[str, list[StoredTensor]]:
@@ -120,7 +132,9 @@ def _published(opened: MoeModel) -> list[list[tuple[StoredTensor, Extent]]]:
     ]
     by_name = {tensor.name: tensor for tensor in tensors}
     layout = opened.store.layout
-    located = locate_experts(opened.model, opened.layers, shape=opened.shape, layout=layout, tensors=by_name)
+    located = locate_experts(
+        opened.model, opened.layers, shape=opened.shape, layout=layout, tensors=by_name
+    )
     ordered = (sorted(extents, key=lambda extent: extent.start) for extents in located.extents)
     return [[(tensors[extent.offset], extent) for extent in extents] for extents in ordered]
 
@@ -130,14 +144,30 @@ def _stored(target: tuple[StoredTensor, Extent], extents: Sequence[Extent]) -> S
     tensor, place = target
     parts = [part for extent in extents if (part := extent.within(place.start, place.stop))]
     assert len(parts) == 1, f"{tensor.name} is spread over {len(parts)} stored tensors"
-    return replace(tensor, dtype=parts[0].dtype, shard=parts[0].shard, offset=parts[0].offset, nbytes=parts[0].nbytes)
+    return replace(
+        tensor,
+        dtype=parts[0].dtype,
+        shard=parts[0].shard,
+        offset=parts[0].offset,
+        nbytes=parts[0].nbytes,
+    )
 
 
-def _write(path: Path, tensors: Sequence[StoredTensor], metadata: dict[str, str], *, check: Callable[[], None]) -> None:
+def _write(
+    path: Path,
+    tensors: Sequence[StoredTensor],
+    metadata: dict[str, str],
+    *,
+    check: Callable[[], None],
+) -> None:
     """Write one safetensors file with the tensors in this order, unless it is complete already. `check` raises where
     what was read is not to be kept."""
     header, nbytes = _header(tensors, metadata), sum(tensor.nbytes for tensor in tensors)
-    if path.is_file() and path.stat().st_size == len(header) + nbytes and _begins_with(path, header):
+    if (
+        path.is_file()
+        and path.stat().st_size == len(header) + nbytes
+        and _begins_with(path, header)
+    ):
         return
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(header)
@@ -155,7 +185,11 @@ def _header(tensors: Sequence[StoredTensor], metadata: dict[str, str]) -> bytes:
     offset = 0
     for tensor in tensors:
         offsets = [offset, offset + tensor.nbytes]
-        entries[tensor.name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        entries[tensor.name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
         offset += tensor.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
@@ -172,14 +206,18 @@ def _write_texts(source: Path, folder: Path, weight_map: dict[str, str]) -> None
     for path in other_files(source):
         shutil.copyfile(path, folder / path.name)
     with replacing(folder / INDEX) as temporary:
-        temporary.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1) + "\n")
+        temporary.write_text(
+            json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1) + "\n"
+        )
 
 
 def _checked(opened: MoeModel, folder: Path) -> tuple[int, int]:
     """Return the bytes of the new files and the most reads of an expert from them; BadInput if an expert is missing."""
     repacked = open_checkpoint(folder)
     try:
-        return sum(shard.nbytes for shard in repacked.shards), _most_reads(opened, _located(opened, repacked))
+        return sum(shard.nbytes for shard in repacked.shards), _most_reads(
+            opened, _located(opened, repacked)
+        )
     finally:
         repacked.close()
 
@@ -199,7 +237,10 @@ def _folder(out: Path, nbytes: int) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot make {folder}: {error.strerror}; name another folder") from error
-    with locked(folder / _LOCK, busy=f"another process is packing to {out}: wait for it, or name another folder"):
+    with locked(
+        folder / _LOCK,
+        busy=f"another process is packing to {out}: wait for it, or name another folder",
+    ):
         _check_room(folder, nbytes)
         yield folder
         sync(folder)

@@ -49,7 +49,9 @@ class QuantisedLayout:
     """Of the matrices with an order of groups the parts, and the pieces that `arrange` takes."""
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], dtype: torch.dtype, *, is_transposed: bool) -> "QuantisedLayout":
+    def of(
+        cls, pieces: Sequence[Piece], dtype: torch.dtype, *, is_transposed: bool
+    ) -> "QuantisedLayout":
         """Lay out the pieces in their order."""
         offsets, offset = [], 0
         for piece in pieces:
@@ -61,7 +63,9 @@ class QuantisedLayout:
     @property
     def format(self) -> str:
         """The name of the formats of its matrices, as `mxfp4`."""
-        return " and ".join(dict.fromkeys(piece.format.name for piece in self.pieces if piece.format))
+        return " and ".join(
+            dict.fromkeys(piece.format.name for piece in self.pieces if piece.format)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +77,10 @@ class QuantisedLayout:
         """Of each part the matrices that are its rows."""
         found: dict[str, dict[int, PlacedPieces]] = {}
         for piece, offset in zip(self.pieces, self.offsets, strict=True):
-            found.setdefault(piece.part, {}).setdefault(piece.source, {})[piece.role] = (piece, offset)
+            found.setdefault(piece.part, {}).setdefault(piece.source, {})[piece.role] = (
+                piece,
+                offset,
+            )
         return {part: list(by_source.values()) for part, by_source in found.items()}
 
     @property
@@ -83,12 +90,17 @@ class QuantisedLayout:
     def views(self, buffer: torch.Tensor) -> Parts:
         """Views of `buffer`, uint8 [nbytes] or longer, on any device: of each part the matrices that are its rows, or
         its numbers where it has one tensor that is not quantised."""
-        return {part: _plain([_views(buffer, placed) for placed in stored]) for part, stored in self.matrices.items()}
+        return {
+            part: _plain([_views(buffer, placed) for placed in stored])
+            for part, stored in self.matrices.items()
+        }
 
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """The numbers of each part, as the module has them; copies, but for parts that are not quantised."""
         return {
-            name: part if isinstance(part, torch.Tensor) else joined(part, self.dtype, is_transposed=self.is_transposed)
+            name: part
+            if isinstance(part, torch.Tensor)
+            else joined(part, self.dtype, is_transposed=self.is_transposed)
             for name, part in self.views(buffer).items()
         }
 
@@ -98,7 +110,9 @@ class QuantisedLayout:
         digest = hashlib.sha256()
         for piece, offset in zip(self.pieces, self.offsets, strict=True):
             content = buffer[offset : offset + piece.nbytes]
-            if piece.role == ORDER:  # so that where groups follow each other it is of the bytes of the checkpoint
+            if (
+                piece.role == ORDER
+            ):  # so that where groups follow each other it is of the bytes of the checkpoint
                 content = index_of(content.view(piece.dtype)).view(torch.uint8)
             digest.update(memoryview(content.numpy()))
         return digest.hexdigest()

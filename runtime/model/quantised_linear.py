@@ -44,7 +44,9 @@ class QuantisedLinear(nn.Module):
 class QuantisedEmbedding(nn.Module):
     """In the place of `nn.Embedding`, where the head shares its matrix: ids [..] -> rows [.., H] of `blocks`."""
 
-    def __init__(self, blocks: nn.Parameter, form: GgmlBlocks, *, shape: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(
+        self, blocks: nn.Parameter, form: GgmlBlocks, *, shape: torch.Size, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.blocks, self.form, self.dtype = blocks, form, dtype
         self.num_embeddings, self.embedding_dim = shape

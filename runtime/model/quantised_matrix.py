@@ -25,7 +25,9 @@ class QuantisedMatrix(NamedTuple):
     def shape(self) -> tuple[int, int]:
         if self.format is None:
             return tuple(self.tensors[PLAIN].shape)
-        return self.format.shape({role: Stored(each.dtype, each.shape) for role, each in self.tensors.items()})
+        return self.format.shape(
+            {role: Stored(each.dtype, each.shape) for role, each in self.tensors.items()}
+        )
 
     @property
     def device(self) -> torch.device:
@@ -47,7 +49,9 @@ class QuantisedMatrix(NamedTuple):
 Parts = dict[str, list[QuantisedMatrix] | torch.Tensor]
 
 
-def project_quantised(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
+def project_quantised(
+    module: nn.Module, weights: Parts, name: str, x: torch.Tensor
+) -> torch.Tensor:
     """Compute one projection of one expert, x [t, in] -> [t, out], on numbers in x's dtype that lie as in the module.
 
     The result has the bits of the module with dequantised weights.
@@ -81,7 +85,9 @@ def linear_in_tiles(matrices: Sequence[QuantisedMatrix], x: torch.Tensor) -> tor
     return y
 
 
-def joined(matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, *, is_transposed: bool) -> torch.Tensor:
+def joined(
+    matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, *, is_transposed: bool
+) -> torch.Tensor:
     """The rows of all matrices as one, [out, in], or [in, out] if `is_transposed`."""
     shapes = [matrix.shape for matrix in matrices]  # asked once, for each answer is checked
     num_rows, num_columns = sum(height for height, _ in shapes), shapes[0][1]

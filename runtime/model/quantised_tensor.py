@@ -58,13 +58,21 @@ class QuantisedTensor:
         tensors = {role: tensor.read() for role, tensor in self.components.items()}
         if len(self.shape) == 2:
             return self._numbers(tensors)
-        rows = ({role: tensor[row] for role, tensor in tensors.items()} for row in range(self.shape[0]))
+        rows = (
+            {role: tensor[row] for role, tensor in tensors.items()} for row in range(self.shape[0])
+        )
         return torch.stack([self._numbers(each) for each in rows])
 
     def check_first(self) -> None:
         """Raise BadInput for a fault of the only matrix, or of the first."""
-        components = self.components.values() if len(self.shape) == 2 else map(_first, self.components.values())
-        self._check({role: each.read() for role, each in zip(self.components, components, strict=True)})
+        components = (
+            self.components.values()
+            if len(self.shape) == 2
+            else map(_first, self.components.values())
+        )
+        self._check(
+            {role: each.read() for role, each in zip(self.components, components, strict=True)}
+        )
 
     def _numbers(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         self._check(tensors)
@@ -78,14 +86,18 @@ class QuantisedTensor:
 Tensors = dict[str, StoredTensor | QuantisedTensor]
 
 
-def gather_matrices(tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None) -> Tensors:
+def gather_matrices(
+    tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None
+) -> Tensors:
     """The tensors of the model by the names of its parameters: those that hold one matrix together become one.
 
     Scales of activations are left out: products are computed on activations of the model's own dtype. Of each format
     the first matrix is read, so that numbers that contradict the config are seen now. Raises BadInput for weights of
     few bits without scales, for scales without weights, and for tensors that do not fit each other or the config.
     """
-    rest: Tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(_OF_ACTIVATIONS)}
+    rest: Tensors = {
+        name: tensor for name, tensor in tensors.items() if not name.endswith(_OF_ACTIVATIONS)
+    }
     for spelling in quantisation.spellings if quantisation else ():
         form = None
         for name, stem, components in list(_found(quantisation, spelling, rest)):
@@ -95,7 +107,9 @@ def gather_matrices(tensors: Mapping[str, StoredTensor], quantisation: Quantisat
             rest[name] = _quantised(name, form, _completed(spelling, form, components))
             if is_first:
                 rest[name].check_first()
-    for name in sorted(rest, key=lambda name: name.endswith(_OF_WEIGHTS)):  # weights first: the line names one of them
+    for name in sorted(
+        rest, key=lambda name: name.endswith(_OF_WEIGHTS)
+    ):  # weights first: the line names one of them
         _check_claimed(name, rest[name], quantisation)
     return rest
 
@@ -121,7 +135,9 @@ def _found(
         if spelling.required <= set(components):
             yield (f"{stem}.weight" if spelling.is_module else stem), stem, components
         elif suffix:
-            missing = ", ".join(spelling.roles[role] for role in sorted(spelling.required - set(components)))
+            missing = ", ".join(
+                spelling.roles[role] for role in sorted(spelling.required - set(components))
+            )
             raise BadInput(f"{anchor} is stored without {missing}: download the checkpoint again")
 
 
@@ -132,7 +148,9 @@ def _settled(spelling: Spelling, components: Mapping[str, StoredTensor]) -> Form
     return spelling.symmetric.settled(zeros.read().flatten(0, -2)) if is_read else spelling.format
 
 
-def _completed(spelling: Spelling, form: Format | Gptq, components: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+def _completed(
+    spelling: Spelling, form: Format | Gptq, components: dict[str, StoredTensor]
+) -> dict[str, StoredTensor]:
     """The tensors of a matrix, with zero-points where they are all one number and the file lacks them."""
     if spelling.symmetric is None or ZEROS in components:
         return components
@@ -165,16 +183,28 @@ def _quantised(name: str, format: Format, components: dict[str, StoredTensor]) -
 
 
 def _unfit(name: str, format: Format, problem: Unfit) -> BadInput:
-    return BadInput(f"{name} is no matrix in {format.name}: {problem}; download the checkpoint again")
+    return BadInput(
+        f"{name} is no matrix in {format.name}: {problem}; download the checkpoint again"
+    )
 
 
-def _check_claimed(name: str, tensor: StoredTensor | QuantisedTensor, quantisation: Quantisation | None) -> None:
+def _check_claimed(
+    name: str, tensor: StoredTensor | QuantisedTensor, quantisation: Quantisation | None
+) -> None:
     """Raise BadInput for a weight of few bits that has no scales, and for scales that have no weight."""
     if isinstance(tensor, QuantisedTensor):
         return
-    by_config = f", quantised by {quantisation.method}" if quantisation else ", and config.json has no quantisation"
+    by_config = (
+        f", quantised by {quantisation.method}"
+        if quantisation
+        else ", and config.json has no quantisation"
+    )
     if tensor.dtype in _FEW_BITS and len(tensor.shape) >= 2:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        raise BadInput(f"{name} is {dtype} without scales{by_config}: download the checkpoint again")
+        raise BadInput(
+            f"{name} is {dtype} without scales{by_config}: download the checkpoint again"
+        )
     if name.endswith(_OF_WEIGHTS):
-        raise BadInput(f"{name} belongs to no matrix that is whole{by_config}: download the checkpoint again")
+        raise BadInput(
+            f"{name} belongs to no matrix that is whole{by_config}: download the checkpoint again"
+        )

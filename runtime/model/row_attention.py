@@ -18,7 +18,12 @@ from runtime.model.row_memory import LEAST_ROOM, MOST_ROWS, Block
 
 NAME = "moectl_rows"
 _LAYERS = {"full_attention", "sliding_attention"}
-_BY_POSITION = {"default", "linear", "llama3", "yarn"}  # the angles of a token follow from its position alone
+_BY_POSITION = {
+    "default",
+    "linear",
+    "llama3",
+    "yarn",
+}  # the angles of a token follow from its position alone
 _OWN = ("sdpa", "eager")
 
 
@@ -33,13 +38,17 @@ class RowPiece:
     first: torch.Tensor  # [n] int64, on the host
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by window
 
-    def mask(self, window: int | None, like: torch.Tensor, *, is_causal: bool) -> torch.Tensor | None:
+    def mask(
+        self, window: int | None, like: torch.Tensor, *, is_causal: bool
+    ) -> torch.Tensor | None:
         """What is added to the scores [n, 1, S, C']; None where all is seen, or as a causal function has it."""
         if window not in self.masks:
             self.masks[window] = self._mask(window, like, is_causal=is_causal)
         return self.masks[window]
 
-    def _mask(self, window: int | None, like: torch.Tensor, *, is_causal: bool) -> torch.Tensor | None:
+    def _mask(
+        self, window: int | None, like: torch.Tensor, *, is_causal: bool
+    ) -> torch.Tensor | None:
         end = self.end
         if window is None or end <= window:
             is_first = is_causal and self.num_rows == 1 and end == self.num_tokens
@@ -71,7 +80,9 @@ def one_token_each(num_rows: int, own: str) -> RowPass:
     """A pass over the first tokens of so many rows."""
     sizes = [min(MOST_ROWS, num_rows - start) for start in range(0, num_rows, MOST_ROWS)]
     first = torch.zeros(MOST_ROWS, dtype=torch.int64)
-    return RowPass([RowPiece(Block(LEAST_ROOM, size), size, 1, first[:size]) for size in sizes], own)
+    return RowPass(
+        [RowPiece(Block(LEAST_ROOM, size), size, 1, first[:size]) for size in sizes], own
+    )
 
 
 def _attend(
@@ -148,4 +159,8 @@ def _rope_types(parameters: dict) -> set[str]:
     """The kinds of rotary angles: one for all layers, or one for each kind of layer."""
     if "rope_type" in parameters:
         return {parameters["rope_type"]}
-    return {each["rope_type"] for each in parameters.values() if isinstance(each, dict) and "rope_type" in each}
+    return {
+        each["rope_type"]
+        for each in parameters.values()
+        if isinstance(each, dict) and "rope_type" in each
+    }

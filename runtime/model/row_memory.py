@@ -38,7 +38,9 @@ class Block:
     keys: dict[int, torch.Tensor] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def write(self, layer: int, first: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(
+        self, layer: int, first: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
         """Put S tokens [n, A, S, D] into the first n rows, from position `first` [n] of each on."""
         for held, new in ((self.keys, keys), (self.values, values)):
             if layer not in held:
@@ -51,11 +53,14 @@ class Block:
                 rows = torch.arange(len(new), device=to.device)
                 to[rows, :, first.to(to.device)] = new[:, :, 0].to(to.device)
 
-    def read(self, layer: int, num_rows: int, end: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(
+        self, layer: int, num_rows: int, end: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [n, A, end, D] of the first rows on a device. Those in RAM are brought there whole, in one
         copy each, since parts of rows would be many small ones."""
         return tuple(
-            held[layer][:num_rows].to(device, non_blocking=True)[:, :, :end] for held in (self.keys, self.values)
+            held[layer][:num_rows].to(device, non_blocking=True)[:, :, :end]
+            for held in (self.keys, self.values)
         )
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,11 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.core_model_loading import WeightConverter, WeightTransform, convert_and_load_state_dict_in_model
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightTransform,
+    convert_and_load_state_dict_in_model,
+)
 from transformers.integrations.gguf.gguf_conversion_mapping import Cast
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
@@ -45,15 +49,22 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
                 config, dtype=dtype, experts_implementation="eager", trust_remote_code=False
             )
     except Exception as error:  # it may come from any size in the config
-        raise BadInput(f"transformers cannot build a language model from this config: {first_line(error)}") from error
+        raise BadInput(
+            f"transformers cannot build a language model from this config: {first_line(error)}"
+        ) from error
     _keep_text_model(model)
     return model.eval().requires_grad_(False)
 
 
-def auto_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]:
+def auto_class(
+    config: PreTrainedConfig,
+) -> type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]:
     """The class by which transformers opens what is published with such a config: a whole multimodal model where there
     is one, since the names of its weights are that model's."""
-    is_multimodal = config.get_text_config() is not config and type(config) in AutoModelForMultimodalLM._model_mapping
+    is_multimodal = (
+        config.get_text_config() is not config
+        and type(config) in AutoModelForMultimodalLM._model_mapping
+    )
     is_causal = not is_multimodal and type(config) in AutoModelForCausalLM._model_mapping
     return AutoModelForCausalLM if is_causal else AutoModelForMultimodalLM
 
@@ -69,7 +80,10 @@ def _keep_text_model(model: PreTrainedModel) -> None:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, None)
     ignored = {f"^{re.escape(name)}\\." for name in names}
-    model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), *ignored}
+    model._keys_to_ignore_on_load_unexpected = {
+        *(model._keys_to_ignore_on_load_unexpected or ()),
+        *ignored,
+    }
 
 
 def _others(module: nn.Module, prefix: str, kept: set[nn.Module | None]) -> Iterator[str]:
@@ -103,7 +117,9 @@ def load_resident(
     experts = {f"{layer.name}.{name}" for layer in layers for name in layer.shapes}
     quantiser = None if dense is None else DenseQuantiser(model, dense, layers)
     for name in experts:
-        model.get_parameter(name)._is_hf_initialized = True  # or transformers would fill them with random numbers
+        model.get_parameter(
+            name
+        )._is_hf_initialized = True  # or transformers would fill them with random numbers
     mapping = source.mapping(model)
     loading = LoadStateDictConfig(
         pretrained_model_name_or_path=str(source.path),
@@ -113,7 +129,9 @@ def load_resident(
         weight_mapping=mapping,
     )
     with _no_progress_bar():
-        info, _ = convert_and_load_state_dict_in_model(model, tensors, replace(loading, hf_quantizer=quantiser), None)
+        info, _ = convert_and_load_state_dict_in_model(
+            model, tensors, replace(loading, hf_quantizer=quantiser), None
+        )
     info.missing_keys -= experts
     _check_loaded(model, info)
     model._finalize_model_loading(model, loading, info)
@@ -127,7 +145,11 @@ def load_resident(
 
 def _wide(mapping: list[WeightTransform]) -> dict[str, torch.dtype]:
     """The parameters whose rules end in a cast, which are made of numbers in float32."""
-    rules = (rule for rule in mapping if isinstance(rule, WeightConverter) and isinstance(rule.operations[-1], Cast))
+    rules = (
+        rule
+        for rule in mapping
+        if isinstance(rule, WeightConverter) and isinstance(rule.operations[-1], Cast)
+    )
     return {re.escape(rule.target_patterns[0]): torch.float32 for rule in rules}
 
 
@@ -138,7 +160,9 @@ def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
             "config and weights are not of the same model"
         )
     for name, error in info.conversion_errors.items():
-        raise BadInput(f"{name} cannot be made from the stored tensors: {error.strip().splitlines()[-1]}")
+        raise BadInput(
+            f"{name} cannot be made from the stored tensors: {error.strip().splitlines()[-1]}"
+        )
     for name in sorted(_really_unexpected(model, info.unexpected_keys)):
         raise BadInput(
             f"{name} in the checkpoint is nothing that transformers' {model.config.model_type} has: without it the "
@@ -180,7 +204,9 @@ def _check_resident(model: PreTrainedModel, experts: set[str]) -> None:
             raise BadInput(f"{name} holds NaN or infinity, the checkpoint is damaged")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert tensor.is_meta == (name in experts), f"{name} is on {tensor.device}"
-        assert tensor.device.type != "cpu" or tensor.data_ptr() % 64 == 0 or tensor.dim() == 0, f"{name} is not aligned"
+        assert tensor.device.type != "cpu" or tensor.data_ptr() % 64 == 0 or tensor.dim() == 0, (
+            f"{name} is not aligned"
+        )
 
 
 @contextmanager

@@ -91,7 +91,9 @@ class SafetensorsFolder:
         return gather_matrices(checkpoint.tensors, quantisation_of(config, self.path))
 
     def dtype(self, checkpoint: Checkpoint) -> torch.dtype:
-        floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
+        floating = (
+            tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point
+        )
         return next(floating, torch.float32)
 
     def mapping(self, model: PreTrainedModel) -> list[WeightTransform]:
@@ -105,7 +107,9 @@ class SafetensorsFolder:
         except ValueError as error:
             raise BadInput(f"transformers cannot use {path}: {first_line(error)}") from error
         if not isinstance(settings, dict):
-            raise BadInput(f"transformers cannot use {path}: it holds a {type(settings).__name__}, not a JSON object")
+            raise BadInput(
+                f"transformers cannot use {path}: it holds a {type(settings).__name__}, not a JSON object"
+            )
         return GenerationSettings(path, path == own, settings)
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

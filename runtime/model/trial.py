@@ -26,7 +26,9 @@ def try_model(model: PreTrainedModel, layers: tuple[MoeLayer, ...]) -> torch.dty
     family adds its experts up in another way than moectl."""
     family = model.config.model_type
     if model.config.is_encoder_decoder:
-        raise BadInput(f"the config.json says is_encoder_decoder, and {family} is a decoder only: correct it")
+        raise BadInput(
+            f"the config.json says is_encoder_decoder, and {family} is a decoder only: correct it"
+        )
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     sums: list[torch.dtype] = []
     try:
@@ -34,8 +36,12 @@ def try_model(model: PreTrainedModel, layers: tuple[MoeLayer, ...]) -> torch.dty
             model(input_ids=ids, use_cache=True)
     except BadInput:
         raise
-    except Exception as error:  # the family's code may raise anything on a config that does not fit it
-        raise BadInput(f"transformers' {family} cannot run with this config.json: {first_line(error)}") from error
+    except (
+        Exception
+    ) as error:  # the family's code may raise anything on a config that does not fit it
+        raise BadInput(
+            f"transformers' {family} cannot run with this config.json: {first_line(error)}"
+        ) from error
     return sums[0]
 
 
@@ -51,7 +57,11 @@ def _without_experts(layers: tuple[MoeLayer, ...], sums: list[torch.dtype]) -> I
 
 
 def _zeros(
-    layer: MoeLayer, sums: list[torch.dtype], hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    layer: MoeLayer,
+    sums: list[torch.dtype],
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
 ) -> torch.Tensor:
     if ids.shape[-1] != layer.top_k:
         raise BadInput(
@@ -70,7 +80,9 @@ def _sum_dtype(layer: MoeLayer, like: torch.Tensor, weights_dtype: torch.dtype) 
     experts, top_k = _narrow(layer, like, random), min(layer.top_k, _NUM_EXPERTS)
     hidden = torch.randn(_NUM_TOKENS, like.shape[-1], generator=random).to(like)
     weights = torch.rand(_NUM_TOKENS, top_k, generator=random).to(like.device, weights_dtype)
-    ids = torch.rand(_NUM_TOKENS, min(_NUM_EXPERTS, layer.num_experts), generator=random).argsort(-1)[:, :top_k]
+    ids = torch.rand(_NUM_TOKENS, min(_NUM_EXPERTS, layer.num_experts), generator=random).argsort(
+        -1
+    )[:, :top_k]
     eager = type(experts).forward.__wrapped__(experts, hidden, ids.to(like.device), weights)
     for dtype in dict.fromkeys((like.dtype, weights_dtype)):
         if torch.equal(eager, _added(experts, hidden, ids, weights, dtype)):
@@ -82,12 +94,18 @@ def _sum_dtype(layer: MoeLayer, like: torch.Tensor, weights_dtype: torch.dtype) 
 
 
 def _added(
-    experts: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+    experts: nn.Module,
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """The output of `experts` as moectl computes it, with sums in `dtype`."""
     out = torch.zeros_like(hidden, dtype=dtype)
     for expert, assigned in sorted(assign(ids.numpy(), hidden.device).items()):
-        views = {name: parameter[expert] for name, parameter in experts.named_parameters(recurse=False)}
+        views = {
+            name: parameter[expert] for name, parameter in experts.named_parameters(recurse=False)
+        }
         y = expert_forward(experts, views, gather(hidden, assigned))
         accumulate(out, weigh(y, weights, assigned), assigned)
     return out.to(hidden.dtype)

@@ -139,13 +139,22 @@ class Policies:
     @property
     def widths(self) -> list[int]:
         """Bits below full precision that the slow tier must hold; known once the policies are prepared."""
-        return sorted({bits for axis in POLICIES for bits in getattr(self, axis).widths} - {FULL_BITS})
+        return sorted(
+            {bits for axis in POLICIES for bits in getattr(self, axis).widths} - {FULL_BITS}
+        )
 
     @property
     def matching(self) -> Matching | None:
         """The matching of expert maps that the policies share; None if no policy matches maps. Known once they are
         prepared."""
-        return next((policy.matching for policy in (self.prefetch, self.eviction) if "maps" in policy.requires), None)
+        return next(
+            (
+                policy.matching
+                for policy in (self.prefetch, self.eviction)
+                if "maps" in policy.requires
+            ),
+            None,
+        )
 
     @property
     def requires(self) -> frozenset[str]:
@@ -179,7 +188,11 @@ def parse(axis: str, text: str) -> Any:
 def describe(policy: Any) -> str:
     """Return the text that `parse` turns back into the same policy; parameters at their defaults are left out."""
     names = {cls: name for table in POLICIES.values() for name, cls in table.items()}
-    changed = [f"{f.name}={getattr(policy, f.name)}" for f in fields(policy) if getattr(policy, f.name) != f.default]
+    changed = [
+        f"{f.name}={getattr(policy, f.name)}"
+        for f in fields(policy)
+        if getattr(policy, f.name) != f.default
+    ]
     return ":".join(filter(None, [names[type(policy)], ",".join(changed)]))
 
 
@@ -200,7 +213,9 @@ def _convert(kind: Any, value: str, where: str) -> Any:
     try:
         converted = _BOOLEANS[value.lower()] if wanted is bool else wanted(value)
         if converted != converted or wanted is not str and _MOST < abs(converted) < inf:
-            raise ValueError("NaN passes every comparison with a limit, and what is so large overflows")
+            raise ValueError(
+                "NaN passes every comparison with a limit, and what is so large overflows"
+            )
         return converted
     except (ValueError, KeyError):
         raise BadUsage(f"{where} takes a value of type {wanted.__name__}, not {value!r}") from None

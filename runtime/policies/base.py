@@ -37,26 +37,41 @@ class Artefacts:
 
     buddies: np.ndarray | None = None  # [L, E, R] expert ids by rank, padded with -1
     buddy_q: np.ndarray | None = None  # [L, E, R] their share of what ranked them
-    coactivated: tuple[np.ndarray, np.ndarray] | None = None  # the same two, ranked by co-activation
+    coactivated: tuple[np.ndarray, np.ndarray] | None = (
+        None  # the same two, ranked by co-activation
+    )
     entropy: np.ndarray | None = None  # [L, 101] percentiles of token activating entropy
-    hops: np.ndarray | None = None  # [E] devices between an expert and the compute; None: one device
+    hops: np.ndarray | None = (
+        None  # [E] devices between an expert and the compute; None: one device
+    )
     next_use: NextUse | None = None  # the future of the trace that is replayed
     replicas: Replicas | None = None  # sizes and losses of experts below full precision
-    splits: tuple[SolvedSplit, ...] | None = None  # solved splits for some budgets, the newest first
-    loads: np.ndarray | None = None  # [L, E + 1] experts that a token loads on demand, by experts that a layer holds
-    sensitivity: np.ndarray | None = None  # [L] a layer's sensitivity to dropped experts, 1 on average
-    predictors: Predictors | None = None  # they predict the layers ahead; a replay reads predictions from its trace
+    splits: tuple[SolvedSplit, ...] | None = (
+        None  # solved splits for some budgets, the newest first
+    )
+    loads: np.ndarray | None = (
+        None  # [L, E + 1] experts that a token loads on demand, by experts that a layer holds
+    )
+    sensitivity: np.ndarray | None = (
+        None  # [L] a layer's sensitivity to dropped experts, 1 on average
+    )
+    predictors: Predictors | None = (
+        None  # they predict the layers ahead; a replay reads predictions from its trace
+    )
     maps: ExpertMaps | None = None  # earlier iterations, which the current one is matched with
     maps_run: int | None = None  # the store's run that made the maps
     origins: Mapping[str, Origin] = field(default_factory=dict)  # by the name of the artefact
     learns_maps: bool = False  # whether iterations of this run are added to the maps
-    matching: Matching | None = None  # of those maps: made when policies are prepared, and shared by them
+    matching: Matching | None = (
+        None  # of those maps: made when policies are prepared, and shared by them
+    )
 
 
 _STORED = "which the store does not hold: "
 REMEDY = {  # by the artefact that a policy requires and the store lacks
     "buddies": _STORED + "run `moectl profile` on this model, then `moectl build-buddies`",
-    "coactivated": _STORED + "run `moectl profile` on this model, then `moectl build-buddies --metric coactivation`",
+    "coactivated": _STORED
+    + "run `moectl profile` on this model, then `moectl build-buddies --metric coactivation`",
     "entropy": _STORED + "run `moectl profile` on this model",
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
     "splits": _STORED + "run `moectl split`",
@@ -77,7 +92,9 @@ class Residents:
     def missing(self, step: Step) -> list[int]:
         """Return the distinct absent experts that a step of this layer wants, those of most tokens first, of equals in
         order of first appearance."""
-        return most_wanted(list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected)
+        return most_wanted(
+            list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected
+        )
 
 
 @dataclass(slots=True)
@@ -91,7 +108,9 @@ class Choice:
     behind: tuple[int, ...] = ()  # absent experts to load while others are computed, best first
     weights: np.ndarray | None = None  # [T, K] new routing weights; None keeps the router's own
     bits: Mapping[int, int] | None = None  # precision of fetched experts; 16 for those not named
-    lent: float = 0.0  # experts that the link has time to load besides, while near ones are computed
+    lent: float = (
+        0.0  # experts that the link has time to load besides, while near ones are computed
+    )
 
     def is_elsewhere(self, expert: int) -> bool:
         """Whether it is computed without a slot."""
@@ -127,7 +146,9 @@ class FastTier:
         if self.split is None:
             return self.num_slots * shape.expert_nbytes
         sizes = [shape.segment_nbytes(neurons) for neurons in self.split.top_neurons.tolist()]
-        tops = sum(count * top for count, (top, _) in zip(self.split.num_tops.tolist(), sizes, strict=True))
+        tops = sum(
+            count * top for count, (top, _) in zip(self.split.num_tops.tolist(), sizes, strict=True)
+        )
         return tops + self.split.num_bottoms * max(bottom for _, bottom in sizes)
 
     def holds(self, shape: Shape) -> bool:
@@ -135,7 +156,9 @@ class FastTier:
         split = self.split
         if split is None:
             return self.num_slots == shape.num_keys
-        num_cut = sum(bottom > 0 for _, bottom in map(shape.segment_nbytes, split.top_neurons.tolist()))
+        num_cut = sum(
+            bottom > 0 for _, bottom in map(shape.segment_nbytes, split.top_neurons.tolist())
+        )
         return self.num_slots == shape.num_keys + num_cut * shape.num_experts
 
 
@@ -223,8 +246,12 @@ class Prefetch(Policy, Protocol):
     distance: int  # layers that it looks ahead; 0: it proposes nothing
     reads_predictions: ClassVar[bool]  # whether steps must carry `predicted` for `distance` layers
     reads_learned: ClassVar[bool]  # whether steps must carry `learned` for `distance` layers
-    follows_steps: ClassVar[bool]  # False: it remembers nothing, and is asked only where something can be sent
-    opens_passes: bool  # whether it proposes before the first layer of a pass, which takes embeddings
+    follows_steps: ClassVar[
+        bool
+    ]  # False: it remembers nothing, and is asked only where something can be sent
+    opens_passes: (
+        bool  # whether it proposes before the first layer of a pass, which takes embeddings
+    )
 
     def propose_first(self, opening: Opening, now: Now) -> np.ndarray:
         """Return keys to prefetch before the first layer has run, as `propose` does. Called once a pass, and only if it

@@ -11,7 +11,12 @@ from artifacts.errors import BadUsage, Incompatible
 from runtime.policies import POLICIES, describe, parse
 
 TUNED = "tuned"  # what `moectl tune` calls its preset unless it is told another name
-_WHOLE = ("fetch", "near", "qstar", "cold")  # what becomes of a miss where nothing else stands in for it
+_WHOLE = (
+    "fetch",
+    "near",
+    "qstar",
+    "cold",
+)  # what becomes of a miss where nothing else stands in for it
 
 
 class Scope(StrEnum):
@@ -67,7 +72,9 @@ def is_lossless(routing: str, miss: str, residency: str) -> bool:
 @cache
 def presets() -> dict[str, Preset]:
     """Return every preset by name, as `presets.toml` lists them, with those that cannot run yet."""
-    rows = tomllib.loads(files("runtime.policies").joinpath("presets.toml").read_text(encoding="utf-8"))
+    rows = tomllib.loads(
+        files("runtime.policies").joinpath("presets.toml").read_text(encoding="utf-8")
+    )
     return {name: Preset(name, **row) for name, row in rows.items()}
 
 
@@ -96,14 +103,22 @@ def _changed(chosen: Preset, name: str, options: list[str]) -> Preset:
     policies = {axis: parse(axis, text) for axis, text in chosen.texts().items()}
     for option in options:
         parameter = option.partition("=")[0]
-        known = [(axis, field.name) for axis, policy in policies.items() for field in fields(policy)]
+        known = [
+            (axis, field.name) for axis, policy in policies.items() for field in fields(policy)
+        ]
         axes = [axis for axis, field in known if field == parameter]
         if not axes:
-            raise BadUsage(unknown(f"parameter of {chosen.name}", parameter, [field for _, field in known]))
+            raise BadUsage(
+                unknown(f"parameter of {chosen.name}", parameter, [field for _, field in known])
+            )
         if len(axes) > 1:
             each = " or ".join(f"--{axis}" for axis in axes)
-            raise BadUsage(f"{name}: {parameter} is a parameter of several policies, so give it by {each}")
+            raise BadUsage(
+                f"{name}: {parameter} is a parameter of several policies, so give it by {each}"
+            )
         [axis] = axes
         text = describe(policies[axis])
         policies[axis] = parse(axis, f"{text}{',' if ':' in text else ':'}{option}")
-    return replace(chosen, name=name, **{axis: describe(policy) for axis, policy in policies.items()})
+    return replace(
+        chosen, name=name, **{axis: describe(policy) for axis, policy in policies.items()}
+    )

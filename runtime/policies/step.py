@@ -40,10 +40,18 @@ class Step:
     predicted: np.ndarray | None = None
     # [R] rows of the last token of each request; only these predict layers of the next pass
     last: np.ndarray | None = None
-    learned: np.ndarray | None = None  # [T, D, E] float32: what fitted predictors give for those layers
-    embedding: np.ndarray | None = None  # [R, H] float32: each request's input of this pass, the mean over its tokens
-    requests: np.ndarray | None = None  # [T] the request of each token, whose tokens stand together; None: not known
-    prompts: np.ndarray | None = None  # [T] bool: which are of prompts, where others are decoded in the same pass
+    learned: np.ndarray | None = (
+        None  # [T, D, E] float32: what fitted predictors give for those layers
+    )
+    embedding: np.ndarray | None = (
+        None  # [R, H] float32: each request's input of this pass, the mean over its tokens
+    )
+    requests: np.ndarray | None = (
+        None  # [T] the request of each token, whose tokens stand together; None: not known
+    )
+    prompts: np.ndarray | None = (
+        None  # [T] bool: which are of prompts, where others are decoded in the same pass
+    )
 
     @property
     def decodes(self) -> bool:
@@ -53,7 +61,10 @@ class Step:
     def part(self, rows: np.ndarray, phase: int) -> "Step":
         """Return the step of these tokens [T] bool alone, which are of one phase."""
         of_tokens = ("selected", "weights", "probabilities", "predicted", "learned", "requests")
-        taken = {name: None if (all_rows := getattr(self, name)) is None else all_rows[rows] for name in of_tokens}
+        taken = {
+            name: None if (all_rows := getattr(self, name)) is None else all_rows[rows]
+            for name in of_tokens
+        }
         last = None if self.requests is None else last_tokens(taken["requests"])
         embedding = None if self.embedding is None else self.embedding[rows[self.last]]
         return replace(self, **taken, phase=phase, last=last, embedding=embedding, prompts=None)
@@ -75,7 +86,9 @@ class Opening:
 
     pass_index: int
     phase: int
-    embedding: np.ndarray  # [R, H] float32: each request's input of this pass, the mean over its tokens
+    embedding: (
+        np.ndarray
+    )  # [R, H] float32: each request's input of this pass, the mean over its tokens
 
 
 _FIRST = np.zeros(1, np.int64)

@@ -55,4 +55,6 @@ def unused_layers(trace: Trace) -> list[str]:
     if not unused:
         return []
     named = ", ".join(map(str, unused))
-    return [f"layers {named} never occur in the trace and have their share of the budget all the same"]
+    return [
+        f"layers {named} never occur in the trace and have their share of the budget all the same"
+    ]

@@ -55,13 +55,23 @@ def parse_hit_rates(text: str) -> HitRates:
 def fit_statistics(target: Statistics, shape: Shape, start: Dials) -> Dials:
     """Return dials whose trace has the statistics of `target`, by bisecting each dial in turn. Dials whose statistic
     `target` lacks stay as in `start`."""
-    dials = start if target.prediction is None else replace(start, predictability=round(target.prediction, 4))
+    dials = (
+        start
+        if target.prediction is None
+        else replace(start, predictability=round(target.prediction, 4))
+    )
     for _ in range(_ROUNDS):
         for name, (statistic, most) in _MOVES.items():
             wanted = getattr(target, statistic)
             if wanted is not None:
-                dials = replace(dials, **{name: _halved(_response(dials, name, statistic, shape), wanted, most)})
-    return dials if target.prediction is None else replace(dials, grading=_grading(target, shape, dials))
+                dials = replace(
+                    dials, **{name: _halved(_response(dials, name, statistic, shape), wanted, most)}
+                )
+    return (
+        dials
+        if target.prediction is None
+        else replace(dials, grading=_grading(target, shape, dials))
+    )
 
 
 def _grading(target: Statistics, shape: Shape, dials: Dials) -> float:
@@ -90,16 +100,22 @@ def _halved(rising: Callable[[float], float], wanted: float, most: float) -> flo
     return round((low + high) / 2, 4)
 
 
-def hit_rates(dials: Dials, model: ModelShape, wanted: Sequence[HitRates], *, num_layers: int) -> list[HitRates]:
+def hit_rates(
+    dials: Dials, model: ModelShape, wanted: Sequence[HitRates], *, num_layers: int
+) -> list[HitRates]:
     """Return the hit rates that the policies of `wanted` reach on a synthetic trace, with as many experts held."""
     shape = replace(model.shape, num_layers=num_layers)
-    workload = Workload(generate(dials, shape, detailed=False), replace(model, shape=shape), machine("a100-pcie4"))
+    workload = Workload(
+        generate(dials, shape, detailed=False), replace(model, shape=shape), machine("a100-pcie4")
+    )
     reached = []
     for row in wanted:
         rates = {}
         for held in row.rates:
             budget = f"{held * num_layers}x"
-            setting = Setting("", policies={"eviction": row.eviction}, scope=Scope.LAYER, budget=budget)
+            setting = Setting(
+                "", policies={"eviction": row.eviction}, scope=Scope.LAYER, budget=budget
+            )
             rates[held] = hit_rate(workload.run(setting).counters)
         reached.append(HitRates(row.eviction, rates))
     return reached
@@ -116,7 +132,11 @@ def misfit(reached: Sequence[HitRates], wanted: Sequence[HitRates]) -> float:
 
 
 def fit_hit_rates(
-    wanted: Sequence[HitRates], model: ModelShape, start: Dials, *, progress: Callable[[int], None] = lambda tried: None
+    wanted: Sequence[HitRates],
+    model: ModelShape,
+    start: Dials,
+    *,
+    progress: Callable[[int], None] = lambda tried: None,
 ) -> Dials:
     """Return `start` with the skew and locality whose hit rates come nearest: from the best of a coarse grid, move to
     the best neighbour until there is none, then with half the step.
@@ -146,7 +166,10 @@ def _neighbours(dials: Dials, share: float) -> list[Dials]:
     """Return the dials with one or both turned a step up or down."""
     steps = [(-share, 0.0, share)] * len(_STEPS)
     return [
-        replace(dials, **{name: _turned(dials, name, turn) for name, turn in zip(_STEPS, turns, strict=True)})
+        replace(
+            dials,
+            **{name: _turned(dials, name, turn) for name, turn in zip(_STEPS, turns, strict=True)},
+        )
         for turns in product(*steps)
         if any(turns)
     ]

@@ -24,7 +24,11 @@ from runtime.control.split_solver import curves_of
 from runtime.policies import Policies
 from runtime.policies.base import Artefacts, Eviction
 
-_COUNTED = {"buddies": "buddy lists", "coactivated": "buddy lists", "entropy": "percentiles of token entropy"}
+_COUNTED = {
+    "buddies": "buddy lists",
+    "coactivated": "buddy lists",
+    "entropy": "percentiles of token entropy",
+}
 _ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
 
 
@@ -33,7 +37,9 @@ def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     in which a token selects an expert twice."""
     ordered = np.sort(trace.experts, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise BadInput("the trace selects an expert twice for one token: who is selected with whom cannot be counted")
+        raise BadInput(
+            "the trace selects an expert twice for one token: who is selected with whom cannot be counted"
+        )
     tables, shares = [], []
     for layer in range(shape.num_layers):
         at = trace.layer == layer
@@ -42,7 +48,9 @@ def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
         q = conditional(counts.pairs)
         table = buddy_table(buddy_lists(q, _ALPHA, _LONGEST))
         tables.append(np.pad(table, ((0, 0), (0, _LONGEST - table.shape[1])), constant_values=-1))
-        shares.append(np.where(tables[-1] >= 0, np.take_along_axis(q, tables[-1].clip(0), axis=1), 0.0))
+        shares.append(
+            np.where(tables[-1] >= 0, np.take_along_axis(q, tables[-1].clip(0), axis=1), 0.0)
+        )
     return np.stack(tables), np.stack(shares)
 
 
@@ -60,21 +68,34 @@ def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     """Return embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's iterations in order.
     Raises BadInput when it lacks embeddings, probabilities or layers."""
     if trace.iteration is None or trace.probabilities is None:
-        raise BadInput("the trace holds no embeddings, or no probabilities: record one with `moectl run --trace FILE`")
+        raise BadInput(
+            "the trace holds no embeddings, or no probabilities: record one with `moectl run --trace FILE`"
+        )
     numbers, iteration = np.unique(trace.iteration, return_inverse=True)
     at = iteration * shape.num_layers + trace.layer
     order = np.argsort(at, kind="stable")
     cells, starts, counts = np.unique(at[order], return_index=True, return_counts=True)
     if len(cells) != len(numbers) * shape.num_layers:
-        raise BadInput("the trace lacks layers of some pass: its iterations cannot be made into expert maps")
-    means = np.add.reduceat(trace.probabilities[order], starts, axis=0, dtype=np.float64) / counts[:, None]
-    return trace.embeddings[numbers], means.astype(np.float32).reshape(len(numbers), shape.num_layers, -1)
+        raise BadInput(
+            "the trace lacks layers of some pass: its iterations cannot be made into expert maps"
+        )
+    means = (
+        np.add.reduceat(trace.probabilities[order], starts, axis=0, dtype=np.float64)
+        / counts[:, None]
+    )
+    return trace.embeddings[numbers], means.astype(np.float32).reshape(
+        len(numbers), shape.num_layers, -1
+    )
 
 
 def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> ExpertMaps:
     """Return expert maps of the trace's iterations, at most `capacity`. Raises BadInput as `iterations` does."""
     embeddings, probabilities = iterations(trace, shape)
-    sizes = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": embeddings.shape[1]}
+    sizes = {
+        "num_layers": shape.num_layers,
+        "num_experts": shape.num_experts,
+        "hidden": embeddings.shape[1],
+    }
     store = ExpertMaps(capacity, **sizes, distance=distance)
     store.add(embeddings, probabilities)
     return store
@@ -89,18 +110,24 @@ def replicas(trace: Trace, model: ModelShape, *, named: Collection[int] = ()) ->
     np.add.at(use, (trace.layer[:, None], trace.experts), shares**2)
     use /= np.maximum(use.sum(axis=1, keepdims=True), 1e-12)
     widths = {*USUAL_WIDTHS, *named} & {*MADE_WIDTHS}
-    return typical(use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes, widths=widths)
+    return typical(
+        use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes, widths=widths
+    )
 
 
 class TraceArtefacts:
     """Returns artefacts for policies: those `stored`, and what they lack, counted in the trace. `assumed` lists every
     such count in a sentence."""
 
-    def __init__(self, trace: Trace, model: ModelShape, stored: Artefacts, assumed: list[str]) -> None:
+    def __init__(
+        self, trace: Trace, model: ModelShape, stored: Artefacts, assumed: list[str]
+    ) -> None:
         self.stored, self.assumed = stored, assumed
         self._trace, self._model = trace, model
         self._curves: dict[tuple[tuple[str, object], ...], Curves] = {}  # by the parameters of lcp
-        self._typical: dict[frozenset[int], Replicas] = {}  # by the unusual widths that policies name
+        self._typical: dict[
+            frozenset[int], Replicas
+        ] = {}  # by the unusual widths that policies name
 
     def assume(self, note: str) -> None:
         """Add a note to `assumed` unless it is there."""
@@ -119,7 +146,9 @@ class TraceArtefacts:
         if "replicas" in needs and artefacts.replicas is None:
             named = frozenset(policies.named_widths - {*USUAL_WIDTHS})
             artefacts = replace(artefacts, replicas=self._typical_replicas(named))
-            self.assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
+            self.assume(
+                "replicas: sizes as in groups of 128, losses as of a small model, use as in the trace"
+            )
         if "predictors" in needs:
             artefacts = replace(artefacts, predictors=RECORDED)
         if "maps" in needs:
@@ -134,7 +163,9 @@ class TraceArtefacts:
         hidden = self._trace.embeddings.shape[1]
         if artefacts.maps is None:
             shape = self._model.shape
-            empty = ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+            empty = ExpertMaps.empty(
+                num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden
+            )
             self.assume("expert maps: none at first, each iteration joins them once it is over")
             return replace(artefacts, maps=empty, learns_maps=True)
         if artefacts.maps.hidden != hidden:
@@ -159,8 +190,12 @@ class TraceArtefacts:
         except BadInput as problem:
             self.assume(f"no curves are measured: {problem}")
             return None
-        self.assume("curves, by which layers get their slots, are measured in the trace that is replayed")
-        return loads_on_demand(curves.hit, curves.prediction, curves.prediction_hit, self._model.shape.top_k)
+        self.assume(
+            "curves, by which layers get their slots, are measured in the trace that is replayed"
+        )
+        return loads_on_demand(
+            curves.hit, curves.prediction, curves.prediction_hit, self._model.shape.top_k
+        )
 
     def _typical_replicas(self, named: frozenset[int]) -> Replicas:
         if named not in self._typical:

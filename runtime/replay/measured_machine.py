@@ -4,7 +4,16 @@ from dataclasses import replace
 
 from artifacts.hardware.costs import Costs, Work
 from artifacts.hardware.machines import HERE, Machine
-from artifacts.hardware.profile import COLD, DISK, EACH_LOAD, NAMED_LINKS, PAGEABLE, RAM, HardwareProfile, Load
+from artifacts.hardware.profile import (
+    COLD,
+    DISK,
+    EACH_LOAD,
+    NAMED_LINKS,
+    PAGEABLE,
+    RAM,
+    HardwareProfile,
+    Load,
+)
 from artifacts.shape import Shape
 from runtime.control import sizes
 
@@ -18,25 +27,34 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
     single, many = profile.decode, profile.compute[-1]
     # A layer's expert time is a difference between passes, which other work on the machine can make zero or negative.
     expert_s = (
-        min(single.expert.median, single.moe.median / shape.top_k) if single.moe.median > 0 else single.expert.median
+        min(single.expert.median, single.moe.median / shape.top_k)
+        if single.moe.median > 0
+        else single.expert.median
     )
     engine_s = max(0.0, single.moe.median - shape.top_k * expert_s)
     near = profile.near_at()
     near_work = Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens)
-    computes_near = profile.device == "cpu"  # on the thread that computes, so that neither overlaps the other
+    computes_near = (
+        profile.device == "cpu"
+    )  # on the thread that computes, so that neither overlaps the other
     costs = Costs(
         expert=Work(expert_s, many.expert.median / many.tokens),
         load_s=0.0,
         load_latency_s=0.0,
         near=Work(0.0) if computes_near else near_work,
-        rest=Work(single.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
+        rest=Work(
+            single.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens
+        ),
         head=Work(single.head.median, many.head.median / many.tokens),
         near_host=near_work if computes_near else Work(0.0),
         deciding=profile.deciding,
     )
     load = profile.load(link)
     if load.link not in NAMED_LINKS:
-        copy_s = next((single.seconds.median for single in profile.loads if single.link in (RAM, PAGEABLE)), 0.0)
+        copy_s = next(
+            (single.seconds.median for single in profile.loads if single.link in (RAM, PAGEABLE)),
+            0.0,
+        )
         return _over_rate(costs, load, shape, copy_s)
     latency_s = min(max(0.0, load.latency.median), load.seconds.median) if load.latency else 0.0
     return replace(

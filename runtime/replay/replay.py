@@ -80,13 +80,21 @@ def _begin_idle(trace: Trace) -> frozenset[int]:
     return frozenset(start for start in begins if start and open_until[start - 1] < start)
 
 
-def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, controller: Controller) -> Step:
+def _step(
+    trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, controller: Controller
+) -> Step:
     """Return the step as the live run saw it, with predictions and embeddings only if policies read them."""
     predicted = learned = last = embedding = None
     if controller.num_predicted and trace.predicted is not None:
-        predicted, last = trace.predicted[rows, : controller.num_predicted], last_tokens(trace.request[rows])
+        predicted, last = (
+            trace.predicted[rows, : controller.num_predicted],
+            last_tokens(trace.request[rows]),
+        )
     if controller.num_learned and trace.learned is not None:
-        learned, last = trace.learned[rows, : controller.num_learned], last_tokens(trace.request[rows])
+        learned, last = (
+            trace.learned[rows, : controller.num_learned],
+            last_tokens(trace.request[rows]),
+        )
     if controller.sees_embeddings and trace.iteration is not None:
         last = last_tokens(trace.request[rows])
         embedding = trace.embeddings[trace.iteration[rows][last]]

@@ -35,7 +35,12 @@ class Setting:
 def oracles(setting: Setting) -> tuple[Setting, Setting]:
     """Return the bounds of a setting: Belady with demand loads only, and with perfect prefetching."""
     scope = setting.scope or preset(setting.preset).scope
-    plain = {"scope": scope, "budget": setting.budget, "devices": setting.devices, "serving": setting.serving}
+    plain = {
+        "scope": scope,
+        "budget": setting.budget,
+        "devices": setting.devices,
+        "serving": setting.serving,
+    }
     return (
         Setting("belady", policies={"eviction": "belady"}, **plain),
         Setting("oracle", policies={"eviction": "belady", "prefetch": "oracle"}, **plain),

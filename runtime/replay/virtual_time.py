@@ -36,7 +36,9 @@ class ReplayTiming:
         self._costs, self._num_experts = costs, num_experts
         self._share = {bits: size / nbytes[FULL_BITS] for bits, size in nbytes.items()}
         self._fast_share = {**self._share, **costs.shares}
-        self._fast_share[NOTHING] = min(self._fast_share.values())  # it is computed as the narrowest, on zeros
+        self._fast_share[NOTHING] = min(
+            self._fast_share.values()
+        )  # it is computed as the narrowest, on zeros
         self._link = _Link()
         self._pending: dict[int, _Transfer] = {}  # by slot
         self._now_s = 0.0
@@ -61,8 +63,13 @@ class ReplayTiming:
         """Time one layer: its other parts first, then its experts."""
         self._now_s += self._costs.rest.seconds(len(plan.selected))
         tokens = _tokens_by_expert(plan.selected, self._num_experts)
-        near_s = sum(self._seconds(self._costs.near, place, tokens, self._share) for place in plan.near)
-        host_s = sum(self._seconds(self._costs.near_host, place, tokens, self._fast_share) for place in plan.near)
+        near_s = sum(
+            self._seconds(self._costs.near, place, tokens, self._share) for place in plan.near
+        )
+        host_s = sum(
+            self._seconds(self._costs.near_host, place, tokens, self._fast_share)
+            for place in plan.near
+        )
         near_ends_s = self._now_s + near_s
         self.passes[-1].near_s += max(near_s, host_s)
         self._issue(plan.placed, is_demand=False)
@@ -89,7 +96,9 @@ class ReplayTiming:
         return {
             "ttft_ms": fmean(prefill_s) * 1e3 if prefill_s else None,
             "tpot_ms": decode_s / len(decode) * 1e3 if decode else None,
-            "tokens_per_s": sum(pass_time.num_decoded for pass_time in decode) / decode_s if decode_s else None,
+            "tokens_per_s": sum(pass_time.num_decoded for pass_time in decode) / decode_s
+            if decode_s
+            else None,
             "exposed_ms": sum(pass_time.stall_s for pass_time in self.passes) * 1e3,
             "near_ms": fmean(pass_time.near_s for pass_time in decode) * 1e3 if decode else None,
         }
@@ -135,7 +144,9 @@ class ReplayTiming:
             self._now_s = ends_s
         self._now_s += self._costs.demand_s if transfer.is_demand else 0.0
 
-    def _compute_one(self, place: Place, tokens: list[int] | None, following: dict[int, Place]) -> None:
+    def _compute_one(
+        self, place: Place, tokens: list[int] | None, following: dict[int, Place]
+    ) -> None:
         self._now_s += self._expert_seconds(place, tokens)
         if load := following.pop(place.slot, None):
             self._issue((load,), is_demand=True)
@@ -143,7 +154,9 @@ class ReplayTiming:
     def _expert_seconds(self, place: Place, tokens: list[int] | None) -> float:
         return self._seconds(self._costs.expert, place, tokens, self._fast_share)
 
-    def _seconds(self, work: Work, place: Place, tokens: list[int] | None, shares: Mapping[int, float]) -> float:
+    def _seconds(
+        self, work: Work, place: Place, tokens: list[int] | None, shares: Mapping[int, float]
+    ) -> float:
         num_tokens = 1 if tokens is None else tokens[place.key % self._num_experts]
         return place.share * work.seconds(num_tokens, share=shares[place.bits])
 

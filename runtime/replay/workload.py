@@ -55,8 +55,17 @@ class Workload:
     ) -> None:
         check_model(trace, model)
         self.served = serve(trace, clients) if clients else None
-        self.trace, self.model, self.machine = self.served.trace if self.served else trace, model, machine
-        self.assumed: list[str] = [*trace.assumed, *model.assumed, *unused_layers(trace), *_repeated(self.served)]
+        self.trace, self.model, self.machine = (
+            self.served.trace if self.served else trace,
+            model,
+            machine,
+        )
+        self.assumed: list[str] = [
+            *trace.assumed,
+            *model.assumed,
+            *unused_layers(trace),
+            *_repeated(self.served),
+        ]
         self._artefacts = TraceArtefacts(self.trace, model, artefacts or Artefacts(), self.assumed)
         self._costs = costs or Costs.of(model, machine).with_dense(dense)
         self._window = window
@@ -91,14 +100,21 @@ class Workload:
             times=timing.summary() | (self.served.summary(timing.ends_s()) if self.served else {}),
             hits_by_pass=controller.counters.hits_by_pass(),
             passes=timing.passes,
-            split=split_solver.receipt(fast.split, shape) | (reconfiguration.receipt() if reconfiguration else {}),
+            split=split_solver.receipt(fast.split, shape)
+            | (reconfiguration.receipt() if reconfiguration else {}),
             by_device=controller.by_device(),
         )
 
-    def _build(self, policies: Policies, setting: Setting, scope: Scope, window: int) -> tuple[FastTier, Controller]:
+    def _build(
+        self, policies: Policies, setting: Setting, scope: Scope, window: int
+    ) -> tuple[FastTier, Controller]:
         """Build the setting's empty fast tier and its controller."""
         budget = preset(setting.preset).budget or setting.budget
-        common = {"scope": scope, "artefacts": self._artefacts_for(policies, setting), "num_devices": setting.devices}
+        common = {
+            "scope": scope,
+            "artefacts": self._artefacts_for(policies, setting),
+            "num_devices": setting.devices,
+        }
         fast = fast_tier(policies, self.model.shape, budget, machine=self.machine.name, **common)
         for note in policies.fallbacks:
             self._artefacts.assume(note)
@@ -115,12 +131,19 @@ class Workload:
         return fast, controller
 
     def _reconfiguration(
-        self, policies: Policies, setting: Setting, scope: Scope, fast: FastTier, controller: Controller
+        self,
+        policies: Policies,
+        setting: Setting,
+        scope: Scope,
+        fast: FastTier,
+        controller: Controller,
     ) -> Reconfiguration | None:
         """Return what solves the split anew during the replay, if the setting or its policies ask for that."""
         if setting.devices > 1 and tokens_between(None, fast.split, policies):
             self._artefacts.assume(NOT_ANEW)
-        every = tokens_between(setting.reconfigure_every, fast.split, policies, num_devices=setting.devices)
+        every = tokens_between(
+            setting.reconfigure_every, fast.split, policies, num_devices=setting.devices
+        )
         if not every:
             return None
         return Reconfiguration(
@@ -133,9 +156,14 @@ class Workload:
 
     def _costs_of(self, policies: Policies) -> Costs:
         """Return the costs, with the time that these policies take to decide in every layer."""
-        texts, deciding = [f"{axis} {describe(getattr(policies, axis))}" for axis in POLICIES], self._costs.deciding
+        texts, deciding = (
+            [f"{axis} {describe(getattr(policies, axis))}" for axis in POLICIES],
+            self._costs.deciding,
+        )
         own_s = sum(deciding.get(text, deciding.get(text.partition(":")[0], 0.0)) for text in texts)
-        return replace(self._costs, rest=replace(self._costs.rest, memory_s=self._costs.rest.memory_s + own_s))
+        return replace(
+            self._costs, rest=replace(self._costs.rest, memory_s=self._costs.rest.memory_s + own_s)
+        )
 
     def _window_for(self, policies: Policies) -> int:
         if not policies.brings_ahead:
@@ -155,7 +183,11 @@ class Workload:
     def _splits_for(self, setting: Setting, *, is_required: bool) -> tuple[SolvedSplit, ...]:
         """Return the store's splits for this machine; if none is for this budget, add one that is solved on the trace
         itself. Raises BadInput when a split is required and the trace does not have what that takes."""
-        stored = tuple(split for split in self._artefacts.stored.splits or () if split.machine == self.machine.name)
+        stored = tuple(
+            split
+            for split in self._artefacts.stored.splits or ()
+            if split.machine == self.machine.name
+        )
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
         if any(split.budget_nbytes == nbytes for split in stored):
             return stored
@@ -177,14 +209,23 @@ class Workload:
         Candidates are those of the solvers, greedy's with steps of `zeta`, and even splits. Raises BadInput
         when the trace does not have what that takes."""
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
-        key = (nbytes, zeta, setting.preset, *sorted(setting.policies.items()), setting.scope, setting.devices)
+        key = (
+            nbytes,
+            zeta,
+            setting.preset,
+            *sorted(setting.policies.items()),
+            setting.scope,
+            setting.devices,
+        )
         if key not in self._splits:
             self._splits[key] = self._fastest(setting, nbytes, zeta)
         return self._splits[key]
 
     def _fastest(self, setting: Setting, nbytes: int, zeta: float) -> SolvedSplit:
         shape = self.model.shape
-        unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies, zeta=zeta)
+        unsolved = SolvedSplit(
+            nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies, zeta=zeta
+        )
         policies = setting.build()
         passing = policies.residency.passing
         texts = setting.texts() | {"residency": f"split:theta=None,passing={passing}"}
@@ -202,13 +243,17 @@ class Workload:
         best = timed[0][1]
         how = f"{best.solver}, theta {best.theta.min():.2g} to {best.theta.max():.2g}"
         times = ", ".join(f"{_candidate(split)} {ms / timed[0][0]:.4g}" for ms, split in timed)
-        return replace(best, source=f"{how}, the fastest of {len(timed)} by replay, time over its: {times}")
+        return replace(
+            best, source=f"{how}, the fastest of {len(timed)} by replay, time over its: {times}"
+        )
 
     @cached_property
     def _beginning(self) -> Trace:
         """The first passes of the trace, enough to compare splits on."""
         passes = self.trace.pass_indices()
-        return self.trace.take(np.flatnonzero(passes < max(_LEAST, _ENOUGH // self.model.shape.num_layers)))
+        return self.trace.take(
+            np.flatnonzero(passes < max(_LEAST, _ENOUGH // self.model.shape.num_layers))
+        )
 
     def curves(self, eviction: Eviction) -> Curves:
         """Return the trace's hit and prediction curves. Raises BadInput when the trace does not have what that

@@ -43,7 +43,11 @@ class Trials(Generic[C, R]):
                 self.num_untried += len(new) - start
                 break
             self._try(new[start : start + step], amount)
-        tried = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
+        tried = [
+            candidate
+            for candidate in dict.fromkeys(candidates)
+            if (candidate, amount) in self.results
+        ]
         return sorted(tried, key=lambda candidate: self.rank(self.results[candidate, amount]))
 
     def _try(self, candidates: Sequence[C], amount: int) -> None:
@@ -55,10 +59,16 @@ class Trials(Generic[C, R]):
 
     def tried_on(self, amount: int) -> dict[C, R]:
         """Return the results of all candidates that were tried on `amount`, in the order of their trials."""
-        return {candidate: result for (candidate, tried), result in self.results.items() if tried == amount}
+        return {
+            candidate: result
+            for (candidate, tried), result in self.results.items()
+            if tried == amount
+        }
 
 
-def one_by_one(evaluate: Callable[[C, int], R]) -> Callable[[Sequence[C], int], Iterable[R | Problem]]:
+def one_by_one(
+    evaluate: Callable[[C, int], R],
+) -> Callable[[Sequence[C], int], Iterable[R | Problem]]:
     """Return a function that tries many candidates with `evaluate`, which tries one and raises a Problem when it cannot
     be tried."""
 
@@ -81,7 +91,9 @@ def rungs(most: int, *, least: int) -> list[int]:
     return amounts
 
 
-def halve(trials: Trials[C, R], candidates: Sequence[C], amounts: Sequence[int], *, keep: int) -> list[C]:
+def halve(
+    trials: Trials[C, R], candidates: Sequence[C], amounts: Sequence[int], *, keep: int
+) -> list[C]:
     """Return the finalists, tried on the last amount, best first; at least `keep` candidates survive every round, and
     so many are tried however late it is."""
     survivors = list(candidates)
@@ -93,7 +105,12 @@ def halve(trials: Trials[C, R], candidates: Sequence[C], amounts: Sequence[int],
 
 
 def climb(
-    trials: Trials[C, R], start: C, around: Callable[[C], Sequence[C]], amounts: Sequence[int], *, most: int
+    trials: Trials[C, R],
+    start: C,
+    around: Callable[[C], Sequence[C]],
+    amounts: Sequence[int],
+    *,
+    most: int,
 ) -> C:
     """Move from `start` to its best neighbour while that is better on the last amount, trying at most `most`
     neighbours. Neighbours are tried on a shorter amount first, and only the best of them on the last."""

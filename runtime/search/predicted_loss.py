@@ -56,7 +56,11 @@ class Damage:
         bits = {key % loss.shape[0]: width for key, width in few.items()}
         weights = step.weights if plan.weights is None else plan.weights
         pairs = zip(plan.selected.ravel().tolist(), weights.ravel().tolist(), strict=True)
-        return sum(weight**2 * loss[expert, column_of(bits[expert])] for expert, weight in pairs if expert in bits)
+        return sum(
+            weight**2 * loss[expert, column_of(bits[expert])]
+            for expert, weight in pairs
+            if expert in bits
+        )
 
     def _standing_in(self, step: Step, plan: Plan) -> float:
         total = 0.0

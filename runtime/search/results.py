@@ -98,4 +98,6 @@ class SearchResult:
         """Return what nothing else beats in time, loss and memory together, by time."""
         priced = [tried for tried in (*self.lossless, *self.lossy) if tried.loss is not None]
         best = [tried for tried in priced if not any(other.beats(tried) for other in priced)]
-        return sorted({tried.combination: tried for tried in best}.values(), key=lambda tried: tried.ms)
+        return sorted(
+            {tried.combination: tried for tried in best}.values(), key=lambda tried: tried.ms
+        )

@@ -23,7 +23,15 @@ from runtime.replay.workload import Workload
 from runtime.search import space
 from runtime.search.halving import Trials, climb, halve, one_by_one, rungs
 from runtime.search.predicted_loss import Damage
-from runtime.search.results import LEAST_PASSES, LossScale, ReplayAll, SearchPlan, SearchResult, SearchTime, Tried
+from runtime.search.results import (
+    LEAST_PASSES,
+    LossScale,
+    ReplayAll,
+    SearchPlan,
+    SearchResult,
+    SearchTime,
+    Tried,
+)
 from runtime.search.space import Combination
 
 _PUBLISHED = 5  # presets of a space that are tried on the whole trace in any case
@@ -61,7 +69,12 @@ class Search:
     def apart(self) -> "Search":
         """Return a search like this one, to replay the same combinations elsewhere."""
         other = Search(
-            self._trace, self._model, self.machine, budget=self.budget, similarity=self._similarity, **self._known
+            self._trace,
+            self._model,
+            self.machine,
+            budget=self.budget,
+            similarity=self._similarity,
+            **self._known,
         )
         other.scale = self.scale
         return other
@@ -93,15 +106,23 @@ class Search:
     def assumed(self) -> list[str]:
         """What replays assumed; of notes that differ in what they found, which is in brackets, the first alone."""
         ours = (note for workload in self._workloads.values() for note in workload.assumed)
-        first = {note.partition(" (")[0]: note for note in reversed([*ours, *sorted(self._assumed)])}
+        first = {
+            note.partition(" (")[0]: note for note in reversed([*ours, *sorted(self._assumed)])
+        }
         return [*first.values()][::-1]
 
     def replay(self, combination: Combination, passes: int) -> Tried:
         """Replay the first `passes` of the trace with a combination. Raises a Problem if it cannot be replayed, or if
         its loss is unknown."""
-        check_required(build(combination.policies), self._known["artefacts"])  # a live run must have them too
-        damage = Damage(self._known["artefacts"].replicas, self._similarity, self._model.shape.num_layers)
-        setting = Setting("tried", policies=combination.policies, scope=combination.scope, budget=self.budget)
+        check_required(
+            build(combination.policies), self._known["artefacts"]
+        )  # a live run must have them too
+        damage = Damage(
+            self._known["artefacts"].replicas, self._similarity, self._model.shape.num_layers
+        )
+        setting = Setting(
+            "tried", policies=combination.policies, scope=combination.scope, budget=self.budget
+        )
         outcome = self._workload(passes).run(setting, damage)
         self.count()
         return self._tried(combination, outcome, damage.per_token)
@@ -115,7 +136,10 @@ class Search:
 
     def oracle(self, passes: int) -> float:
         """Return milliseconds a token of Belady with perfect prefetching, in the faster scope."""
-        bounds = [oracles(Setting("bound", scope=scope, budget=self.budget))[1] for scope in ("layer", "global")]
+        bounds = [
+            oracles(Setting("bound", scope=scope, budget=self.budget))[1]
+            for scope in ("layer", "global")
+        ]
         return min(_ms(self._workload(passes).run(bound)) for bound in bounds)
 
     def full(self, passes: int) -> float:
@@ -126,7 +150,10 @@ class Search:
         """Return a replay's seconds per pass, the mean of a cheap and of a costly combination."""
         amount = rungs(self.num_passes, least=LEAST_PASSES)[0]
         seconds = []
-        for combination in (Combination(), Combination(prefetch="frequency", eviction="lcp", miss="near")):
+        for combination in (
+            Combination(),
+            Combination(prefetch="frequency", eviction="lcp", miss="near"),
+        ):
             self.replay(combination, amount)  # compiles and counts what later replays reuse
             begin_s = perf_counter()
             self.replay(combination, amount)
@@ -147,27 +174,54 @@ class Search:
         before = self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
         tokens = self._near_tokens
-        exact, lossy = spaces or (space.lossless(self.ratio, tokens), space.lossy(self.ratio, self._widths, tokens))
+        exact, lossy = spaces or (
+            space.lossless(self.ratio, tokens),
+            space.lossy(self.ratio, self._widths, tokens),
+        )
         replay_all, published = replay_all or one_by_one(self.replay), _published()
-        limits = [{"is_late": late, "at_once": time.at_once} for late in time.is_late] if time else [{}, {}]
+        limits = (
+            [{"is_late": late, "at_once": time.at_once} for late in time.is_late]
+            if time
+            else [{}, {}]
+        )
         ranks = (lambda tried: (tried.ms,)), (lambda tried: self._lossy_rank(tried, plan.max_loss))
-        by_time, by_loss = (Trials(replay_all, rank, **limit) for rank, limit in zip(ranks, limits, strict=True))
+        by_time, by_loss = (
+            Trials(replay_all, rank, **limit) for rank, limit in zip(ranks, limits, strict=True)
+        )
         in_exact = set(exact)
-        published_exact = [combination for combination in published.values() if combination in in_exact]
-        published_lossy = [combination for combination in published.values() if combination not in in_exact]
+        published_exact = [
+            combination for combination in published.values() if combination in in_exact
+        ]
+        published_lossy = [
+            combination for combination in published.values() if combination not in in_exact
+        ]
         finalists = [
             *self._finalists(by_time, exact, published_exact, plan),
             *self._finalists(by_loss, lossy, published_lossy, plan),
         ]
         amount = plan.rungs[-1]
-        in_full = {key: tried for trials in (by_time, by_loss) for key, tried in trials.tried_on(amount).items()}
+        in_full = {
+            key: tried
+            for trials in (by_time, by_loss)
+            for key, tried in trials.tried_on(amount).items()
+        }
         best = [in_full[combination] for combination in dict.fromkeys(finalists)]
         refused = [*by_time.refused.values(), *by_loss.refused.values()]
         return SearchResult(
-            lossless=sorted((tried for tried in best if _keeps_output(tried)), key=lambda tried: tried.ms),
-            lossy=list({tried.combination: tried for tried in best if not tried.is_lossless}.values()),
-            published={name: in_full[combination] for name, combination in published.items() if combination in in_full},
-            num_tried=len({combination for trials in (by_time, by_loss) for combination, _ in trials.results}),
+            lossless=sorted(
+                (tried for tried in best if _keeps_output(tried)), key=lambda tried: tried.ms
+            ),
+            lossy=list(
+                {tried.combination: tried for tried in best if not tried.is_lossless}.values()
+            ),
+            published={
+                name: in_full[combination]
+                for name, combination in published.items()
+                if combination in in_full
+            },
+            num_tried=len(
+                {combination for trials in (by_time, by_loss) for combination, _ in trials.results}
+            ),
             num_space=len(exact) + len(lossy),
             num_replays=self.num_replays - before,
             refused={why: refused.count(why) for why in dict.fromkeys(refused)},
@@ -184,26 +238,39 @@ class Search:
         """Return the finalists of one space, the neighbours of its best that were tried, and the best published
         presets."""
         amounts = plan.rungs
-        chosen = list(dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)]))
+        chosen = list(
+            dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)])
+        )
         finalists = halve(trials, chosen, amounts, keep=4)
         if finalists and plan.climbing:
             climb(
-                trials, finalists[0], lambda start: self._around(start, candidates, plan), amounts, most=plan.climbing
+                trials,
+                finalists[0],
+                lambda start: self._around(start, candidates, plan),
+                amounts,
+                most=plan.climbing,
             )
         promising = trials.best(published, amounts[max(0, len(amounts) - 2)])[:_PUBLISHED]
         return trials.best([*trials.tried_on(amounts[-1]), *promising], amounts[-1])
 
-    def _around(self, combination: Combination, candidates: list[Combination], plan: SearchPlan) -> list[Combination]:
+    def _around(
+        self, combination: Combination, candidates: list[Combination], plan: SearchPlan
+    ) -> list[Combination]:
         """Return the neighbours in a random order: there may be more than the search tries."""
         neighbours = space.neighbours(combination, candidates)
-        return [neighbours[index] for index in np.random.default_rng(plan.seed).permutation(len(neighbours)).tolist()]
+        return [
+            neighbours[index]
+            for index in np.random.default_rng(plan.seed).permutation(len(neighbours)).tolist()
+        ]
 
     def _lossy_rank(self, tried: Tried, max_loss: float) -> tuple:
         """Rank combinations within the loss limit, with slack, by time, and the others after them by loss."""
         is_near = tried.loss is not None and tried.loss <= _SLACK * max_loss
         return (0, tried.ms) if is_near else (1, np.inf if tried.loss is None else tried.loss)
 
-    def _tried(self, combination: Combination, outcome: Outcome, damage: tuple[float, float]) -> Tried:
+    def _tried(
+        self, combination: Combination, outcome: Outcome, damage: tuple[float, float]
+    ) -> Tried:
         counters, num_altered = outcome.counters, altered(outcome.counters)
         return Tried(
             combination if outcome.num_slots else combination.without_slots,
@@ -228,7 +295,11 @@ class Search:
 
     def _workload(self, passes: int) -> Workload:
         if passes not in self._workloads:
-            part = self._trace if passes >= self.num_passes else self._trace.take(np.flatnonzero(self._passes < passes))
+            part = (
+                self._trace
+                if passes >= self.num_passes
+                else self._trace.take(np.flatnonzero(self._passes < passes))
+            )
             self._workloads[passes] = Workload(part, self._model, self.machine, **self._known)
         return self._workloads[passes]
 
@@ -241,11 +312,15 @@ def _keeps_output(tried: Tried) -> bool:
 
 def _ms(outcome: Outcome) -> float:
     if outcome.times["tpot_ms"] is None:
-        raise BadInput("the trace decodes nothing: tuning is for decoding; record one with `moectl run --trace FILE`")
+        raise BadInput(
+            "the trace decodes nothing: tuning is for decoding; record one with `moectl run --trace FILE`"
+        )
     return outcome.times["tpot_ms"]
 
 
 def _published() -> dict[str, Combination]:
     """Return the presets that can run at any budget, by name."""
-    runnable = [preset for preset in presets().values() if not preset.waits_for and preset.budget is None]
+    runnable = [
+        preset for preset in presets().values() if not preset.waits_for and preset.budget is None
+    ]
     return {preset.name: Combination(**preset.texts(), scope=preset.scope) for preset in runnable}

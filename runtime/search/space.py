@@ -23,9 +23,22 @@ PREFETCH = (
     "map:distance=2",
     "blend",
 )
-EVICTION = ("lru", "lfu", "lfu:decay=0.95", "lcp", "least_stale", "fld", "score", "score:decay=0.95", "horizon", "map")
+EVICTION = (
+    "lru",
+    "lfu",
+    "lfu:decay=0.95",
+    "lcp",
+    "least_stale",
+    "fld",
+    "score",
+    "score:decay=0.95",
+    "horizon",
+    "map",
+)
 _PLAIN = ("uniform", "allocated", "split", "split:theta=0.25", "split:prefer_solved=yes")
-_LOSSY_ROUTING = tuple(f"cache_aware:strength={strength},keep={keep}" for strength in (0.1, 0.2) for keep in (1, 2))
+_LOSSY_ROUTING = tuple(
+    f"cache_aware:strength={strength},keep={keep}" for strength in (0.1, 0.2) for keep in (1, 2)
+)
 _LOSSY_MISS = (
     "drop:rank=3",
     "drop:rank=2",
@@ -87,9 +100,14 @@ def lossless(ratio: float, tokens: float = inf) -> list[Combination]:
     return list(_sensible(("standard",), miss, (*_PLAIN, "hot")))
 
 
-def lossy(ratio: float, widths: Iterable[int] = USUAL_WIDTHS, tokens: float = inf) -> list[Combination]:
+def lossy(
+    ratio: float, widths: Iterable[int] = USUAL_WIDTHS, tokens: float = inf
+) -> list[Combination]:
     """Return combinations that may change the output; `widths` has the bits of stored replicas."""
-    exact, more = ("fetch", "near", f"qstar:ratio={ratio:.3g}{_near(tokens)}"), sorted({*widths} - {*USUAL_WIDTHS})
+    exact, more = (
+        ("fetch", "near", f"qstar:ratio={ratio:.3g}{_near(tokens)}"),
+        sorted({*widths} - {*USUAL_WIDTHS}),
+    )
     every = (*USUAL_WIDTHS, *more)
     shadows = (
         "shadow",
@@ -118,7 +136,9 @@ def drawn(space: Sequence[Combination], count: int, *, seed: int) -> list[Combin
     for index in rng.permutation(len(space)).tolist():
         families.setdefault(space[index].family, []).append(space[index])
     turns = max(map(len, families.values()), default=0)
-    in_turn = (family[turn] for turn in range(turns) for family in families.values() if turn < len(family))
+    in_turn = (
+        family[turn] for turn in range(turns) for family in families.values() if turn < len(family)
+    )
     return [combination for combination, _ in zip(in_turn, range(count), strict=False)]
 
 
@@ -132,15 +152,20 @@ def _distance(one: Combination, other: Combination) -> int:
     return len(changed) - ({"miss", "residency"} <= changed)
 
 
-def _sensible(routing: Iterable[str], miss: Iterable[str], residency: Iterable[str]) -> Iterator[Combination]:
-    every = map(Combination._make, product(routing, PREFETCH, EVICTION, miss, residency, map(str, Scope)))
+def _sensible(
+    routing: Iterable[str], miss: Iterable[str], residency: Iterable[str]
+) -> Iterator[Combination]:
+    every = map(
+        Combination._make, product(routing, PREFETCH, EVICTION, miss, residency, map(str, Scope))
+    )
     return (combination for combination in every if _is_sensible(combination))
 
 
 def _is_sensible(combination: Combination) -> bool:
     """Whether its parts go together, and it is not another combination under a longer name."""
     miss, residency, eviction = (
-        text.partition(":")[0] for text in (combination.miss, combination.residency, combination.eviction)
+        text.partition(":")[0]
+        for text in (combination.miss, combination.residency, combination.eviction)
     )
     is_global = combination.scope == Scope.GLOBAL
     if (miss == "shadow") != (residency == "shadow") or (miss == "cold") != (residency == "hot"):

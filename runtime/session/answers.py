@@ -69,7 +69,9 @@ class Stream:
             pass
         so_far, timing = self._so_far, self._so_far.timing
         text = self._tokenizer.decode(so_far.token_ids, skip_special_tokens=True)
-        return Answer(so_far.token_ids, text, so_far.effort, timing.ttft_ms, timing.tpot_ms, self._receipt())
+        return Answer(
+            so_far.token_ids, text, so_far.effort, timing.ttft_ms, timing.tpot_ms, self._receipt()
+        )
 
 
 @dataclass(slots=True)

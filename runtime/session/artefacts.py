@@ -30,11 +30,21 @@ from artifacts.store.store import Store
 from runtime.policies.base import Artefacts, Origin
 
 _MOST_NAMED, _SHOWN = 3, 40  # differences of two runs in a line, and characters of each
-_INCIDENTAL = ("profile_run", "folder", "threads", "seconds")  # of a run's parameters: no reason to tell two apart
+_INCIDENTAL = (
+    "profile_run",
+    "folder",
+    "threads",
+    "seconds",
+)  # of a run's parameters: no reason to tell two apart
 
 
 def load_artefacts(
-    store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None, base: int = FULL_BITS
+    store: Store,
+    model_id: str,
+    shape: Shape,
+    *,
+    wants: Collection[str] | None = None,
+    base: int = FULL_BITS,
 ) -> Artefacts:
     """Load what the newest runs for this model wrote; None for artefacts that were never built. Of `loads`,
     `sensitivity` and `coactivated`, only those that `wants` names, unless it is None. Of replicas, those in trellis
@@ -61,10 +71,16 @@ def load_artefacts(
         origins={name: _origin(runs, name, run) for name, run in used.items() if run},
         buddies=buddies,
         buddy_q=q,
-        coactivated=_coactivated(store, model_id, shape) if wants is None or "coactivated" in wants else None,
+        coactivated=_coactivated(store, model_id, shape)
+        if wants is None or "coactivated" in wants
+        else None,
         entropy=_entropy(store, profile, shape) if profile else None,
-        loads=_loads_on_demand(store, model_id, shape) if wants is None or "loads" in wants else None,
-        sensitivity=_sensitivity(store, model_id, shape) if wants is None or "sensitivity" in wants else None,
+        loads=_loads_on_demand(store, model_id, shape)
+        if wants is None or "loads" in wants
+        else None,
+        sensitivity=_sensitivity(store, model_id, shape)
+        if wants is None or "sensitivity" in wants
+        else None,
         replicas=_replicas(store, quantised, shape) if quantised else None,
         splits=_splits(store, model_id),
         predictors=load_predictors(store, model_id, shape),
@@ -75,8 +91,14 @@ def load_artefacts(
 
 def _quantised(store: Store, model_id: str, base: int) -> StoredRun | None:
     """The run whose replicas are taken."""
-    runs = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("quantize", model_id)]
-    with_base = [run for run in runs if base == FULL_BITS or base in run.info.parameters.get("bits", ())] or runs
+    runs = [
+        run
+        for run in store.runs()
+        if (run.info.command, run.info.model_id) == ("quantize", model_id)
+    ]
+    with_base = [
+        run for run in runs if base == FULL_BITS or base in run.info.parameters.get("bits", ())
+    ] or runs
     coded = [run for run in with_base if run.info.parameters.get("recipe") == "trellis"]
     return next(reversed(coded or with_base), None)
 
@@ -86,11 +108,17 @@ def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | N
     run = _with_similarity(store, model_id)
     if run is None:
         return None
-    return similarity_matrices(store.read("similarity", run.run_id), shape.num_layers, shape.num_experts)
+    return similarity_matrices(
+        store.read("similarity", run.run_id), shape.num_layers, shape.num_experts
+    )
 
 
 def _with_similarity(store: Store, model_id: str) -> StoredRun | None:
-    runs = [run for run in store.runs() if run.info.model_id == model_id and "similarity" in run.contents]
+    runs = [
+        run
+        for run in store.runs()
+        if run.info.model_id == model_id and "similarity" in run.contents
+    ]
     return runs[-1] if runs else None
 
 
@@ -111,7 +139,9 @@ def _differs(runs: Sequence[StoredRun], name: str, run: StoredRun) -> str:
     changed = [key for key in new if new[key] != old.get(key)]
     if not changed:
         return ""
-    said = ", ".join(f"{key} {_short(new[key])}, there {_short(old.get(key))}" for key in changed[:_MOST_NAMED])
+    said = ", ".join(
+        f"{key} {_short(new[key])}, there {_short(old.get(key))}" for key in changed[:_MOST_NAMED]
+    )
     return (
         f"{name}: run {run.run_id} of {run.info.command} is used because it is newer than run {other.run_id} ({said}); "
         "to use that one make it again"
@@ -124,7 +154,12 @@ def _kind(run: StoredRun) -> tuple[str, str | None]:
 
 def _made_with(run: StoredRun) -> dict[str, object]:
     """The data and options of a run, those first that matter most."""
-    first = {"metric": None, "recipe": None, "data": run.info.data, "data_digest": run.info.data_digest[:8]}
+    first = {
+        "metric": None,
+        "recipe": None,
+        "data": run.info.data,
+        "data_digest": run.info.data_digest[:8],
+    }
     others = {key: value for key, value in run.info.parameters.items() if key not in _INCIDENTAL}
     return first | others
 
@@ -134,7 +169,9 @@ def _short(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _buddies(store: Store, run: StoredRun | None, shape: Shape) -> tuple[np.ndarray, np.ndarray] | None:
+def _buddies(
+    store: Store, run: StoredRun | None, shape: Shape
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Buddies and their share of what ranked them, both [L, E, R]."""
     if run is None:
         return None
@@ -147,7 +184,11 @@ def _coactivated(store: Store, model_id: str, shape: Shape) -> tuple[np.ndarray,
 
 
 def _by_coactivation(store: Store, model_id: str) -> StoredRun | None:
-    built = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("build-buddies", model_id)]
+    built = [
+        run
+        for run in store.runs()
+        if (run.info.command, run.info.model_id) == ("build-buddies", model_id)
+    ]
     ranked = [run for run in built if run.info.parameters.get("metric") == "coactivation"]
     return ranked[-1] if ranked else None
 
@@ -156,7 +197,9 @@ def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:
     """Percentiles of token activating entropy by layer, [L, 101]."""
     rows = store.read("entropy", profile.run_id)
     if sorted(rows["layer"].to_pylist()) != [*range(shape.num_layers)]:
-        raise BadInput(f"{store.path} has no entropy of each of {shape.num_layers} layers: run moectl profile again")
+        raise BadInput(
+            f"{store.path} has no entropy of each of {shape.num_layers} layers: run moectl profile again"
+        )
     return entropy_percentiles(rows)
 
 
@@ -177,13 +220,19 @@ def _sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None
     if similarity is None:
         return None
     uses = np.maximum(similarity.samples, 1)
-    change = (similarity.left_out * uses).sum(axis=1) / uses.sum(axis=1) * passed_on(shape.num_layers).ravel()
+    change = (
+        (similarity.left_out * uses).sum(axis=1)
+        / uses.sum(axis=1)
+        * passed_on(shape.num_layers).ravel()
+    )
     return change / change.mean()
 
 
 def _splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
     """All solved splits, the newest first."""
-    runs = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("split", model_id)]
+    runs = [
+        run for run in store.runs() if (run.info.command, run.info.model_id) == ("split", model_id)
+    ]
     return tuple(_split_of(store, run) for run in reversed(runs)) or None
 
 
@@ -196,7 +245,9 @@ def _split_of(store: Store, run: StoredRun) -> SolvedSplit:
             str(parameters.get("machine", HERE)),
             budgets,
             theta,
-            Latencies(**{name: float(seconds) for name, seconds in parameters["latencies"].items()}),
+            Latencies(
+                **{name: float(seconds) for name, seconds in parameters["latencies"].items()}
+            ),
             solver=parameters.get("found_by", parameters["solver"]),
             zeta=float(parameters["zeta"]),
             link=parameters.get("link"),
@@ -211,14 +262,18 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     key = rows["layer"].to_numpy().astype(np.int64) * shape.num_experts + rows["expert"].to_numpy()
     bits, nbytes = rows["bits"].to_numpy(), rows["nbytes"].to_numpy()
     if not set(bits.tolist()) <= set(MADE_WIDTHS):
-        raise BadInput(f"{store.path} has replicas of widths that there are not: run moectl quantize again")
+        raise BadInput(
+            f"{store.path} has replicas of widths that there are not: run moectl quantize again"
+        )
     files = dict(zip(key.tolist(), rows["file"].to_pylist(), strict=True))
     hashes = dict(zip(key.tolist(), rows["hash"].to_pylist(), strict=True))
     if sorted(files) != [*range(shape.num_keys)]:
         raise Incompatible(
             f"{store.path} has replicas of {len(files)} experts, the model has {shape.num_keys}: run moectl quantize"
         )
-    losses = quant_loss_matrices(store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts)
+    losses = quant_loss_matrices(
+        store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts
+    )
     gated, mse = losses["gated"], losses["mse"]
     use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # equal at every width
     nothing = column_of(NOTHING)
@@ -226,13 +281,21 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     gated[..., nothing] = np.nanmean(losses["energy"], axis=2)
     mse[..., nothing] = _mean_square(mse, losses["relative"])
     # Large outputs meet large routing weights, so that leaving an expert out costs more than its mean square says.
-    np.divide(gated[..., nothing], use[..., nothing], out=mse[..., nothing], where=use[..., nothing] > 0)
+    np.divide(
+        gated[..., nothing], use[..., nothing], out=mse[..., nothing], where=use[..., nothing] > 0
+    )
     lost = mse * expected_use(use) * passed_on(shape.num_layers)
     with as_written(run, store.path):
-        no_smaller = [MADE_WIDTHS[MADE_WIDTHS.index(bits)] for bits in run.info.parameters.get("no_smaller", ())]
+        no_smaller = [
+            MADE_WIDTHS[MADE_WIDTHS.index(bits)]
+            for bits in run.info.parameters.get("no_smaller", ())
+        ]
     replicas = Replicas(
         nbytes={FULL_BITS: shape.expert_nbytes}
-        | {as_width(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits.tolist())},
+        | {
+            as_width(width): in_memory(int(nbytes[bits == width].max()))
+            for width in set(bits.tolist())
+        },
         loss=mse,
         lost=lost,
         use=np.nanmean(use, axis=2),

@@ -130,7 +130,9 @@ class RequestBatch:
         if parts.policies.brings_ahead and not parts.settings.window and len(parts.slots):
             undo.callback(setattr, arrivals, "window", arrivals.window)
             known = {"bytes_per_s": parts.tiers.bandwidth}
-            arrivals.window = widened_window(parts.opened, arrivals.window, self.rows, self._attention, **known)
+            arrivals.window = widened_window(
+                parts.opened, arrivals.window, self.rows, self._attention, **known
+            )
 
     def __enter__(self) -> "RequestBatch":
         return self
@@ -164,10 +166,14 @@ class RequestBatch:
         """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a prompt that the model
         cannot take."""
         opened = self.session.opened
-        next_token = NextToken(opened.model, prompt.to(opened.model.device), sampling, tokenizer=opened.tokenizer)
+        next_token = NextToken(
+            opened.model, prompt.to(opened.model.device), sampling, tokenizer=opened.tokenizer
+        )
         self.session.new_requests(1)
         request, ids = self.session.watcher.first_request, prompt[0].numpy()
-        self._rows[request] = _Row(owner, Prompt(request, ids, len(ids) + sampling.max_new_tokens), next_token)
+        self._rows[request] = _Row(
+            owner, Prompt(request, ids, len(ids) + sampling.max_new_tokens), next_token
+        )
         self._waiting.append(request)
         return request
 
@@ -192,7 +198,10 @@ class RequestBatch:
             return self._pass(plan) if plan.ids else []
         except Exception as error:
             detached(error)
-            ended = [RowResult.failed(request, row.owner, error) for request, row in self._running.items()]
+            ended = [
+                RowResult.failed(request, row.owner, error)
+                for request, row in self._running.items()
+            ]
             for result in ended:
                 self.cancel(result.request)
             return ended
@@ -213,7 +222,10 @@ class RequestBatch:
         drawn = [self._traced(token) if isinstance(token, NotFinite) else token for token in drawn]
         tokens = {id(row): token for (row, _), token in zip(plan.last, drawn, strict=True)}
         self._move_on(plan)
-        return [self._result(row, tokens.get(id(row)), charge) for row, charge in zip(plan.rows, charges, strict=True)]
+        return [
+            self._result(row, tokens.get(id(row)), charge)
+            for row, charge in zip(plan.rows, charges, strict=True)
+        ]
 
     def _traced(self, error: NotFinite) -> NotFinite:
         """Return the error with what gave it, found by a pass of this request alone."""
@@ -280,7 +292,9 @@ class RequestBatch:
             self._leave(row.line)
         error = detached(token) if isinstance(token, Exception) else None
         reused = row.prompt.num_reused
-        return RowResult(request, row.owner, None if error else token, is_over, charge, error, reused)
+        return RowResult(
+            request, row.owner, None if error else token, is_over, charge, error, reused
+        )
 
     def _leave(self, line: RowLine) -> None:
         del self._by_line[line]

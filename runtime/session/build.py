@@ -41,7 +41,9 @@ from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 
 
-def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack) -> Parts:
+def build_parts(
+    opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack
+) -> Parts:
     """Open every part and install the engine in the model. `undo` closes what was opened, also where a later part
     fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
     _check_opened_so(opened, settings.dense)
@@ -79,13 +81,20 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
         engine=engine,
     )
     _install(parts, undo)
-    make_ready(parts.packed_widths, has_trellis=parts.has_trellis, dtype=opened.dtype, device=opened.model.device)
+    make_ready(
+        parts.packed_widths,
+        has_trellis=parts.has_trellis,
+        dtype=opened.dtype,
+        device=opened.model.device,
+    )
     return parts
 
 
 def _check_opened_so(opened: MoeModel, dense: int | None) -> None:
     if dense is not None and (opened.dense is None or opened.dense.bits != dense):
-        raise BadUsage(f"dense={dense} is a matter of opening: open_model(name, dense={dense}), or Session.open")
+        raise BadUsage(
+            f"dense={dense} is a matter of opening: open_model(name, dense={dense}), or Session.open"
+        )
 
 
 def _open_threads(settings: Settings, undo: ExitStack) -> KernelThreads:
@@ -97,18 +106,33 @@ def _open_threads(settings: Settings, undo: ExitStack) -> KernelThreads:
     return threads
 
 
-def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts, threads: KernelThreads) -> Choices:
-    chosen, policies = preset(settings.preset), _without_predictions(build(settings.texts()), opened)
+def _choose(
+    opened: MoeModel, settings: Settings, artefacts: Artefacts, threads: KernelThreads
+) -> Choices:
+    chosen, policies = (
+        preset(settings.preset),
+        _without_predictions(build(settings.texts()), opened),
+    )
     scope, budget = Scope(settings.scope or chosen.scope), chosen.budget or settings.budget
     partitions = Partitions(opened.shape.num_experts, settings.devices)
     devices = devices_for(opened, settings.devices)
-    fast = _choose_fast_tier(opened, settings, policies, scope=scope, budget=budget, artefacts=artefacts)
+    fast = _choose_fast_tier(
+        opened, settings, policies, scope=scope, budget=budget, artefacts=artefacts
+    )
     if fast.split is not None and not opened.store.layout.is_plain:
-        raise BadUsage("split cuts experts by neuron, and this checkpoint has them packed: choose another --residency")
+        raise BadUsage(
+            "split cuts experts by neuron, and this checkpoint has them packed: choose another --residency"
+        )
     has_replicas = fast.shadows is not None or any(bits != FULL_BITS for bits in policies.widths)
     fused = choose_output(opened, num_devices=settings.devices, has_replicas=has_replicas)
     is_asked = settings.experts == FUSED and fused is not None
-    link = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked)
+    link = resolve_link(
+        opened,
+        link=settings.link,
+        near=settings.near,
+        scaled_to=settings.scaled_to,
+        is_fused=is_asked,
+    )
     return Choices(
         opened=opened,
         settings=settings,
@@ -144,7 +168,13 @@ def _without_predictions(policies: Policies, opened: MoeModel) -> Policies:
 
 
 def _choose_fast_tier(
-    opened: MoeModel, settings: Settings, policies: Policies, *, scope: Scope, budget: str, artefacts: Artefacts
+    opened: MoeModel,
+    settings: Settings,
+    policies: Policies,
+    *,
+    scope: Scope,
+    budget: str,
+    artefacts: Artefacts,
 ) -> FastTier:
     named_machine = settings.machine or settings.scaled_to
     return fast_tier(
@@ -162,8 +192,12 @@ def _choose_fast_tier(
 def _with_maps_to_learn(opened: MoeModel, artefacts: Artefacts) -> Artefacts:
     """The artefacts with expert maps that the run adds to: none yet if there are none."""
     shape, hidden = opened.shape, opened.model.get_input_embeddings().weight.shape[1]
-    empty = ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
-    return replace(artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True)
+    empty = ExpertMaps.empty(
+        num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden
+    )
+    return replace(
+        artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True
+    )
 
 
 def _open_slots(choices: Choices) -> Slots:
@@ -177,7 +211,11 @@ def _open_slots(choices: Choices) -> Slots:
         partitions=choices.partitions,
     )
     layout = opened.store.layout
-    return Slots(shared, choices.devices, parts=layout.parts if layout.is_plain and not choices.is_fused else ())
+    return Slots(
+        shared,
+        choices.devices,
+        parts=layout.parts if layout.is_plain and not choices.is_fused else (),
+    )
 
 
 def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shadows | None:
@@ -186,8 +224,12 @@ def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shado
     if bits is None:
         return None
     if slots.are_apart:
-        raise BadUsage("replicas that stay are all on one GPU: leave out --devices, or choose another --residency")
-    wanted = [artefacts.replicas.widths[0] if width == NOTHING else width for width in bits.tolist()]
+        raise BadUsage(
+            "replicas that stay are all on one GPU: leave out --devices, or choose another --residency"
+        )
+    wanted = [
+        artefacts.replicas.widths[0] if width == NOTHING else width for width in bits.tolist()
+    ]
     stores = open_replicas(choices.opened, artefacts.replicas, sorted({*wanted}))
     return Shadows(stores, bits, choices.opened.model.device)
 
@@ -211,7 +253,9 @@ def _measured_window(choices: Choices, slots: Slots, tiers: Tiers) -> int:
     bytes_per_s = tiers.bandwidth or link_bytes_per_second(
         tiers.link, slots.alike(), num_experts, num_devices=num_devices
     )
-    return prefetch_window(choices.opened, bytes_per_s, is_fused=choices.is_fused, dense=choices.dense)
+    return prefetch_window(
+        choices.opened, bytes_per_s, is_fused=choices.is_fused, dense=choices.dense
+    )
 
 
 def _build_controller(choices: Choices, artefacts: Artefacts, window: int) -> Controller:
@@ -228,7 +272,9 @@ def _build_controller(choices: Choices, artefacts: Artefacts, window: int) -> Co
     )
 
 
-def _watch_routers(choices: Choices, artefacts: Artefacts, controller: Controller, undo: ExitStack) -> Watcher:
+def _watch_routers(
+    choices: Choices, artefacts: Artefacts, controller: Controller, undo: ExitStack
+) -> Watcher:
     """Hook into the model what the policies read, and no more."""
     opened, policies = choices.opened, choices.policies
     watcher, prefetch = Watcher(opened), policies.prefetch

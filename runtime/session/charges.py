@@ -15,7 +15,11 @@ from runtime.control.plan import Place, Plan
 from runtime.policies.step import Step
 
 _REST = (Counter.HITS, Counter.LATE, Counter.SPARED)
-_WANTED = (*(Counter[name.upper()] for name in AT_BITS.values()), Counter.REPLACED_RANKS, Counter.DROPPED_RANKS)
+_WANTED = (
+    *(Counter[name.upper()] for name in AT_BITS.values()),
+    Counter.REPLACED_RANKS,
+    Counter.DROPPED_RANKS,
+)
 _MISSED = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 
 
@@ -42,7 +46,9 @@ class Charges:
     def begin(self, rows: np.ndarray, num_rows: int) -> None:
         """Begin a pass over tokens of the requests `rows` [T], each below `num_rows`."""
         self._rows, self._by_tokens = rows, np.bincount(rows, minlength=num_rows) / len(rows)
-        self._parts: dict[int, dict[Counter, np.ndarray]] = {}  # by layer; by tokens where nothing is noted
+        self._parts: dict[
+            int, dict[Counter, np.ndarray]
+        ] = {}  # by layer; by tokens where nothing is noted
 
     def see(self, step: Step, plan: Plan) -> None:
         """Note whose experts a step wanted, and what became of them."""
@@ -50,19 +56,27 @@ class Charges:
         if num_rows == 1:
             return  # all of it
         cells = self._rows[:, None] * num_experts + step.selected
-        counts = np.bincount(cells.ravel(), minlength=num_rows * num_experts).reshape(num_rows, num_experts)
+        counts = np.bincount(cells.ravel(), minlength=num_rows * num_experts).reshape(
+            num_rows, num_experts
+        )
         total = counts.sum(axis=0)
-        parts = np.where(total > 0, counts / np.maximum(total, 1), self._by_tokens[:, None])  # [R, E]
+        parts = np.where(
+            total > 0, counts / np.maximum(total, 1), self._by_tokens[:, None]
+        )  # [R, E]
         is_wanted = total > 0
         loads = [load for wave in plan.waves for load in wave.loads]
         absent = {Counter.FETCHED: loads, Counter.NEAR: plan.near, Counter.LOW: plan.low}
         is_rest = is_wanted.copy()
         is_rest[[place.key % num_experts for places in absent.values() for place in places]] = False
-        noted = dict.fromkeys(_WANTED, _mean(parts, is_wanted)) | dict.fromkeys(_REST, _mean(parts, is_rest))
+        noted = dict.fromkeys(_WANTED, _mean(parts, is_wanted)) | dict.fromkeys(
+            _REST, _mean(parts, is_rest)
+        )
         for counter, places in absent.items():
             noted[counter] = self._of_places(parts, places)
         noted[Counter.DEMAND_BYTES] = self._of_places(parts, loads, by_size=True)
-        self._parts[step.layer] = {counter: part for counter, part in noted.items() if part is not None}
+        self._parts[step.layer] = {
+            counter: part for counter, part in noted.items() if part is not None
+        }
 
     def divide(self, counters: np.ndarray, *, exposed_s: float, seconds: float) -> list[Charge]:
         """The charge of each request in a pass with these counters [F, L]."""
@@ -71,16 +85,25 @@ class Charges:
             for counter, part in noted.items():
                 divided[:, counter, layer] = part * counters[counter, layer]
         divided[:, Counter.MISSES] = divided[:, _MISSED].sum(axis=1)
-        divided[:, Counter.REQUESTS] = divided[:, (Counter.HITS, Counter.LATE, Counter.MISSES)].sum(axis=1)
+        divided[:, Counter.REQUESTS] = divided[:, (Counter.HITS, Counter.LATE, Counter.MISSES)].sum(
+            axis=1
+        )
         parts = self._by_tokens.tolist()
-        return [Charge(table, exposed_s * part, seconds * part) for table, part in zip(divided, parts, strict=True)]
+        return [
+            Charge(table, exposed_s * part, seconds * part)
+            for table, part in zip(divided, parts, strict=True)
+        ]
 
-    def _of_places(self, parts: np.ndarray, places: Sequence[Place], *, by_size: bool = False) -> np.ndarray | None:
+    def _of_places(
+        self, parts: np.ndarray, places: Sequence[Place], *, by_size: bool = False
+    ) -> np.ndarray | None:
         """The part [R] of each request in experts that lie or are brought somewhere; None for no expert."""
         if not places:
             return None
         weights = np.array([place.bits * place.share if by_size else 1.0 for place in places])
-        return parts[:, [place.key % self._num_experts for place in places]] @ (weights / weights.sum())
+        return parts[:, [place.key % self._num_experts for place in places]] @ (
+            weights / weights.sum()
+        )
 
 
 def _mean(parts: np.ndarray, is_chosen: np.ndarray) -> np.ndarray | None:

@@ -16,7 +16,9 @@ from runtime.session import template_child
 
 _REMEDY = "give a prompt of plain text instead"
 LIMIT_S = 5.0  # of one rendering, which usually takes some milliseconds
-LIMIT_NBYTES = 1 << 30  # of the process: Python and its imports take 170 MiB, a chat of 4 MiB some copies of it
+LIMIT_NBYTES = (
+    1 << 30
+)  # of the process: Python and its imports take 170 MiB, a chat of 4 MiB some copies of it
 
 
 class ChatTemplates:
@@ -33,12 +35,18 @@ class ChatTemplates:
             template = tokenizer.get_chat_template()
         except ValueError as error:  # several templates, none of them the default
             raise _unusable(first_line(error)) from error
-        asked = {"template": template, "turns": list(turns), "special_tokens": tokenizer.special_tokens_map}
+        asked = {
+            "template": template,
+            "turns": list(turns),
+            "special_tokens": tokenizer.special_tokens_map,
+        }
         with self._lock:
             answer = self._answer(json.dumps(asked))
         if "refused" in answer:
             reason = first_line(Exception(answer["refused"]))
-            raise BadInput(f"the model's chat template refuses these messages ({reason}): change them, or {_REMEDY}")
+            raise BadInput(
+                f"the model's chat template refuses these messages ({reason}): change them, or {_REMEDY}"
+            )
         if "error" in answer:
             raise _unusable(first_line(Exception(answer["error"])))
         return answer["text"]
@@ -59,7 +67,9 @@ class ChatTemplates:
             with suppress(BrokenPipeError):  # the process has ended: its exit code says why
                 print(asked, file=self._process.stdin, flush=True)
             answer = self._process.stdout.readline()
-        except BaseException:  # Ctrl-C, for one: the answer would be taken for that of the next request
+        except (
+            BaseException
+        ):  # Ctrl-C, for one: the answer would be taken for that of the next request
             self._end()
             raise
         return json.loads(answer) if answer else self._raise_end()
@@ -80,7 +90,9 @@ class ChatTemplates:
         code = self._process.wait()
         self._end()
         if code == -signal.SIGALRM:
-            raise BadInput(f"the model's chat template takes more than {self._limit_s:g} s: {_REMEDY}")
+            raise BadInput(
+                f"the model's chat template takes more than {self._limit_s:g} s: {_REMEDY}"
+            )
         if code == template_child.OUT_OF_MEMORY:
             most = f"{self._limit_nbytes >> 20} MiB"
             raise BadInput(f"the model's chat template takes more than {most} of memory: {_REMEDY}")

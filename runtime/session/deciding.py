@@ -20,12 +20,18 @@ def cache_on_device(choices: Choices, controller: Controller) -> CacheOnDevice |
             f"{choices.opened.family} on {device} (docs/gpu.md): leave it out"
         )
     if kind == "disk" or device == "cuda" and kind != "cuda":
-        raise BadUsage("--decide device has the GPU read experts from page-locked memory: give --link cuda")
+        raise BadUsage(
+            "--decide device has the GPU read experts from page-locked memory: give --link cuda"
+        )
     if min(pool.num_slots for pool in controller.cache.pools) < shape.top_k:
         least = shape.num_layers * shape.top_k
-        raise BadUsage(f"--decide device needs room for all experts of a token in every layer: give --budget {least}x")
+        raise BadUsage(
+            f"--decide device needs room for all experts of a token in every layer: give --budget {least}x"
+        )
     if choices.policies.prefetch.distance and shape.num_layers == 1:
-        raise BadUsage("--decide device prefetches for the next layer, and there is one only: leave out --prefetch")
+        raise BadUsage(
+            "--decide device prefetches for the next layer, and there is one only: leave out --prefetch"
+        )
     return None if controller.holds_all else CacheOnDevice(controller, choices.policies)
 
 

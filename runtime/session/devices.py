@@ -17,7 +17,9 @@ def resolve_device(name: str) -> torch.device:
         raise BadUsage(f"device {name!r} is not known: use auto, cpu, cuda or cuda:1")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadUsage(f"{name} is not among the {torch.cuda.device_count()} visible CUDA devices: use --device cpu")
+        raise BadUsage(
+            f"{name} is not among the {torch.cuda.device_count()} visible CUDA devices: use --device cpu"
+        )
     return device
 
 
@@ -26,7 +28,9 @@ def devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
     cannot be computed on another device."""
     devices = spread_over(opened.model.device, count)
     if len(set(devices)) > 1 and getattr(opened.layers[0].experts, "has_post_expert_norm", False):
-        raise BadUsage(f"experts of {opened.family} share a norm, which is on one GPU: leave out --devices")
+        raise BadUsage(
+            f"experts of {opened.family} share a norm, which is on one GPU: leave out --devices"
+        )
     return devices
 
 

@@ -34,7 +34,12 @@ class NextToken:
         self.is_over = False
         self._processors, criteria = _rules(model, prompt, sampling, tokenizer)
         self._others = StoppingCriteriaList(one for one in criteria if type(one) not in _COUNTED)
-        self._ends = {int(end) for one in criteria if type(one) is EosTokenCriteria for end in one.eos_token_id}
+        self._ends = {
+            int(end)
+            for one in criteria
+            if type(one) is EosTokenCriteria
+            for end in one.eos_token_id
+        }
         self._longest = min(one.max_length for one in criteria if type(one) is MaxLengthCriteria)
         self._generator: torch.Generator | None = None
         if sampling.temperature:
@@ -61,12 +66,16 @@ class NextToken:
     def choose(self, logits: torch.Tensor) -> int:
         """The next token by logits [1, V] float32. Raises BadInput where the options leave none."""
         scores = logits
-        for processor in self._processors:  # one by one: the list as a whole inspects the signature of each
+        for (
+            processor
+        ) in self._processors:  # one by one: the list as a whole inspects the signature of each
             scores = processor(self.tokens, scores)
         if self._generator is None:
             return int(scores.argmax(dim=-1))
         try:
-            return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1, generator=self._generator))
+            return int(
+                torch.multinomial(scores.softmax(dim=-1), num_samples=1, generator=self._generator)
+            )
         except RuntimeError as error:
             if says_nothing_to_draw(error):
                 raise BadInput(NOTHING_TO_DRAW) from None
@@ -112,7 +121,10 @@ def _next(
 
 
 def _rules(
-    model: PreTrainedModel, prompt: torch.Tensor, sampling: Sampling, tokenizer: PreTrainedTokenizerBase | None
+    model: PreTrainedModel,
+    prompt: torch.Tensor,
+    sampling: Sampling,
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[LogitsProcessorList, StoppingCriteriaList]:
     """What generate() would apply to this prompt, by options and by the model's generation settings."""
     prepared = []
@@ -129,5 +141,11 @@ def _rules(
         return input_ids
 
     options = sampling.options() | {"use_cache": False}  # preparing rules takes no keys and values
-    model.generate(prompt, attention_mask=torch.ones_like(prompt), custom_generate=take, tokenizer=tokenizer, **options)
+    model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        custom_generate=take,
+        tokenizer=tokenizer,
+        **options,
+    )
     return prepared[0]

@@ -53,12 +53,16 @@ def _load(opened: MoeModel, settings: Settings, *, name: str, store: Path, base:
     is_replicas = base != FULL_BITS
     if not (settings.wants or is_replicas):
         return Artefacts()
-    from artifacts.store.store import Store  # runs that want no artefact save the memory of these imports
+    from artifacts.store.store import (
+        Store,
+    )  # runs that want no artefact save the memory of these imports
     from runtime.session.artefacts import load_artefacts
 
     with Store.open(store, read_only=True) as held:
         is_required = is_replicas or settings.requires and not settings.learn
-        if not is_required and opened.fingerprint not in {model.fingerprint for model in held.models()}:
+        if not is_required and opened.fingerprint not in {
+            model.fingerprint for model in held.models()
+        }:
             return Artefacts()
         model = held.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
         return load_artefacts(held, model.model_id, opened.shape, wants=settings.wants, base=base)
@@ -74,8 +78,12 @@ def model_on_base(opened: MoeModel, artefacts: Artefacts, bits: int) -> tuple[Mo
     if bits == opened.base:
         return opened, artefacts
     if artefacts.replicas is None:
-        raise Incompatible(f"--base {bits} takes stored replicas, and there are none: run `moectl quantize`")
+        raise Incompatible(
+            f"--base {bits} takes stored replicas, and there are none: run `moectl quantize`"
+        )
     replicas = artefacts.replicas.on_base(bits)
     store = open_replicas(opened, artefacts.replicas, [bits])[bits]
     shape = replace(opened.shape, expert_nbytes=store.layout.nbytes, num_neurons=0, neuron_nbytes=1)
-    return replace(opened, store=store, shape=shape, base=bits), replace(artefacts, replicas=replicas)
+    return replace(opened, store=store, shape=shape, base=bits), replace(
+        artefacts, replicas=replicas
+    )

@@ -14,7 +14,10 @@ from runtime.model.arithmetic import expert_forward
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
 
-_LARGER = {"float16": ("bfloat16", "float32"), "bfloat16": ("float32",)}  # types that hold larger products
+_LARGER = {
+    "float16": ("bfloat16", "float32"),
+    "bfloat16": ("float32",),
+}  # types that hold larger products
 
 
 class NotFinite(BadInput):
@@ -22,7 +25,11 @@ class NotFinite(BadInput):
 
     def __init__(self, ids: torch.Tensor, dtype: torch.dtype, where: str = "") -> None:
         kind = str(dtype).removeprefix("torch.")
-        first = f"{where} is the first to give NaN or infinity" if where else "the logits are NaN or infinite"
+        first = (
+            f"{where} is the first to give NaN or infinity"
+            if where
+            else "the logits are NaN or infinite"
+        )
         larger = " or ".join(_LARGER.get(kind, ()))
         remedy = f" (set dtype in the model's config.json to {larger})" * bool(larger)
         super().__init__(f"{first}: the weights are damaged, or too large for {kind}{remedy}")
@@ -60,15 +67,20 @@ def first_place(opened: MoeModel, run: Callable[[], object]) -> str:
     found: list[str] = []
 
     def look(name: str) -> Callable:
-        def hook(module: nn.Module, args: tuple, kwargs: Mapping[str, object], output: object) -> None:
+        def hook(
+            module: nn.Module, args: tuple, kwargs: Mapping[str, object], output: object
+        ) -> None:
             if not found and not all(map(_is_finite, _tensors([output]))):
                 layer = experts.get(module)
-                found.append(name if layer is None else _expert(opened, layer, [*args, *kwargs.values()]))
+                found.append(
+                    name if layer is None else _expert(opened, layer, [*args, *kwargs.values()])
+                )
 
         return hook
 
     handles = [
-        module.register_forward_hook(look(name), with_kwargs=True) for name, module in opened.model.named_modules()
+        module.register_forward_hook(look(name), with_kwargs=True)
+        for name, module in opened.model.named_modules()
     ]
     try:
         with suppress(NotFiniteWeights):  # of a router behind that place
@@ -104,4 +116,6 @@ def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether a tensor has neither NaN nor +inf; masks and scores that are put out of the running hold -inf."""
-    return tensor.numel() == 0 or not tensor.is_floating_point() or bool(tensor.max() < float("inf"))
+    return (
+        tensor.numel() == 0 or not tensor.is_floating_point() or bool(tensor.max() < float("inf"))
+    )

@@ -26,9 +26,14 @@ TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
 """Waits for the turn of a generation, or until the event is set; yields whether the generation may begin."""
 
 _END = object()
-_LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: divided by more or less, they are no longer finite
+_LEAST, _MOST = (
+    1e-4,
+    1e4,
+)  # of what logits are divided by: divided by more or less, they are no longer finite
 _NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
-NOTHING_TO_DRAW = "the options of the request and of the model's generation_config.json leave no token to draw"
+NOTHING_TO_DRAW = (
+    "the options of the request and of the model's generation_config.json leave no token to draw"
+)
 _NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # what else ends a text
 
 
@@ -54,7 +59,10 @@ class Sampling:
             raise BadUsage(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
         is_sound = 0 < self.top_p <= 1 and self.top_k >= 0
         is_sound &= self.temperature == 0 or _LEAST <= self.temperature <= _MOST
-        if not (is_sound and (self.repetition_penalty is None or _LEAST <= self.repetition_penalty <= _MOST)):
+        if not (
+            is_sound
+            and (self.repetition_penalty is None or _LEAST <= self.repetition_penalty <= _MOST)
+        ):
             raise BadUsage(
                 "sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and repetition-penalty > 0, "
                 f"neither beyond {_LEAST:g} and {_MOST:g}"
@@ -69,7 +77,12 @@ class Sampling:
             options |= {"min_new_tokens": self.max_new_tokens} | _NO_END
         if not self.temperature:
             return options | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-        return options | {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return options | {
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +125,17 @@ def stream(
     tokens: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
     start_s = time.perf_counter()
-    arguments = (model, prompt, sampling, tokenizer, tokens, stop, turn, start_s, torch.get_num_threads())
+    arguments = (
+        model,
+        prompt,
+        sampling,
+        tokenizer,
+        tokens,
+        stop,
+        turn,
+        start_s,
+        torch.get_num_threads(),
+    )
     worker = threading.Thread(target=_generate, args=arguments, name="moectl-generate", daemon=True)
     try:
         worker.start()
@@ -123,13 +146,17 @@ def stream(
                 try:
                     raise item
                 finally:
-                    del item  # its traceback refers to this frame, and to those that hold keys and values
+                    del (
+                        item
+                    )  # its traceback refers to this frame, and to those that hold keys and values
             yield item
     finally:
         stop.set()
         if worker.ident is not None:
             worker.join()
-        while not tokens.empty():  # an unread error would refer to its frames, and these to the queue
+        while (
+            not tokens.empty()
+        ):  # an unread error would refer to its frames, and these to the queue
             tokens.get()
 
 
@@ -147,7 +174,9 @@ def check_tokens(model: PreTrainedModel, *, highest: int, length: int, what: str
     error calls `what`, are more than its positions."""
     vocabulary = model.get_input_embeddings().num_embeddings
     if highest >= vocabulary:
-        raise BadInput(f"token {highest} is outside the vocabulary of {vocabulary}: the tokenizer is another model's")
+        raise BadInput(
+            f"token {highest} is outside the vocabulary of {vocabulary}: the tokenizer is another model's"
+        )
     longest = num_positions(model)
     if longest and length > longest:
         raise TooLong(f"{what} exceed the model's {longest} positions: give fewer")
@@ -174,7 +203,9 @@ def _generate(
     start_s: float,
     num_threads: int,
 ) -> None:
-    torch.set_num_threads(num_threads)  # a new thread has torch's default number, with which products round differently
+    torch.set_num_threads(
+        num_threads
+    )  # a new thread has torch's default number, with which products round differently
     try:
         with turn(stop) as may_begin, torch.random.fork_rng(devices=_cuda_devices(prompt)):
             if not may_begin:
@@ -222,4 +253,6 @@ class _Stopped(StoppingCriteria):
         self._stop = stop
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self._stop.is_set(), dtype=torch.bool, device=input_ids.device)
+        return torch.full(
+            (input_ids.shape[0],), self._stop.is_set(), dtype=torch.bool, device=input_ids.device
+        )

@@ -37,7 +37,9 @@ class Interleave:
         self.session = session
         self._mine = threading.local()
         # Runs before the engine's own hook, which begins the pass.
-        self._handle = session.opened.model.register_forward_pre_hook(self._before_pass, prepend=True)
+        self._handle = session.opened.model.register_forward_pre_hook(
+            self._before_pass, prepend=True
+        )
 
     def close(self) -> None:
         """Give the session back; its generations must be over."""
@@ -57,7 +59,9 @@ class Interleave:
 class Generation:
     """One request under way: call `step` until `is_over`, or `close` to end it earlier."""
 
-    def __init__(self, session: Session, mine: threading.local, prompt: torch.Tensor, sampling: Sampling) -> None:
+    def __init__(
+        self, session: Session, mine: threading.local, prompt: torch.Tensor, sampling: Sampling
+    ) -> None:
         self.is_over = False
         self._session, self._mine, self._request = session, mine, session.watcher.first_request
         self._is_drawn = sampling.temperature > 0
@@ -65,7 +69,9 @@ class Generation:
         self._has_passed = self._is_left = False
         self._random_state = _random_state() if self._is_drawn else []
         model, tokenizer = session.opened.model, session.opened.tokenizer
-        self._tokens = stream(model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=self._take_turns)
+        self._tokens = stream(
+            model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=self._take_turns
+        )
 
     def step(self) -> PassResult:
         """Run one pass and draw its token; the turn ends where the next pass would begin. Raises the error that ended
@@ -139,7 +145,10 @@ class _Left(Exception):
 
 
 def _random_state() -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+    return [
+        torch.get_rng_state(),
+        *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()),
+    ]
 
 
 def _set_random_state(state: list[torch.Tensor]) -> None:

@@ -52,17 +52,28 @@ def write_learned_maps(
         latest = latest_maps(store, model.model_id)
         is_newer = latest is not None and latest.run_id != began_with
         before = stored_origins(store, latest.run_id) if latest else np.zeros((0, 2), np.int64)
-        maps, rows = _joined(store, latest, learned) if is_newer else (learned.maps, learned.newcomers)
+        maps, rows = (
+            _joined(store, latest, learned) if is_newer else (learned.maps, learned.newcomers)
+        )
         info = RunInfo(
-            LEARN, model.model_id, started_at, seconds, "requests", parameters=_parameters(learned, maps, latest)
+            LEARN,
+            model.model_id,
+            started_at,
+            seconds,
+            "requests",
+            parameters=_parameters(learned, maps, latest),
         )
         table = map_rows(maps, _origins(before, rows, learned.origins, len(maps)))
         gives_way = latest.run_id if latest and latest.info.command == LEARN else None
         run_id = store.write_run(info, {TABLE: table}, instead_of=gives_way)
-    return WrittenMaps(run_id, len(maps), learned.num_iterations, latest.run_id if is_newer else None)
+    return WrittenMaps(
+        run_id, len(maps), learned.num_iterations, latest.run_id if is_newer else None
+    )
 
 
-def _parameters(learned: LearnedMaps, maps: ExpertMaps, latest: StoredRun | None) -> dict[str, object]:
+def _parameters(
+    learned: LearnedMaps, maps: ExpertMaps, latest: StoredRun | None
+) -> dict[str, object]:
     return {
         "capacity": maps.capacity,
         "distance": maps.distance,
@@ -72,12 +83,16 @@ def _parameters(learned: LearnedMaps, maps: ExpertMaps, latest: StoredRun | None
     }
 
 
-def _joined(store: "Store", latest: StoredRun, learned: LearnedMaps) -> tuple[ExpertMaps, np.ndarray]:
+def _joined(
+    store: "Store", latest: StoredRun, learned: LearnedMaps
+) -> tuple[ExpertMaps, np.ndarray]:
     """The store's maps with the new iterations added that `learned` still holds, and the row of each, [n]."""
     from artifacts.store.expert_maps import stored_maps
 
     maps = stored_maps(store, run_id=latest.run_id)
-    return maps, maps.add(*(part[learned.newcomers] for part in (learned.maps.embeddings, learned.maps.probabilities)))
+    return maps, maps.add(
+        *(part[learned.newcomers] for part in (learned.maps.embeddings, learned.maps.probabilities))
+    )
 
 
 def _origins(before: np.ndarray, rows: np.ndarray, new: np.ndarray, num_maps: int) -> np.ndarray:
@@ -85,6 +100,8 @@ def _origins(before: np.ndarray, rows: np.ndarray, new: np.ndarray, num_maps: in
     origins = np.zeros((num_maps, 2), np.int64)
     origins[: len(before)] = before
     first = before[:, 0].max(initial=-1) + 1
-    for row, (request, iteration) in zip(rows.tolist(), new.tolist(), strict=True):  # the last in a row counts
+    for row, (request, iteration) in zip(
+        rows.tolist(), new.tolist(), strict=True
+    ):  # the last in a row counts
         origins[row] = first + request, iteration
     return origins

@@ -22,7 +22,9 @@ def resolve_link(
     near_rate = sizes.rate(near)[0] if near else None
     on_cuda = opened.model.device.type == "cuda"
     if link == "cuda" and not on_cuda:
-        raise BadUsage("--link cuda needs the model on a CUDA device: use --link disk, or a rate such as 5GB/s")
+        raise BadUsage(
+            "--link cuda needs the model on a CUDA device: use --link disk, or a rate such as 5GB/s"
+        )
     if link == "auto":
         link = "cuda" if on_cuda else "disk"
     if link in ("disk", "cuda"):

@@ -26,7 +26,9 @@ def observe(watcher: Watcher, observer: StepObserver) -> None:
     watcher.on_step = _both(watcher.on_step, observer.add)
 
 
-def _both(first: Callable[[Any], None] | None, second: Callable[[Any], None]) -> Callable[[Any], None]:
+def _both(
+    first: Callable[[Any], None] | None, second: Callable[[Any], None]
+) -> Callable[[Any], None]:
     if first is None:
         return second
 
@@ -41,10 +43,15 @@ def reconfiguration(parts: Parts, *, lay_out: Callable[[FastTier], None]) -> Rec
     """The observer that solves the split anew between requests and calls `lay_out` with a changed one; None if the
     settings or the split exclude it. Raises BadUsage where it is asked for and cannot be."""
     every = tokens_between(
-        parts.settings.reconfigure_every, parts.fast.split, parts.policies, num_devices=parts.settings.devices
+        parts.settings.reconfigure_every,
+        parts.fast.split,
+        parts.policies,
+        num_devices=parts.settings.devices,
     )
     if not every:
         return None
-    solver = Reconfiguration(parts.policies, parts.opened.shape, parts.fast.split, every=every, lay_out=lay_out)
+    solver = Reconfiguration(
+        parts.policies, parts.opened.shape, parts.fast.split, every=every, lay_out=lay_out
+    )
     observe(parts.watcher, solver)
     return solver

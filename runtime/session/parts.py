@@ -40,7 +40,9 @@ class Choices:
     partitions: Partitions
     devices: tuple[torch.device, ...]
     fast: FastTier
-    fused: type[CpuOutput] | type[GpuOutput] | None  # the compiled code for experts of this family, if there is any
+    fused: (
+        type[CpuOutput] | type[GpuOutput] | None
+    )  # the compiled code for experts of this family, if there is any
     is_fused: bool  # whether that code computes them
     dense: CompiledDecoder | None  # the compiled modules beside the experts, if they were asked for
     threads: KernelThreads  # of compiled code
@@ -69,14 +71,19 @@ class Parts(Choices):
     @property
     def memory(self) -> dict[str, list[torch.Tensor]]:
         """The tensors in the CPU's memory: slots, replicas, dense weights and experts in RAM."""
-        in_ram = [store.buffer for store in self.tiers.slow.stores.values() if isinstance(store, RamStore)]
+        in_ram = [
+            store.buffer for store in self.tiers.slow.stores.values() if isinstance(store, RamStore)
+        ]
         held = {
             "slots": self.slots.arenas,
             "replicas": [self.shadows.buffer] if self.shadows else [],
             "dense": [parameter.data for parameter in on_cpu(self.opened.model)],
             "ram": in_ram,
         }
-        on_cpu_only = {name: [one for one in tensors if one.device.type == "cpu"] for name, tensors in held.items()}
+        on_cpu_only = {
+            name: [one for one in tensors if one.device.type == "cpu"]
+            for name, tensors in held.items()
+        }
         return {name: tensors for name, tensors in on_cpu_only.items() if tensors}
 
     @property
@@ -88,7 +95,13 @@ class Parts(Choices):
     @property
     def packed_widths(self) -> list[Width]:
         """Those of them that lie in packed codes."""
-        return sorted({layout.bits for layout in self._replica_layouts if not isinstance(layout, TrellisLayout)})
+        return sorted(
+            {
+                layout.bits
+                for layout in self._replica_layouts
+                if not isinstance(layout, TrellisLayout)
+            }
+        )
 
     @property
     def has_trellis(self) -> bool:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from artifacts.store.presets import PresetRecord
 
 
-def find_presets(names: Iterable[str], store: Path, *, model_id: str | None = None) -> dict[str, Preset]:
+def find_presets(
+    names: Iterable[str], store: Path, *, model_id: str | None = None
+) -> dict[str, Preset]:
     """Find those of `names` that are tuned presets of the store, of model `model_id` if given, the newest of each name.
     Leaves out names of built-in presets and unknown names. Raises Incompatible for a preset that was tuned for other
     models only, BadInput for a damaged one."""
@@ -26,7 +28,10 @@ def find_presets(names: Iterable[str], store: Path, *, model_id: str | None = No
     from artifacts.store.store import Store
 
     with Store.open(store, read_only=True) as opened:
-        kept, models = stored_presets(opened), {model.model_id: model.name for model in opened.models()}
+        kept, models = (
+            stored_presets(opened),
+            {model.model_id: model.name for model in opened.models()},
+        )
     tuned = {}
     for name in wanted:
         of_any = [preset for preset in kept if preset.preset.name == name]
@@ -53,10 +58,17 @@ _TABLES = {  # where an artefact that policies require lies
 }
 
 
-def check_stored(policies: Policies, store: Path, *, name: str, base: int = FULL_BITS, learns: bool = False) -> None:
+def check_stored(
+    policies: Policies, store: Path, *, name: str, base: int = FULL_BITS, learns: bool = False
+) -> None:
     """Raise Incompatible, with the command that mends it, for an artefact that the store has of no model, or not of the
     model that it knows as `name`: before the model is opened, which takes long. The rest is found with it."""
-    needs = {need: axis for axis in POLICIES for need in sorted(getattr(policies, axis).requires) if need in _TABLES}
+    needs = {
+        need: axis
+        for axis in POLICIES
+        for need in sorted(getattr(policies, axis).requires)
+        if need in _TABLES
+    }
     if learns:
         needs.pop("maps", None)
     if not needs and base == FULL_BITS:
@@ -67,7 +79,9 @@ def check_stored(policies: Policies, store: Path, *, name: str, base: int = FULL
             of_others = f"{store} holds {others}, not {name}: " if others else ""
             raise Incompatible(f"{of_others}the {axis} policy needs {need}, {REMEDY[need]}")
     if base != FULL_BITS and "replicas" not in held:
-        raise Incompatible(f"--base {base:g} takes stored replicas, and there are none: run `moectl quantize`")
+        raise Incompatible(
+            f"--base {base:g} takes stored replicas, and there are none: run `moectl quantize`"
+        )
 
 
 def _tables_held(store: Path, name: str) -> tuple[set[str], str]:
@@ -102,7 +116,9 @@ def as_preset(kept: "PresetRecord") -> Preset:
     """The preset, with what it was tuned for. Raises BadInput for a scope that does not exist."""
     one = kept.preset
     if one.scope not in (*Scope,):
-        raise BadInput(f"preset {one.name} of run {kept.run_id} has scope {one.scope!r}: run `moectl tune` again")
+        raise BadInput(
+            f"preset {one.name} of run {kept.run_id} has scope {one.scope!r}: run `moectl tune` again"
+        )
     return Preset(
         one.name,
         summary=f"tuned: loses at most {one.max_loss:.3g} of perplexity" if one.max_loss else

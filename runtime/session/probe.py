@@ -29,7 +29,9 @@ _NUM_EXPERTS = 8
 _MOST_TIMED = 64  # rows: the time of more is in proportion
 
 
-def _no_experts(module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _no_experts(
+    module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
     return torch.zeros_like(hidden)
 
 
@@ -51,7 +53,9 @@ def scaled_rates(opened: MoeModel, target: Machine, *, is_fused: bool = False) -
     memory's bandwidth; on this machine it is measured, overheads included.
     """
     compute = opened.shape.expert_nbytes / expert_seconds(opened, is_fused=is_fused)
-    return Rates(compute * target.link_gbps / target.fast_gbps, compute * target.near_gbps / target.fast_gbps)
+    return Rates(
+        compute * target.link_gbps / target.fast_gbps, compute * target.near_gbps / target.fast_gbps
+    )
 
 
 def scaled_window(shape: Shape, target: Machine) -> int:
@@ -62,7 +66,11 @@ def scaled_window(shape: Shape, target: Machine) -> int:
 
 
 def prefetch_window(
-    opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False, dense: CompiledDecoder | None = None
+    opened: MoeModel,
+    link_bytes_per_s: float,
+    *,
+    is_fused: bool = False,
+    dense: CompiledDecoder | None = None,
 ) -> int:
     """Measure the bytes that the link moves while one layer of one token is computed, as a power of two of experts.
     Fused kernels compute the experts if `is_fused`, and `dense` the modules beside them, if given."""
@@ -72,21 +80,29 @@ def prefetch_window(
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
-def widened_window(opened: MoeModel, window: int, num_rows: int, attention: str, *, bytes_per_s: float | None) -> int:
+def widened_window(
+    opened: MoeModel, window: int, num_rows: int, attention: str, *, bytes_per_s: float | None
+) -> int:
     """Return twice the bytes that the link moves while a token each of so many rows passes a layer without its experts,
     measured, as a power of two of experts: a layer's last experts are computed when all have come. `window` is that of
     one token, which tells the link's rate where `bytes_per_s` does not; `attention` as in `RowPass`."""
     timed = min(num_rows, _MOST_TIMED)
     layer_s = _body_seconds(opened, timed, attention) * num_rows / timed / opened.shape.num_layers
     rate = bytes_per_s or window * opened.shape.num_layers / _body_seconds(opened, 1, attention)
-    return max(window, rounded_window(2 * rate * layer_s / opened.shape.expert_nbytes, opened.shape.expert_nbytes))
+    return max(
+        window,
+        rounded_window(2 * rate * layer_s / opened.shape.expert_nbytes, opened.shape.expert_nbytes),
+    )
 
 
 def _body_seconds(opened: MoeModel, num_rows: int, attention: str) -> float:
     """Seconds of the layers without routed experts, in a session: of the model that has its hooks, only the body is
     called. The fastest of a few, since other work of the machine only adds to them."""
     tokens = torch.zeros(1, num_rows, dtype=torch.int64, device=opened.model.device)
-    body, given = opened.model.base_model, {"input_ids": tokens, "position_ids": tokens, "use_cache": False}
+    body, given = (
+        opened.model.base_model,
+        {"input_ids": tokens, "position_ids": tokens, "use_cache": False},
+    )
     with without_experts(opened, after=ENGINE):
         rows = one_token_each(num_rows, attention)
         forward = partial(body, **given, moectl_rows=rows)
@@ -114,11 +130,18 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     Several experts take turns."""
     device, module, contents = opened.model.device, opened.layers[0].experts, _some_contents(opened)
     if is_fused:
-        return _median_seconds(choose_output(opened).timed_expert(opened, contents), device, turns=200)
-    views, project = [opened.store.layout.views(content) for content in contents], opened.store.layout.project
+        return _median_seconds(
+            choose_output(opened).timed_expert(opened, contents), device, turns=200
+        )
+    views, project = (
+        [opened.store.layout.views(content) for content in contents],
+        opened.store.layout.project,
+    )
     x = torch.zeros(1, opened.layers[0].hidden_size, dtype=opened.dtype, device=device)
     return _median_seconds(
-        lambda turn: expert_forward(module, views[turn % len(views)], x, project=project), device, turns=200
+        lambda turn: expert_forward(module, views[turn % len(views)], x, project=project),
+        device,
+        turns=200,
     )
 
 
@@ -137,7 +160,9 @@ def rest_seconds(opened: MoeModel, *, dense: CompiledDecoder | None = None) -> f
         dense.install()
     try:
         with without_experts(opened):
-            return _median_seconds(lambda _: model(input_ids=token), model.device, warm_up=2, turns=8)
+            return _median_seconds(
+                lambda _: model(input_ids=token), model.device, warm_up=2, turns=8
+            )
     finally:
         if dense:
             dense.uninstall()
@@ -153,7 +178,9 @@ def without_experts(opened: MoeModel, *, after: str = "eager") -> Iterator[None]
         opened.model.set_experts_implementation(after)
 
 
-def seconds_of(work: Callable[[int], object], device: torch.device, *, warm_up: int, turns: int) -> list[float]:
+def seconds_of(
+    work: Callable[[int], object], device: torch.device, *, warm_up: int, turns: int
+) -> list[float]:
     """Measure the seconds of each call of `work`, which gets its number, until the device is done; those of the warm-up
     are left out."""
     seconds = []
@@ -167,7 +194,9 @@ def seconds_of(work: Callable[[int], object], device: torch.device, *, warm_up: 
     return seconds[warm_up:]
 
 
-def _median_seconds(work: Callable[[int], object], device: torch.device, *, warm_up: int = 10, turns: int) -> float:
+def _median_seconds(
+    work: Callable[[int], object], device: torch.device, *, warm_up: int = 10, turns: int
+) -> float:
     return statistics.median(seconds_of(work, device, warm_up=warm_up, turns=turns))
 
 

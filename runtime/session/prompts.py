@@ -11,7 +11,9 @@ from runtime.session.chat_template import ChatTemplates
 from runtime.session.generate import TooLong, num_positions
 from runtime.session.text_bound import TextBound, text_bound
 
-Prompt = str | Sequence[Mapping[str, str]]  # a text, or the messages of a chat, each with `role` and `content`
+Prompt = (
+    str | Sequence[Mapping[str, str]]
+)  # a text, or the messages of a chat, each with `role` and `content`
 _NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank lines"
 
 
@@ -41,7 +43,9 @@ class PromptEncoder:
         longest = num_positions(self._opened.model)
         # A token for each character is what the shortest bound allows; it takes time to find a better one.
         if longest and len(text) > longest and self._bound and self._bound.is_exceeded(text):
-            raise TooLong(f"{len(text)} characters of prompt exceed the model's {longest} positions: give fewer")
+            raise TooLong(
+                f"{len(text)} characters of prompt exceed the model's {longest} positions: give fewer"
+            )
 
     @cached_property
     def _bound(self) -> TextBound | None:
@@ -53,5 +57,9 @@ class PromptEncoder:
             text.encode()
         except UnicodeEncodeError:  # how Python decodes bytes that are not UTF-8
             raise BadInput("the prompt is not text in UTF-8: convert it") from None
-        ids = self._opened.tokenizer(text, return_tensors="pt", **options).input_ids if text else torch.zeros(1, 0)
+        ids = (
+            self._opened.tokenizer(text, return_tensors="pt", **options).input_ids
+            if text
+            else torch.zeros(1, 0)
+        )
         return ids.to(torch.int64)

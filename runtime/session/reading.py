@@ -74,7 +74,9 @@ class Reading:
             known = min(shared, other.num_read)
             if known > longest:
                 longest, source = known, other
-        coming = max((shared_beginning(prompt.ids, other.ids) for other in self._before(prompt)), default=0)
+        coming = max(
+            (shared_beginning(prompt.ids, other.ids) for other in self._before(prompt)), default=0
+        )
         if coming >= longest + LEAST_SHARED:
             return False
         if longest < LEAST_SHARED:

@@ -18,9 +18,16 @@ from runtime.session.parts import Parts
 from runtime.session.settings import DEVICE, FUSED, HOST
 
 
-def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks: list[str]) -> dict[str, object]:
+def receipt(
+    parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks: list[str]
+) -> dict[str, object]:
     """By name, as it is printed and stored."""
-    opened, policies, settings, cache = parts.opened, parts.policies, parts.settings, parts.controller.cache
+    opened, policies, settings, cache = (
+        parts.opened,
+        parts.policies,
+        parts.settings,
+        parts.controller.cache,
+    )
     return {
         "model": opened.config.name_or_path or opened.family,
         "family": opened.family,
@@ -76,21 +83,34 @@ def _captured(parts: Parts) -> dict[str, object]:
 
 def _launched_singly(parts: Parts) -> list[str]:
     reason = _captured(parts).get("why_not")
-    return [f"decoded tokens are launched one by one, not as CUDA graphs: {reason}"] if reason else []
+    return (
+        [f"decoded tokens are launched one by one, not as CUDA graphs: {reason}"] if reason else []
+    )
 
 
 def _dense(opened: MoeModel) -> dict[str, object]:
     """The bytes of all weights besides experts, and how many linear layers are at few bits or stay as published."""
-    held = sum(parameter.nbytes for parameter in opened.model.parameters() if parameter.device.type != "meta")
+    held = sum(
+        parameter.nbytes
+        for parameter in opened.model.parameters()
+        if parameter.device.type != "meta"
+    )
     width = opened.dense
-    few = {} if width is None else {"bits": width.bits, "matrices": width.num_packed, "as_published": width.num_left}
+    few = (
+        {}
+        if width is None
+        else {"bits": width.bits, "matrices": width.num_packed, "as_published": width.num_left}
+    )
     return {"bytes": held} | few
 
 
 def _devices(parts: Parts) -> dict[str, object]:
     """What each of several devices holds and did, by the device's name; parts of one device are numbered."""
     is_one = len(set(parts.devices)) == 1
-    names = [f"{device} part {number}" if is_one else f"{device}" for number, device in enumerate(parts.devices)]
+    names = [
+        f"{device} part {number}" if is_one else f"{device}"
+        for number, device in enumerate(parts.devices)
+    ]
     return dict(zip(names, parts.controller.by_device(), strict=False))
 
 
@@ -103,13 +123,19 @@ def _replicas(parts: Parts) -> dict[str, object]:
     bits, counts = np.unique(shadows, return_counts=True) if shadows is not None else ((), ())
     return {
         "slow_tier_bits": [f"{width}" for width in parts.policies.widths],
-        "resident": {f"{label(width)}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
+        "resident": {
+            f"{label(width)}_bits": int(count) for width, count in zip(bits, counts, strict=True)
+        },
         "resident_bytes": parts.shadows.nbytes if parts.shadows else 0,
         "not_landed": parts.engine.steps.num_not_landed,
         "verified": parts.settings.verify,
-        "code": " and ".join(["packed"] * bool(parts.packed_widths) + ["trellis"] * parts.has_trellis),
+        "code": " and ".join(
+            ["packed"] * bool(parts.packed_widths) + ["trellis"] * parts.has_trellis
+        ),
         "kernel": kernel_names(
-            parts.opened.model.device, has_packed=bool(parts.packed_widths), has_trellis=parts.has_trellis
+            parts.opened.model.device,
+            has_packed=bool(parts.packed_widths),
+            has_trellis=parts.has_trellis,
         ),
     }
 
@@ -118,10 +144,18 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
     """What of the dense weights is not as asked: layers that stay as published, and products of dequantised ones."""
     width, lines = opened.dense, []
     if width.num_left:
-        lines.append(f"dense: {width.num_left} linear layers stay as published: too small, or no whole blocks of 32")
+        lines.append(
+            f"dense: {width.num_left} linear layers stay as published: too small, or no whole blocks of 32"
+        )
     if opened.model.device.type != "cpu" or not is_multiplied:
-        why = "there is no kernel" if opened.model.device.type != "cpu" else "--experts fused multiplies where it lies"
-        lines.append(f"dense: {width.bits} bits are dequantised at each use on {opened.model.device.type}: {why}")
+        why = (
+            "there is no kernel"
+            if opened.model.device.type != "cpu"
+            else "--experts fused multiplies where it lies"
+        )
+        lines.append(
+            f"dense: {width.bits} bits are dequantised at each use on {opened.model.device.type}: {why}"
+        )
     return lines
 
 
@@ -134,7 +168,9 @@ def fallbacks_of(parts: Parts) -> list[str]:
         where = f"{num_devices} devices" if num_devices > 1 else opened.model.device.type
         lines.append(f"experts of {opened.family} on {where} are not fused: torch computes")
     if opened.dense:
-        lines += _dense_fallbacks(opened, is_multiplied=parts.dense is not None and opened.dtype in AS_NUMPY)
+        lines += _dense_fallbacks(
+            opened, is_multiplied=parts.dense is not None and opened.dtype in AS_NUMPY
+        )
     if num_devices > 1 and len(set(devices)) == 1:
         lines.append(f"devices: {num_devices} parts of {devices[0]} in the place of GPUs")
     if num_devices > 1 and tokens_between(None, parts.fast.split, parts.policies):

@@ -51,7 +51,9 @@ class Session:
     `parts` is what the session runs with; `opened`, `controller`, `watcher` and `engine` are among them.
     """
 
-    def __init__(self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None) -> None:
+    def __init__(
+        self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None
+    ) -> None:
         self._lock, self._next_request = SessionLock(), 0
         with ExitStack() as undo:
             self.parts = build_parts(opened, settings, artefacts or Artefacts(), undo)
@@ -102,7 +104,9 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -113,13 +117,18 @@ class Session:
     def validate(self) -> None:
         """Raise AssertionError where the session's state contradicts itself or exceeds the budget. Between passes."""
         self.engine.validate()
-        nbytes, budget = self.parts.fast_nbytes, sizes.budget_nbytes(self.parts.budget, self.opened.shape)
+        nbytes, budget = (
+            self.parts.fast_nbytes,
+            sizes.budget_nbytes(self.parts.budget, self.opened.shape),
+        )
         borders = ALIGNMENT * (len(self.parts.slots) + 1)
         assert nbytes <= budget + borders, f"{nbytes} bytes of fast tier, the budget is {budget}"
 
     # Running
 
-    def forward(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, past: object = None) -> Output:
+    def forward(
+        self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, past: object = None
+    ) -> Output:
         """Run one pass, prefill or decode: ids [B, S], mask [B, past + S]. Returns the model's output, logits
         [B, S, V].
 
@@ -145,7 +154,13 @@ class Session:
                 ) from error
 
     def forward_rows(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: RowPass, *, requests: np.ndarray, keep: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: RowPass,
+        *,
+        requests: np.ndarray,
+        keep: torch.Tensor,
     ) -> torch.Tensor:
         """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the pieces of `rows` lie.
         Returns the logits [N, V] of the tokens `keep` [N]. Raises as `forward`, for ids that were checked."""
@@ -154,7 +169,11 @@ class Session:
             self._lock.check()
             watcher.token_requests = requests
             try:
-                given = {"input_ids": ids[None], "position_ids": positions[None], "logits_to_keep": keep}
+                given = {
+                    "input_ids": ids[None],
+                    "position_ids": positions[None],
+                    "logits_to_keep": keep,
+                }
                 given = {name: tensor.to(model.device) for name, tensor in given.items()}
                 return model(**given, use_cache=False, moectl_rows=rows).logits[0]
             finally:
@@ -180,7 +199,9 @@ class Session:
         encoded."""
         generate = partial(self.generate, self.encode(prompt), sampling or Sampling())
         nothing_yet = self.effort(first_pass=self.num_passes)
-        return Stream(generate, tokenizer=self.opened.tokenizer, effort=nothing_yet, receipt=self.receipt)
+        return Stream(
+            generate, tokenizer=self.opened.tokenizer, effort=nothing_yet, receipt=self.receipt
+        )
 
     def encode(self, prompt: Prompt) -> torch.Tensor:
         """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the turns are separated by
@@ -188,14 +209,20 @@ class Session:
         return self.prompts.encode(prompt)
 
     def generate(
-        self, prompt: torch.Tensor, sampling: Sampling, *, told: Callable[[Effort], None] | None = None
+        self,
+        prompt: torch.Tensor,
+        sampling: Sampling,
+        *,
+        told: Callable[[Effort], None] | None = None,
     ) -> Iterator[Token]:
         """Stream tokens after `prompt` [1, S] int64; other requests wait until the last one. `told` is then called
         with the effort of this generation. Raises BadInput for a prompt that the model cannot take."""
         model, tokenizer = self.opened.model, self.opened.tokenizer
         turn = partial(self._turn, told=told)
         try:
-            yield from stream(model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=turn)
+            yield from stream(
+                model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=turn
+            )
         except NotFinite as error:
             raise self.traced(error) from None
 
@@ -211,7 +238,9 @@ class Session:
         charged = steps.on_plan
         steps.on_plan = None
         try:
-            return NotFinite(error.ids, error.dtype, first_place(self.opened, lambda: self.forward(error.ids)))
+            return NotFinite(
+                error.ids, error.dtype, first_place(self.opened, lambda: self.forward(error.ids))
+            )
         finally:
             steps.on_plan = charged
 
@@ -223,7 +252,9 @@ class Session:
         self._next_request += count
 
     @contextmanager
-    def _turn(self, stop: threading.Event, *, told: Callable[[Effort], None] | None) -> Iterator[bool]:
+    def _turn(
+        self, stop: threading.Event, *, told: Callable[[Effort], None] | None
+    ) -> Iterator[bool]:
         """Hold the lock for one generation, and call `told` with its effort. Yields False if `stop` is set before."""
         if not self._lock.begin(stop):
             yield False

@@ -11,7 +11,10 @@ from runtime.policies.eviction.lfu import Lfu
 from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.presets import Preset, Scope, preset
 
-EXACT, FUSED = "exact", "fused"  # how experts are computed: to the model's own bits, or by compiled kernels
+EXACT, FUSED = (
+    "exact",
+    "fused",
+)  # how experts are computed: to the model's own bits, or by compiled kernels
 HOST, DEVICE = "host", "device"  # who decides what a decoded token's experts push out
 
 
@@ -31,17 +34,25 @@ class Settings:
     device: str = "auto"
     experts: str = EXACT
     threads: int | None = None  # of CPU compute; None: torch's own number
-    devices: int = 1  # over which experts are spread: GPUs, or parts of one device where there are fewer
-    machine: str | None = None  # whose splits are used; None: that of `scaled_to`, or this machine over this link
+    devices: int = (
+        1  # over which experts are spread: GPUs, or parts of one device where there are fewer
+    )
+    machine: str | None = (
+        None  # whose splits are used; None: that of `scaled_to`, or this machine over this link
+    )
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     verify: bool = False  # compare replica files with their hashes before any is used
     learn: bool = False  # add the run's iterations to the expert maps, starting with none if the store has none
-    dense: int | None = None  # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
+    dense: int | None = (
+        None  # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
+    )
     decide: str = HOST
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
-            raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
+            raise BadUsage(
+                "--scaled-to sets the link and the near tier itself: leave out --link and --near"
+            )
         check_experts(self.experts)
         check_dense(self.dense)
         if self.decide not in (HOST, DEVICE):
@@ -52,11 +63,17 @@ class Settings:
         if self.decide == DEVICE:
             self._check_device_decides(policies)
         if self.learn and "maps" not in policies.requires:
-            raise BadUsage("--learn adds to expert maps, and no policy chosen here uses any: give --preset fmoe")
+            raise BadUsage(
+                "--learn adds to expert maps, and no policy chosen here uses any: give --preset fmoe"
+            )
 
     def _check_device_decides(self, policies: Policies) -> None:
         """Raise BadUsage where a device could not decide as the policies would."""
-        plain, prefetch, eviction = build(preset("on-demand").texts()), policies.prefetch, policies.eviction
+        plain, prefetch, eviction = (
+            build(preset("on-demand").texts()),
+            policies.prefetch,
+            policies.eviction,
+        )
         others = {axis for axis in POLICIES if getattr(policies, axis) != getattr(plain, axis)}
         if eviction in (Lfu(), LateHorizon()):
             others -= {"eviction"}
@@ -68,11 +85,17 @@ class Settings:
                 "--eviction lfu or late_horizon and --prefetch next_gate, for the next layer"
             )
         if eviction == LateHorizon() and prefetch.distance:
-            raise BadUsage("--decide device prefetches beside lru and lfu only: leave out --prefetch or late_horizon")
+            raise BadUsage(
+                "--decide device prefetches beside lru and lfu only: leave out --prefetch or late_horizon"
+            )
         if Scope(self.scope or preset(self.preset).scope) is not Scope.LAYER:
-            raise BadUsage("--decide device keeps each layer's experts in slots of its own: give --scope layer")
+            raise BadUsage(
+                "--decide device keeps each layer's experts in slots of its own: give --scope layer"
+            )
         if self.experts != FUSED:
-            raise BadUsage("--decide device leaves slot numbers to the kernels of a GPU: give --experts fused")
+            raise BadUsage(
+                "--decide device leaves slot numbers to the kernels of a GPU: give --experts fused"
+            )
         if self.devices > 1:
             raise BadUsage("--decide device knows one GPU: leave out --devices")
 

@@ -38,12 +38,16 @@ def _answer(
     render: Callable, template: str, turns: list[dict[str, str]], special_tokens: dict[str, str]
 ) -> dict[str, str]:
     try:
-        [text], _ = render([turns], chat_template=template, add_generation_prompt=True, **special_tokens)
+        [text], _ = render(
+            [turns], chat_template=template, add_generation_prompt=True, **special_tokens
+        )
         return {"text": text}
     except MemoryError:
         raise
     except Exception as error:  # a template is a program, which may raise anything
-        is_refused = type(error).__name__ == "TemplateError"  # by raise_exception; those of jinja2 itself are below it
+        is_refused = (
+            type(error).__name__ == "TemplateError"
+        )  # by raise_exception; those of jinja2 itself are below it
         return {"refused" if is_refused else "error": str(error) or type(error).__name__}
 
 

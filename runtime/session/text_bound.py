@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-_KEEPS = ("ByteLevel", "Digits", "Metaspace", "Prepend", "Lowercase", "NFD", "NFKD")  # remove no character
+_KEEPS = (
+    "ByteLevel",
+    "Digits",
+    "Metaspace",
+    "Prepend",
+    "Lowercase",
+    "NFD",
+    "NFKD",
+)  # remove no character
 # A composed character is four code points at most when it is decomposed (Unicode Standard Annex 15).
 _COMPOSES, _PARTS = ("NFC", "NFKC"), 4
 _BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
@@ -39,7 +47,9 @@ def text_bound(tokenizer: PreTrainedTokenizerBase, num_positions: int) -> TextBo
         return None
     steps = list(_steps(state["normalizer"])) + list(_steps(state["pre_tokenizer"]))
     vocabulary = tokenizer.get_vocab()
-    if not (all(map(_keeps_text, steps)) and _knows_every_character(state["model"], steps, vocabulary)):
+    if not (
+        all(map(_keeps_text, steps)) and _knows_every_character(state["model"], steps, vocabulary)
+    ):
         return None
     per_character = _PARTS if any(step["type"] in _COMPOSES for step in steps) else 1
     drops_spaces = any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"])

@@ -109,7 +109,9 @@ class Turns:
 
     def _pass(self, asked: _Asked) -> RowResult:
         try:
-            asked.generation = asked.generation or self._interleave.begin(asked.prompt, asked.sampling)
+            asked.generation = asked.generation or self._interleave.begin(
+                asked.prompt, asked.sampling
+            )
             result = asked.generation.step()
         except Exception as error:
             return RowResult.failed(asked.request, asked.owner, detached(error))
@@ -131,7 +133,9 @@ def open_batch(
     which the receipt then says."""
     reason = why_one_by_one(session)
     if rows > 1 and reason is None:
-        return RequestBatch(session, rows=rows, tile=tile, room=room, kept_nbytes=kept_nbytes, in_ram=in_ram)
+        return RequestBatch(
+            session, rows=rows, tile=tile, room=room, kept_nbytes=kept_nbytes, in_ram=in_ram
+        )
     line = f"batch: requests are answered one at a time: {reason}"
     if rows > 1 and line not in session.fallbacks:
         session.fallbacks.append(line)

@@ -27,13 +27,23 @@ class ResidentExperts:
     """
 
     def __init__(
-        self, opened: MoeModel, slots: Slots, slow: SlowTier, shadows: Shadows | None, *, is_fused: bool = False
+        self,
+        opened: MoeModel,
+        slots: Slots,
+        slow: SlowTier,
+        shadows: Shadows | None,
+        *,
+        is_fused: bool = False,
     ) -> None:
         self.slots, self.slow, self.shadows = slots, slow, shadows
         self.num_experts = opened.shape.num_experts
         self._is_split = isinstance(slow, SegmentTier)
-        has_tiles = opened.store.layout.project is project_quantised or opened.dtype is torch.float16
-        self._in_tiles = is_fused and has_tiles and not self._is_split and opened.model.device.type == "cpu"
+        has_tiles = (
+            opened.store.layout.project is project_quantised or opened.dtype is torch.float16
+        )
+        self._in_tiles = (
+            is_fused and has_tiles and not self._is_split and opened.model.device.type == "cpu"
+        )
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         # By slot the part that a whole expert takes.
         self._rooms = [] if self._is_split else [slot[: slow.nbytes(FULL_BITS)] for slot in slots]
@@ -41,12 +51,18 @@ class ResidentExperts:
         layout, by_part = opened.store.layout, slots.by_part
         parts = layout.parts if by_part else ()
         self._by_part = {part.name: layout.several(part, by_part[part.name]) for part in parts}
-        self._rows: dict[tuple[int, int], dict[str, torch.Tensor]] = {}  # rows of _by_part, by first slot and count
+        self._rows: dict[
+            tuple[int, int], dict[str, torch.Tensor]
+        ] = {}  # rows of _by_part, by first slot and count
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """Compute one expert, or a segment of one, on its tokens, x [t, H] -> [t, H]."""
         weights = self.shadows.views(place.key) if place.slot == NO_SLOT else self.weights(place)
-        project = project_in_tiles if self._in_tiles and is_full(place) else self.slow.projection(place.bits)
+        project = (
+            project_in_tiles
+            if self._in_tiles and is_full(place)
+            else self.slow.projection(place.bits)
+        )
         return expert_forward(module, weights, x, project=project)
 
     def weights(self, place: Place) -> Views:
@@ -56,7 +72,11 @@ class ResidentExperts:
             if at not in self._segments:
                 self._segments[at] = self.slow.weights(place, self.slots[place.slot])
             return self._segments[at]
-        return self._views[place.slot] if is_full(place) else self.slow.weights(place, self.slots[place.slot])
+        return (
+            self._views[place.slot]
+            if is_full(place)
+            else self.slow.weights(place, self.slots[place.slot])
+        )
 
     def whole(self, slot: int) -> Views:
         """Views of an expert at full precision that is not cut."""
@@ -68,7 +88,9 @@ class ResidentExperts:
         if not self._by_part or any(place.slot != first + row for row, place in enumerate(places)):
             return None
         if (first, count) not in self._rows:
-            self._rows[first, count] = {name: part[first : first + count] for name, part in self._by_part.items()}
+            self._rows[first, count] = {
+                name: part[first : first + count] for name, part in self._by_part.items()
+            }
         return self._rows[first, count]
 
     def room(self, place: Place) -> torch.Tensor:

@@ -28,7 +28,9 @@ class NearTier:
         self.clock = WallClock()
         self._ready_at_s = 0.0
         self._buffer: torch.Tensor | None = None
-        self._views: dict[tuple[int, ...], Mapping[str, object]] = {}  # by key, bits, address and size in RAM
+        self._views: dict[
+            tuple[int, ...], Mapping[str, object]
+        ] = {}  # by key, bits, address and size in RAM
 
     def begin(self, places: Sequence[Place]) -> None:
         """Start the emulated tier on these experts."""
@@ -38,7 +40,9 @@ class NearTier:
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """Compute one expert on its tokens, x [t, H] on the CPU -> [t, H]."""
-        return expert_forward(module, self._weights(place), x, project=self._slow.projection(place.bits))
+        return expert_forward(
+            module, self._weights(place), x, project=self._slow.projection(place.bits)
+        )
 
     def views_in_ram(self, places: Sequence[Place]) -> list[Mapping[str, object]] | None:
         """Views of each of some experts at one precision; None where they are on disk."""

@@ -48,7 +48,9 @@ class NeuronLayout:
         """The layout for a layer's experts. Raises Incompatible where they are not sums over their neurons."""
         module = layer.experts
         if getattr(module, "has_post_expert_norm", False):
-            raise Incompatible("experts that end in a norm are no sum of their segments: they cannot be split")
+            raise Incompatible(
+                "experts that end in a norm are no sum of their segments: they cannot be split"
+            )
         return cls(
             hidden=layer.shapes["down_proj"][1 if module.is_transposed else 0],
             num_neurons=layer.num_neurons,
@@ -77,16 +79,30 @@ class NeuronLayout:
             return Segment(self.num_neurons - nbytes // size, self.num_neurons, has_head=False)
         return Segment(0, (nbytes - self.head * self.dtype.itemsize) // size, has_head=True)
 
-    def pack(self, expert: Mapping[str, torch.Tensor], out: torch.Tensor, segment: "Segment | None" = None) -> None:
+    def pack(
+        self,
+        expert: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        segment: "Segment | None" = None,
+    ) -> None:
         """Write an expert, or a segment of it, to `out`, uint8 on the CPU and of that size. `expert` has the module's
         parameters by name."""
         written = segment or Segment(0, self.num_neurons, has_head=True)
-        views, neurons = self.views(out, has_head=written.has_head), slice(written.first, written.last)
-        weight = expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T  # [H, num_inner * I]
+        views, neurons = (
+            self.views(out, has_head=written.has_head),
+            slice(written.first, written.last),
+        )
+        weight = (
+            expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T
+        )  # [H, num_inner * I]
         views["inner"].copy_(self._by_part(weight)[..., neurons])
-        views["down"].copy_((expert["down_proj"] if self.is_transposed else expert["down_proj"].T)[neurons])
+        views["down"].copy_(
+            (expert["down_proj"] if self.is_transposed else expert["down_proj"].T)[neurons]
+        )
         if self.has_bias:
-            views["inner_bias"].copy_(self._by_part(expert[f"{self._inner_name}_bias"][None])[..., neurons])
+            views["inner_bias"].copy_(
+                self._by_part(expert[f"{self._inner_name}_bias"][None])[..., neurons]
+            )
         if self.has_bias and written.has_head:
             views["down_bias"].copy_(expert["down_proj_bias"])
 
@@ -129,8 +145,12 @@ class NeuronLayout:
     def _inner(self, rows: torch.Tensor) -> Views:
         """Gate and up of `rows` [n, width]: [num_inner, H, n], biases [num_inner, 1, n]."""
         end = self.num_inner * self.hidden
-        inner = {"inner": rows[:, :end].unflatten(1, (self.num_inner, self.hidden)).permute(1, 2, 0)}
-        return inner | ({"inner_bias": rows[:, end + self.hidden :].T.unsqueeze(1)} if self.has_bias else {})
+        inner = {
+            "inner": rows[:, :end].unflatten(1, (self.num_inner, self.hidden)).permute(1, 2, 0)
+        }
+        return inner | (
+            {"inner_bias": rows[:, end + self.hidden :].T.unsqueeze(1)} if self.has_bias else {}
+        )
 
     def _by_part(self, columns: torch.Tensor) -> torch.Tensor:
         """Separate gate and up, side by side or in turn: [m, num_inner * I] -> [num_inner, m, I]."""

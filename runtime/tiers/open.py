@@ -84,28 +84,47 @@ def direct(store: DiskStore | ReplicaStore) -> DiskStore:
     Raises BadUsage for replicas, BadInput where the file system has no such reads.
     """
     if not isinstance(store, DiskStore):
-        raise BadUsage("--link direct reads a checkpoint past the page cache, and replicas come through it: use disk")
+        raise BadUsage(
+            "--link direct reads a checkpoint past the page cache, and replicas come through it: use disk"
+        )
     return store.direct()
 
 
 def copied_to_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
     """A copy of the store in RAM, or the store itself where it is in RAM already and page-locked if `pin` asks so."""
-    return store if isinstance(store, RamStore) and (store.is_pinned or not pin) else RamStore(store, pin=pin)
+    return (
+        store
+        if isinstance(store, RamStore) and (store.is_pinned or not pin)
+        else RamStore(store, pin=pin)
+    )
 
 
 def _open_slow(
-    opened: MoeModel, stores: Mapping[int, DiskStore | ReplicaStore], split: Split | None, *, in_ram: bool, pin: bool
+    opened: MoeModel,
+    stores: Mapping[int, DiskStore | ReplicaStore],
+    split: Split | None,
+    *,
+    in_ram: bool,
+    pin: bool,
 ) -> SlowTier:
     if split is not None:
         return SegmentTier.of(opened, Segments(opened.shape, split), in_ram=in_ram, pin=pin)
-    return SlowTier({bits: copied_to_ram(store, pin=pin) for bits, store in stores.items()} if in_ram else stores)
+    return SlowTier(
+        {bits: copied_to_ram(store, pin=pin) for bits, store in stores.items()}
+        if in_ram
+        else stores
+    )
 
 
-def _open_links(opened: MoeModel, choice: LinkChoice, slow: SlowTier, devices: Sequence[torch.device]) -> Link:
+def _open_links(
+    opened: MoeModel, choice: LinkChoice, slow: SlowTier, devices: Sequence[torch.device]
+) -> Link:
     if len(set(devices)) == 1 or choice.kind == "emulated":
         return _open_link(opened, choice, slow, devices[0])
     partitions = Partitions(opened.shape.num_experts, len(devices))
-    return LinkPerDevice(partitions, [_open_link(opened, choice, slow, device) for device in devices])
+    return LinkPerDevice(
+        partitions, [_open_link(opened, choice, slow, device) for device in devices]
+    )
 
 
 def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: torch.device) -> Link:

@@ -43,7 +43,9 @@ class PageLock:
         if stop == self._locked_to:
             return
         size = stop - self._locked_to
-        error = int(torch.cuda.cudart().cudaHostRegister(self._locked_to, size, _PORTABLE | _MAPPED))
+        error = int(
+            torch.cuda.cudart().cudaHostRegister(self._locked_to, size, _PORTABLE | _MAPPED)
+        )
         if error:
             done, whole = (at - self._start for at in (self._locked_to, self._end))
             raise OutOfResources(

@@ -16,7 +16,9 @@ class RamStore:
     buffer, BadInput when the files change meanwhile.
     """
 
-    def __init__(self, disk: ExpertStore, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, disk: ExpertStore, *, pin: bool = False, progress: Callable[[int], None] | None = None
+    ) -> None:
         self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
         num_keys, stride = self.shape.num_keys, round_up(self.layout.nbytes)
         if pin:

@@ -11,7 +11,13 @@ from artifacts.errors import Incompatible
 from artifacts.quantisation import trellis
 from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
 from artifacts.quantisation.replicas import in_memory
-from artifacts.quantisation.trellis import HALF_BITS, READABLE_STATE_BITS, Trellis, num_words, trellis_shapes
+from artifacts.quantisation.trellis import (
+    HALF_BITS,
+    READABLE_STATE_BITS,
+    Trellis,
+    num_words,
+    trellis_shapes,
+)
 from artifacts.quantisation.widths import Width
 from runtime.kernels.replicas import project_replica
 from runtime.model.checkpoint import StoredTensor
@@ -63,14 +69,21 @@ class ReplicaLayout:
 
     def is_whole(self, name: str) -> bool:
         """Whether a projection has all its parts, of the right types and shapes, each aligned to its type."""
-        parts = {part.name: (dtype, part) for part, dtype in zip(self.parts, self.dtypes, strict=True)}
+        parts = {
+            part.name: (dtype, part) for part, dtype in zip(self.parts, self.dtypes, strict=True)
+        }
         fields = {field: parts[f"{name}.{field}"] for field in PARTS if f"{name}.{field}" in parts}
-        scales, num_inputs = fields["scales"][1].shape if "scales" in fields else (), self.num_inputs[name]
+        scales, num_inputs = (
+            fields["scales"][1].shape if "scales" in fields else (),
+            self.num_inputs[name],
+        )
         if len(scales) != 2 or not scales[0] or num_inputs % scales[0]:
             return False
         shapes = {field: (dtype, part.shape) for field, (dtype, part) in fields.items()}
         is_aligned = not any(part.offset % dtype.itemsize for dtype, part in fields.values())
-        return is_aligned and shapes == packed_shapes(scales[1], num_inputs, self.bits, num_inputs // scales[0])
+        return is_aligned and shapes == packed_shapes(
+            scales[1], num_inputs, self.bits, num_inputs // scales[0]
+        )
 
     def _matrix(self, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
         parts = {part: tensors.get(f"{name}.{part}") for part in PARTS}
@@ -116,23 +129,37 @@ class TrellisLayout(ReplicaLayout):
             return False
         is_rotated = "row_scales" not in fields
         shapes = {field: (dtype, part.shape) for field, (dtype, part) in fields.items()}
-        expected = trellis_shapes(rate.num_outputs, num_inputs, rate.half_bits, num_high, is_rotated=is_rotated)
+        expected = trellis_shapes(
+            rate.num_outputs, num_inputs, rate.half_bits, num_high, is_rotated=is_rotated
+        )
         is_aligned = not any(part.offset % dtype.itemsize for dtype, part in fields.values())
         return is_aligned and shapes == expected
 
     def _matrix(self, name: str, tensors: dict[str, torch.Tensor]) -> Trellis:
-        rate, parts = self.rates[name], {part: tensors.get(f"{name}.{part}") for part in trellis.PARTS}
-        return Trellis(rate.half_bits, rate.state_bits, rate.num_outputs, **parts, num_inputs=self.num_inputs[name])
+        rate, parts = (
+            self.rates[name],
+            {part: tensors.get(f"{name}.{part}") for part in trellis.PARTS},
+        )
+        return Trellis(
+            rate.half_bits,
+            rate.state_bits,
+            rate.num_outputs,
+            **parts,
+            num_inputs=self.num_inputs[name],
+        )
 
 
-def layout_of(bits: Width, tensors: Sequence[StoredTensor], num_inputs: dict[str, int]) -> ReplicaLayout:
+def layout_of(
+    bits: Width, tensors: Sequence[StoredTensor], num_inputs: dict[str, int]
+) -> ReplicaLayout:
     """The layout of the tensors of one width, in the order of the file.
 
     Raises Incompatible where they are not projections of so many inputs: kernels check no bounds.
     """
     first, dtypes = tensors[0].offset, tuple(tensor.dtype for tensor in tensors)
     parts = tuple(
-        Part(tensor.name.partition(".")[2], tensor.shape, tensor.offset - first, tensor.nbytes) for tensor in tensors
+        Part(tensor.name.partition(".")[2], tensor.shape, tensor.offset - first, tensor.nbytes)
+        for tensor in tensors
     )
     if any(part.name.endswith(".codes") for part in parts):
         rates = _rates(bits, tensors[0].shard.metadata, num_inputs)
@@ -140,7 +167,9 @@ def layout_of(bits: Width, tensors: Sequence[StoredTensor], num_inputs: dict[str
     else:
         layout = ReplicaLayout(bits, parts, dtypes, num_inputs)
     if any(not layout.is_whole(name) for name in num_inputs):
-        raise Incompatible(f"{tensors[0].shard.path} holds a replica of another shape: run moectl quantize again")
+        raise Incompatible(
+            f"{tensors[0].shard.path} holds a replica of another shape: run moectl quantize again"
+        )
     return layout
 
 
@@ -148,7 +177,10 @@ def _rates(bits: Width, metadata: dict[str, str], num_inputs: dict[str, int]) ->
     """By projection; none for one that the metadata do not describe."""
     rates = {}
     for name in num_inputs:
-        texts = [metadata.get(key, "") for key in (f"{bits}.{name}.half_bits", "state_bits", f"{name}.outputs")]
+        texts = [
+            metadata.get(key, "")
+            for key in (f"{bits}.{name}.half_bits", "state_bits", f"{name}.outputs")
+        ]
         if all(re.fullmatch("[1-9][0-9]{0,8}", text) for text in texts):
             rate = Rate(*map(int, texts))
             if rate.half_bits in HALF_BITS and rate.state_bits in READABLE_STATE_BITS:

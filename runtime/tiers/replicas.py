@@ -24,16 +24,26 @@ class ReplicaStore:
     """
 
     def __init__(
-        self, files: Sequence[Path], *, bits: Width, shape: Shape, num_inputs: dict[str, int], model: str
+        self,
+        files: Sequence[Path],
+        *,
+        bits: Width,
+        shape: Shape,
+        num_inputs: dict[str, int],
+        model: str,
     ) -> None:
         assert len(files) == shape.num_keys, (len(files), shape)
         self.shape, self._files = shape, files
         tensors = [_tensors(path, bits) for path in files]
         self.layout = layout_of(bits, tensors[0], num_inputs)
         for key, (path, of_file) in enumerate(zip(files, tensors, strict=True)):
-            check_identity(path, of_file[0].shard.metadata, model=model, key=divmod(key, shape.num_experts))
+            check_identity(
+                path, of_file[0].shard.metadata, model=model, key=divmod(key, shape.num_experts)
+            )
             if layout_of(bits, of_file, num_inputs) != self.layout:
-                raise Incompatible(f"{path} holds a replica of another shape: run moectl quantize again")
+                raise Incompatible(
+                    f"{path} holds a replica of another shape: run moectl quantize again"
+                )
         self._offsets = [of_file[0].offset for of_file in tensors]
         self._headers = [of_file[0].shard.header_digest for of_file in tensors]
         self._seen = [_stamp(path.stat()) for path in files]
@@ -52,10 +62,14 @@ class ReplicaStore:
                 while target.nbytes and (count := file.readinto(target)):
                     target = target[count:]
         except OSError as error:
-            unreadable = BadInput(f"{path} cannot be read ({error.strerror}): run moectl quantize again")
+            unreadable = BadInput(
+                f"{path} cannot be read ({error.strerror}): run moectl quantize again"
+            )
             raise shortage(error) or unreadable from error
         if target.nbytes:
-            raise BadInput(f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl quantize again")
+            raise BadInput(
+                f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl quantize again"
+            )
 
     def check_unchanged(self) -> None:
         """Return always: each read recognises its file."""
@@ -68,14 +82,18 @@ class ReplicaStore:
         try:
             shard = Shard(path)
         except BadInput as problem:
-            raise BadInput(f"{path} changed while in use and is damaged: run moectl quantize again") from problem
+            raise BadInput(
+                f"{path} changed while in use and is damaged: run moectl quantize again"
+            ) from problem
         shard.close()
         if shard.header_digest != self._headers[key]:  # a digest of all tensors is part of it
             raise BadInput(f"{path} was replaced while in use: start the run again")
         self._seen[key] = stamp
 
 
-def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[Width]) -> dict[Width, ReplicaStore]:
+def open_replicas(
+    opened: MoeModel, replicas: Replicas | None, widths: Sequence[Width]
+) -> dict[Width, ReplicaStore]:
     """The stores of these widths, by bits. Raises BadInput for damaged files, Incompatible for another model's."""
     first = opened.layers[0]
     axis = 0 if first.experts.is_transposed else 1
@@ -83,14 +101,22 @@ def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[
     num_inputs = {name: shape[axis] for name, shape in matrices.items()}
     stores = {
         bits: ReplicaStore(
-            replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs, model=opened.fingerprint
+            replicas.files,
+            bits=bits,
+            shape=opened.shape,
+            num_inputs=num_inputs,
+            model=opened.fingerprint,
         )
         for bits in map(as_width, widths)
     }
     for store in stores.values():
         for name, shape in first.shapes.items():
-            if store.layout.num_outputs(name) != (shape[1 - axis] if name in matrices else shape[0]):
-                raise Incompatible(f"{replicas.files[0]} has a {name} of another model: run moectl quantize again")
+            if store.layout.num_outputs(name) != (
+                shape[1 - axis] if name in matrices else shape[0]
+            ):
+                raise Incompatible(
+                    f"{replicas.files[0]} has a {name} of another model: run moectl quantize again"
+                )
     return stores
 
 
@@ -109,7 +135,9 @@ def _tensors(path: Path, bits: Width) -> list[StoredTensor]:
     """The tensors of one width, in the order of the file."""
     shard = Shard(path)
     shard.close()
-    tensors = [tensor for name, tensor in shard.tensors.items() if name.startswith(f"{label(bits)}.")]
+    tensors = [
+        tensor for name, tensor in shard.tensors.items() if name.startswith(f"{label(bits)}.")
+    ]
     if not tensors:
         raise BadInput(f"{path} holds no replica of {bits} bits: run moectl quantize --bits {bits}")
     return sorted(tensors, key=lambda tensor: tensor.offset)

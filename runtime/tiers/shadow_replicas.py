@@ -19,12 +19,18 @@ class Shadows:
     key in `buffer`, uint8. Raises BadInput for a damaged file, OutOfResources when there is no room.
     """
 
-    def __init__(self, stores: Mapping[int, ReplicaStore], bits: np.ndarray, device: torch.device) -> None:
+    def __init__(
+        self, stores: Mapping[int, ReplicaStore], bits: np.ndarray, device: torch.device
+    ) -> None:
         self.widths = bits.tolist()
-        by_width = {NOTHING: stores[min(stores)].layout} | {width: store.layout for width, store in stores.items()}
+        by_width = {NOTHING: stores[min(stores)].layout} | {
+            width: store.layout for width, store in stores.items()
+        }
         self.layouts = {width: by_width[width] for width in self.widths}
         layouts, is_made = [by_width[width] for width in self.widths], bits != NOTHING
-        ends = np.cumsum([layout.nbytes * made for layout, made in zip(layouts, is_made, strict=True)])
+        ends = np.cumsum(
+            [layout.nbytes * made for layout, made in zip(layouts, is_made, strict=True)]
+        )
         zeros = int(ends[-1])
         self.starts = np.where(is_made, np.append(0, ends[:-1]), zeros).tolist()
         buffer = aligned(zeros + (0 if is_made.all() else by_width[NOTHING].nbytes))
@@ -34,7 +40,10 @@ class Shadows:
             store.read(*divmod(key, store.shape.num_experts), buffer[self.starts[key] :])
         self.buffer = buffer.to(device)
         self._start = self.buffer.data_ptr()
-        self._views = [layout.views(self.buffer[start:]) for layout, start in zip(layouts, self.starts, strict=True)]
+        self._views = [
+            layout.views(self.buffer[start:])
+            for layout, start in zip(layouts, self.starts, strict=True)
+        ]
 
     @property
     def nbytes(self) -> int:

@@ -20,7 +20,9 @@ class Slots:
     by the name of one of `parts`, uint8 [slots, nbytes of the part].
     """
 
-    def __init__(self, pools: Sequence[Pool], devices: Sequence[torch.device], *, parts: Sequence[Part] = ()) -> None:
+    def __init__(
+        self, pools: Sequence[Pool], devices: Sequence[torch.device], *, parts: Sequence[Part] = ()
+    ) -> None:
         self.device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]  # by slot
         self.are_apart = len(set(devices)) > 1  # on devices that do not share memory
         sizes = [pool.slot_nbytes for pool in pools for _ in range(pool.num_slots)]
@@ -34,7 +36,9 @@ class Slots:
             arena, self.by_part = mapped
             self.arenas = [arena]
         else:
-            self.arenas = [_new_arena(nbytes, device) for nbytes, device in zip(ends, devices, strict=True)]
+            self.arenas = [
+                _new_arena(nbytes, device) for nbytes, device in zip(ends, devices, strict=True)
+            ]
         places = zip(self.device_of, self.starts, sizes, strict=True)
         self._slots = [self.arenas[device][start : start + size] for device, start, size in places]
 
@@ -53,7 +57,9 @@ class Slots:
     def alike(self) -> list[torch.Tensor]:
         """The slots that have the size and the device of the first."""
         first = self._slots[0]
-        return [slot for slot in self._slots if len(slot) == len(first) and slot.device == first.device]
+        return [
+            slot for slot in self._slots if len(slot) == len(first) and slot.device == first.device
+        ]
 
     def _fit_in_cache(self, sizes: Sequence[int], parts: Sequence[Part]) -> bool:
         """Whether each slot holds exactly these parts, and all slots together fit in the cache of a CPU."""

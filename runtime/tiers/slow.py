@@ -34,7 +34,9 @@ class SlowTier:
         except OSError as error:
             raise unreadable(layer, expert, error) from error
 
-    def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> bool:
+    def read_kept(
+        self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS
+    ) -> bool:
         """As `read`, but only from the operating system's page cache. Returns False, with anything in `out`, where the
         cache lacks a part of it."""
         store = self.stores[bits]
@@ -73,4 +75,6 @@ class SlowTier:
 
 def unreadable(layer: int, expert: int, error: OSError) -> BadInput:
     """The error that a user sees for an error of the disk."""
-    return BadInput(f"layer {layer}, expert {expert} cannot be read ({error.strerror or error}): check the disk")
+    return BadInput(
+        f"layer {layer}, expert {expert} cannot be read ({error.strerror or error}): check the disk"
+    )

@@ -62,9 +62,13 @@ class SegmentTier(SlowTier):
     views_in_ram: list[torch.Tensor]
 
     @classmethod
-    def of(cls, opened: MoeModel, segments: Segments, *, in_ram: bool, pin: bool = False) -> "SegmentTier":
+    def of(
+        cls, opened: MoeModel, segments: Segments, *, in_ram: bool, pin: bool = False
+    ) -> "SegmentTier":
         """The slow tier of a model, read into RAM (page-locked if `pin`) or left on disk."""
-        layout = NeuronLayout.of(opened.layers[0], opened.store.layout.dtype, opened.shape.expert_nbytes)
+        layout = NeuronLayout.of(
+            opened.layers[0], opened.store.layout.dtype, opened.shape.expert_nbytes
+        )
         store = NeuronMajorStore(opened.store, layout)
         if not in_ram:
             return cls({FULL_BITS: store}, segments, [])
@@ -80,7 +84,9 @@ class SegmentTier(SlowTier):
             whole = [store.view(*divmod(key, num_experts)) for key in keys]
             sizes = self.segments.nbytes[: len(whole)]
             tops = [expert[:size] for expert, size in zip(whole, sizes, strict=True)]
-            self.views_in_ram[:] = tops + [expert[size:] for expert, size in zip(whole, sizes, strict=True)]
+            self.views_in_ram[:] = tops + [
+                expert[size:] for expert, size in zip(whole, sizes, strict=True)
+            ]
 
     @property
     def layout(self) -> NeuronLayout:
@@ -110,7 +116,9 @@ class SegmentTier(SlowTier):
 
     def weights(self, place: Place, buffer: torch.Tensor) -> Views:
         """Views of the segment at the start of `buffer`."""
-        return self.layout.views(buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key))
+        return self.layout.views(
+            buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key)
+        )
 
     def together(self, opened: MoeModel) -> None:
         """None: torch computes segments one by one."""

@@ -19,7 +19,9 @@ from tests.runtime.policies.contract import Case, keep_the_contract, routed, run
 from tools.make import golden
 
 PAGE = ROOT / "docs" / "adding-a-policy.md"
-FILE, LINE = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+FILE, LINE = re.findall(
+    r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,22 +44,31 @@ def test_the_line_makes_it_known_with_its_parameters() -> None:
 @given(routed(), st.data())
 @settings(max_examples=40)
 def test_it_keeps_the_contract(case: Case, data: st.DataObject) -> None:
-    others = {axis: data.draw(st.sampled_from(list(table)), axis) for axis, table in POLICIES.items()}
+    others = {
+        axis: data.draw(st.sampled_from(list(table)), axis) for axis, table in POLICIES.items()
+    }
     keep_the_contract(case, **others | {"eviction": "lru_k"})
 
 
 @given(routed())
 @settings(max_examples=40)
 def test_with_one_use_it_is_lru(case: Case) -> None:
-    assert run(case, eviction="lru_k:k=1").counters.totals() == run(case, eviction="lru").counters.totals()
+    assert (
+        run(case, eviction="lru_k:k=1").counters.totals()
+        == run(case, eviction="lru").counters.totals()
+    )
 
 
-def test_the_tool_adds_its_row_and_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tool_adds_its_row_and_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = golden.GOLDEN.read_text(encoding="utf-8")
     monkeypatch.setattr(golden, "GOLDEN", tmp_path / "golden.json")
     golden.GOLDEN.write_text(before, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["golden", "eviction/lru_k"])
     golden.main()
     rows = json.loads(golden.GOLDEN.read_text(encoding="utf-8"))
-    assert {name: row for name, row in rows.items() if name != "eviction/lru_k"} == json.loads(before)
+    assert {name: row for name, row in rows.items() if name != "eviction/lru_k"} == json.loads(
+        before
+    )
     assert len(rows["eviction/lru_k"]["layer"]) == 8

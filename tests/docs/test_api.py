@@ -20,7 +20,9 @@ from tests.docs.test_commands import shorter
 
 PAGE = ROOT / "docs" / "api.md"
 CELL = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SIGNATURE = re.compile(r"^((?:runtime|artifacts)\.[\w.]+)(\(.*?\)) -> (\S.*?)$", re.MULTILINE | re.DOTALL)
+SIGNATURE = re.compile(
+    r"^((?:runtime|artifacts)\.[\w.]+)(\(.*?\)) -> (\S.*?)$", re.MULTILINE | re.DOTALL
+)
 PACKAGES = ("artifacts", "runtime", "profilers", "moectl")
 
 
@@ -51,7 +53,8 @@ def test_the_cells_of_the_page_run_one_after_another(capsys: pytest.CaptureFixtu
 def signatures() -> dict[str, str]:
     """The page's signatures by name, each on one line."""
     signatures = {
-        name: f"{taken} -> {given}" for name, taken, given in SIGNATURE.findall(PAGE.read_text(encoding="utf-8"))
+        name: f"{taken} -> {given}"
+        for name, taken, given in SIGNATURE.findall(PAGE.read_text(encoding="utf-8"))
     }
     return {name: " ".join(text.split()) for name, text in signatures.items()}
 
@@ -64,7 +67,9 @@ def signature_in_code(name: str) -> str:
     for part in parts[depth:]:
         thing = getattr(thing, part)
     signature = inspect.signature(thing)
-    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+    parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.name != "self"
+    ]
     given = thing if inspect.isclass(thing) else signature.return_annotation
     text = str(signature.replace(parameters=parameters, return_annotation=given))
     text = text.replace(inspect.formatannotation(ArrayLike), "ArrayLike")
@@ -87,8 +92,14 @@ def test_a_signature_is_the_codes(name: str) -> None:
 
 def test_every_public_name_is_on_the_page() -> None:
     """And the package offers it, to programs and to type checkers."""
-    assert {name.split(".")[1] for name in signatures() if name.startswith("runtime.")} >= {*runtime.__all__}
-    assert {getattr(runtime, name).__name__ for name in runtime.__all__} == {*runtime.__all__} == {*dir(runtime)}
+    assert {name.split(".")[1] for name in signatures() if name.startswith("runtime.")} >= {
+        *runtime.__all__
+    }
+    assert (
+        {getattr(runtime, name).__name__ for name in runtime.__all__}
+        == {*runtime.__all__}
+        == {*dir(runtime)}
+    )
     tree = ast.parse(Path(runtime.__file__).read_text(encoding="utf-8"))
     [block] = [node for node in tree.body if isinstance(node, ast.If)]
     typed = {alias.name: node.module for node in block.body for alias in node.names}
@@ -97,10 +108,14 @@ def test_every_public_name_is_on_the_page() -> None:
         runtime.Sesion  # noqa: B018
 
 
-@pytest.mark.parametrize("imported", ["import runtime.policies", "from runtime import Settings; Settings('fmoe')"])
+@pytest.mark.parametrize(
+    "imported", ["import runtime.policies", "from runtime import Settings; Settings('fmoe')"]
+)
 def test_policies_and_settings_import_no_torch(imported: str) -> None:
     code = f"import sys; {imported}; print(sorted({{'torch', 'transformers', 'duckdb'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 

@@ -36,7 +36,9 @@ def test_a_long_file_and_a_long_function_are_told() -> None:
 
 
 def test_paths_on_the_page_exist() -> None:
-    paths = re.findall(rf"`((?:{'|'.join((*PACKAGES, 'tests', 'tools', 'docs'))})/[\w/.-]*)`", ARCHITECTURE)
+    paths = re.findall(
+        rf"`((?:{'|'.join((*PACKAGES, 'tests', 'tools', 'docs'))})/[\w/.-]*)`", ARCHITECTURE
+    )
     assert len(paths) > 30
     assert not [path for path in paths if not (ROOT / path).exists()]
 

@@ -33,7 +33,11 @@ from tools.docs.commands import OF_A_CLONE, STAMP, Block, blocks, pages
 
 PAGES = [page for page in pages() if any(not block.takes_long for block in blocks(page))]
 LONG = [block for page in pages() for block in blocks(page) if block.takes_long]
-SET_UP = ("git clone", "cd ", "make ")  # what a test cannot do from inside itself; CI does it before
+SET_UP = (
+    "git clone",
+    "cd ",
+    "make ",
+)  # what a test cannot do from inside itself; CI does it before
 QUIET = ("mkdir", "moectl serve")  # whose last word goes to stderr, or which say nothing
 REPRODUCTION = "moectl simulate --reproduce "  # each runs once, in tests/moectl/reproductions/test_reproduce.py
 
@@ -46,7 +50,11 @@ class Stranger:
     """The commands of a user, each in a process of its own."""
 
     def __init__(self, scratch: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if name not in ("MOECTL_STORE", "PYTHONPATH")}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("MOECTL_STORE", "PYTHONPATH")
+        }
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = environment
         self._scratch = scratch
@@ -138,8 +146,12 @@ def shorter(line: str) -> str:
     if line.startswith(("moectl profile", "moectl inspect")):
         share = 2 if "--shard" in line else 32
         least = 128 if line.startswith("moectl profile") else 32
-        least = 1024 if "my-text" in line else least  # several requests, on which a search is checked
-        return re.sub(r"--tokens (\d+)", lambda found: f"--tokens {max(least, int(found[1]) // share)}", line)
+        least = (
+            1024 if "my-text" in line else least
+        )  # several requests, on which a search is checked
+        return re.sub(
+            r"--tokens (\d+)", lambda found: f"--tokens {max(least, int(found[1]) // share)}", line
+        )
     if line.startswith("moectl serve"):
         return f"{line} --port 0"
     if line.startswith("moectl quantize") and "--recipe" not in line:

@@ -24,7 +24,10 @@ def rows(page: str, *columns: str) -> list[dict[str, str]]:
     """Return the rows of the first table of a page that has all of the columns."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        head, _, *body = [[cell.strip(" `") for cell in line.strip("|\n").split("|")] for line in table.splitlines()]
+        head, _, *body = [
+            [cell.strip(" `") for cell in line.strip("|\n").split("|")]
+            for line in table.splitlines()
+        ]
         if {*columns} <= {*head}:
             return [dict(zip(head, cells, strict=True)) for cells in body]
     raise AssertionError(f"{page} has no table of {columns}")
@@ -36,7 +39,11 @@ def hit_rates() -> dict[tuple[str, str], float]:
     opened = open_quietly(str(demo_model()))
     window = scaled_window(opened.shape, machine(MACHINE))
     at_once = Rates(link=1e15, near=1e15)
-    held = [("on-demand", "25%"), ("near", "25%"), ("on-demand", "50%")]  # `horizon` hits by what came in time
+    held = [
+        ("on-demand", "25%"),
+        ("near", "25%"),
+        ("on-demand", "50%"),
+    ]  # `horizon` hits by what came in time
     entries = [
         demo._Entry(preset, budget, demo._session(preset, budget, Artefacts(), at_once, window))
         for preset, budget in held
@@ -51,9 +58,12 @@ def hit_rates() -> dict[tuple[str, str], float]:
 
 def test_hit_rates_of_the_demo(hit_rates: dict[tuple[str, str], float]) -> None:
     told = {
-        (row["preset"], row["held"].replace(" ", "")): row["hit rate"] for row in rows("README.md", "held", "hit rate")
+        (row["preset"], row["held"].replace(" ", "")): row["hit rate"]
+        for row in rows("README.md", "held", "hit rate")
     }
-    assert {key: told[key] for key in hit_rates} == {key: f"{rate:.3f}"[1:] for key, rate in hit_rates.items()}
+    assert {key: told[key] for key in hit_rates} == {
+        key: f"{rate:.3f}"[1:] for key, rate in hit_rates.items()
+    }
 
 
 def test_evictions_on_a_clock() -> None:
@@ -64,10 +74,15 @@ def test_evictions_on_a_clock() -> None:
     pages = (ROOT / "README.md", ROOT / "docs" / "index.md")
     said = {page.name: " ".join(page.read_text(encoding="utf-8").split()) for page in pages}
     for name in ("lru", "horizon"):
-        outcome = workload.run(Setting(name, policies={"eviction": name}, scope="global", budget="25%"))
+        outcome = workload.run(
+            Setting(name, policies={"eviction": name}, scope="global", budget="25%")
+        )
         share = hit_rate(outcome.counters)
         token_ms = outcome.times["tpot_ms"]
-        assert told[name]["hit rate"] == f"{share:.3f}" and told[name]["ms a token"] == f"{token_ms:.1f}"
+        assert (
+            told[name]["hit rate"] == f"{share:.3f}"
+            and told[name]["ms a token"] == f"{token_ms:.1f}"
+        )
         assert told[name]["misses"] == f"{outcome.counters['misses']:,}"
         for text in said.values():
             assert f"{share:.0%}".replace("%", " %") in text and f"{token_ms:.1f}" in text

@@ -17,18 +17,28 @@ def cells() -> list[tuple[str, str, str]]:
     heading, _, *rows = [line.strip("|").split("|") for line in PAGE.split("\n\n")[2].splitlines()]
     machines = [MACHINES[name.strip()] for name in heading[1:]]
     models = [(re.search("`(.*)`", name).group(1), texts) for name, *texts in rows]
-    return [(model, *cell) for model, texts in models for cell in zip(machines, map(str.strip, texts), strict=True)]
+    return [
+        (model, *cell)
+        for model, texts in models
+        for cell in zip(machines, map(str.strip, texts), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("model", "machine", "text"), cells())
-def test_what_the_table_says(model: str, machine: str, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_the_table_says(
+    model: str, machine: str, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = main(["plan", model, "--machine", machine, "--json"])
     out, err = capfd.readouterr()
     if code == 4:
-        assert text.removeprefix("does not fit: ") == re.search(r"it takes (.*? GiB at least)", err).group(1)
+        assert text.removeprefix("does not fit: ") == re.search(
+            r"it takes (.*? GiB at least)", err
+        ).group(1)
         return
     said = json.loads(out)
-    least, most = (f"{float(format(said['tokens_per_s'][name], '.2g')):g}" for name in ("none", "all"))
+    least, most = (
+        f"{float(format(said['tokens_per_s'][name], '.2g')):g}" for name in ("none", "all")
+    )
     share, speeds = f"{100 * said['memory']['share']:.1f} %", f"{least} to {most}"
     expected = f"all: at most {most}" if said["memory"]["share"] == 1 else f"{share}: {speeds}"
     assert text.replace(" of the experts", "") == expected

@@ -37,5 +37,7 @@ def with_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
     path = folder / "model.safetensors"
     tensors = load_file(path)
     change(tensors)
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"}
+    )
     return folder

@@ -23,4 +23,6 @@ def everything(path: Path) -> None:
         stored_profile(store, artefacts.MODEL.model_id)
         for run in store.runs():
             if "traces" in run.contents:
-                from_table(store.read("traces", run.run_id), num_experts=artefacts.SHAPE.num_experts)
+                from_table(
+                    store.read("traces", run.run_id), num_experts=artefacts.SHAPE.num_experts
+                )

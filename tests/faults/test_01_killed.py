@@ -52,9 +52,20 @@ for step in ("_execute", "sync", "_named"):
 def test_a_store_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
     assert said_by(KILLED_AT, tmp_path).split() == 6 * ["-9"]
     assert {path.name for path in tmp_path.glob("*.duckdb")} == {"_named-after.duckdb"}
-    for step in ("_execute-before", "_execute-after", "sync-before", "sync-after", "_named-before", "_named-after"):
+    for step in (
+        "_execute-before",
+        "_execute-after",
+        "sync-before",
+        "sync-after",
+        "_named-before",
+        "_named-after",
+    ):
         path = tmp_path / f"{step}.duckdb"
         assert write(path) == 1
         with Store.open(path, read_only=True) as store:
             [left] = check_store(store).findings
-        assert left.about.startswith(f".{path.name}.") and "half written by process" in left.says and not left.is_loss
+        assert (
+            left.about.startswith(f".{path.name}.")
+            and "half written by process" in left.says
+            and not left.is_loss
+        )

@@ -72,7 +72,10 @@ sys.exit(0 if exit_code_of(full) == 4 else 1)
 @contextmanager
 def written(path: Path, code: int) -> Iterator[None]:
     """A context in which the write to `path` fails."""
-    with pytest.raises(OutOfResources, match=f"no space left to write {path}"), replacing(path) as temporary:
+    with (
+        pytest.raises(OutOfResources, match=f"no space left to write {path}"),
+        replacing(path) as temporary,
+    ):
         temporary.write_text("half")
         yield
         raise OSError(code, "as the system says it")

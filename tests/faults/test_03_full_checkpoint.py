@@ -32,7 +32,10 @@ print("closed")
 
 def test_it_is_said_and_nothing_is_lost(filled: Path) -> None:
     said = said_by(AT_CHECKPOINT, filled)
-    assert said.startswith(f"no space left on the disk of {filled}; free some and try again") and "closed" in said
+    assert (
+        said.startswith(f"no space left on the disk of {filled}; free some and try again")
+        and "closed" in said
+    )
     assert verified(filled) == [1, 2], "the run was in the log when the disk was full, and is whole"
     assert write(filled) == 3
     assert [entry.name for entry in filled.parent.iterdir()] == [filled.name]

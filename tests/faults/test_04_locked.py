@@ -19,7 +19,9 @@ time.sleep(float(sys.argv[3]))
 """
 
 
-@pytest.mark.parametrize(("holder", "read_only"), [("writer", False), ("writer", True), ("reader", False)])
+@pytest.mark.parametrize(
+    ("holder", "read_only"), [("writer", False), ("writer", True), ("reader", False)]
+)
 def test_a_store_in_use_is_refused_at_once_with_the_holder(filled, holder, read_only):
     process = spawn(HOLD, filled, holder, 30)
     try:

@@ -88,17 +88,25 @@ def test_a_check_reads_every_block(filled: Path, capsys: pytest.CaptureFixture[s
     assert 3 in codes and codes <= {0, 3}
 
 
-def test_a_check_of_a_whole_store_finds_nothing(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_of_a_whole_store_finds_nothing(
+    filled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", "store", "--verify", "--store", str(filled)]) == 0
-    assert "1 runs, 20,000 rows and 0 replica files were read: no findings" in capsys.readouterr().out
+    assert (
+        "1 runs, 20,000 rows and 0 replica files were read: no findings" in capsys.readouterr().out
+    )
 
 
 def test_rows_of_nobody_are_told(filled: Path) -> None:
     with duckdb.connect(str(filled)) as connection:
-        connection.execute("INSERT INTO activations SELECT 9, * EXCLUDE (run_id) FROM activations LIMIT 5")
+        connection.execute(
+            "INSERT INTO activations SELECT 9, * EXCLUDE (run_id) FROM activations LIMIT 5"
+        )
         connection.execute("DELETE FROM models")
     with Store.open(filled, read_only=True) as store:
-        told = [f"{found.about}: {found.says}" for found in check_store(store).findings if found.is_loss]
+        told = [
+            f"{found.about}: {found.says}" for found in check_store(store).findings if found.is_loss
+        ]
     assert told == [
         "activations: 5 rows are of run 9, which is not there",
         "run 1: its model aaaaaaaaaaaaaaaa is not in the store",

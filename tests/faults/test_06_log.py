@@ -65,7 +65,9 @@ def test_a_log_that_is_cut_off_gives_whole_runs(logged: Path, read_only: bool) -
 
 
 @pytest.mark.parametrize("how", ["foreign", "flipped", "older"])
-def test_a_log_that_does_not_fit_is_refused_and_loses_nothing(logged: Path, how: str, tmp_path: Path) -> None:
+def test_a_log_that_does_not_fit_is_refused_and_loses_nothing(
+    logged: Path, how: str, tmp_path: Path
+) -> None:
     log = wal_of(logged).read_bytes()
     if how == "foreign":
         write(other := tmp_path / "other.duckdb")
@@ -78,7 +80,9 @@ def test_a_log_that_does_not_fit_is_refused_and_loses_nothing(logged: Path, how:
         wal_of(logged).write_bytes(log)
     before = wal_of(logged).read_bytes()
     for read_only in (True, False):
-        with pytest.raises(BadInput, match=f"{logged}.wal beside the store is damaged or of another one .* move it"):
+        with pytest.raises(
+            BadInput, match=f"{logged}.wal beside the store is damaged or of another one .* move it"
+        ):
             Store.open(logged, read_only=read_only)
     assert main(["inspect", "store", "--verify", "--store", str(logged)]) == INPUT
     assert wal_of(logged).read_bytes() == before

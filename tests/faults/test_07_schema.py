@@ -39,7 +39,9 @@ def older(path: Path) -> Older:
             connection.execute(f"ATTACH '{new}' AS new (READ_ONLY)")
             for table in ("models", "runs", "activations"):
                 connection.execute(f"INSERT INTO {table} BY NAME FROM new.{table}")
-            connection.execute("INSERT INTO schema_version VALUES (?, TIMESTAMP '2026-11-20', '0.1')", [version])
+            connection.execute(
+                "INSERT INTO schema_version VALUES (?, TIMESTAMP '2026-11-20', '0.1')", [version]
+            )
         new.unlink()
         return path
 
@@ -56,13 +58,18 @@ def test_a_newer_schema_is_refused(filled: Path) -> None:
     with duckdb.connect(str(filled)) as connection:
         connection.execute("INSERT INTO schema_version VALUES (99, TIMESTAMP '2030-01-01', '9.0')")
     for read_only in (False, True):
-        with pytest.raises(Incompatible, match=f"newer moectl .schema 99, this one knows {SCHEMA_VERSION}.; upgrade"):
+        with pytest.raises(
+            Incompatible,
+            match=f"newer moectl .schema 99, this one knows {SCHEMA_VERSION}.; upgrade",
+        ):
             Store.open(filled, read_only=read_only)
     assert main(["inspect", "--store", str(filled)]) == INCOMPATIBLE
 
 
 @pytest.mark.parametrize("version", OLDER)
-def test_an_older_store_is_brought_up_to_date_after_a_copy(older: Older, version: int, filled: Path) -> None:
+def test_an_older_store_is_brought_up_to_date_after_a_copy(
+    older: Older, version: int, filled: Path
+) -> None:
     fresh = columns(filled)
     filled.unlink()
     store = older(version)
@@ -74,7 +81,9 @@ def test_an_older_store_is_brought_up_to_date_after_a_copy(older: Older, version
         assert check_store(opened).findings == ()
     copy = store.with_name(f"{store.name}.v{version}")
     with duckdb.connect(str(copy), read_only=True) as connection:
-        assert connection.execute("SELECT max(version) FROM schema_version").fetchall() == [(version,)]
+        assert connection.execute("SELECT max(version) FROM schema_version").fetchall() == [
+            (version,)
+        ]
         assert connection.execute("SELECT count(*) FROM activations").fetchall() == [(1000,)]
 
 
@@ -90,11 +99,15 @@ def test_another_width_of_replicas_is_another_schema() -> None:
 
 def test_a_profile_of_the_second_version_is_read_and_brought_up_to_date(older: Older) -> None:
     profile = made()
-    before = replace(profile, loads=tuple(replace(load, host=None, latency=None) for load in profile.loads))
+    before = replace(
+        profile, loads=tuple(replace(load, host=None, latency=None) for load in profile.loads)
+    )
     path = older(2)
     with duckdb.connect(str(path)) as connection:
         rows = to_rows(before)
-        rows = rows.select([name for name in rows.column_names if not name.startswith(("host", "latency"))])
+        rows = rows.select(
+            [name for name in rows.column_names if not name.startswith(("host", "latency"))]
+        )
         connection.execute("INSERT INTO hardware BY NAME SELECT 1 AS run_id, * FROM rows")
         contents = json.dumps({"hardware": {"num_rows": rows.num_rows, "nbytes": 1}})
         connection.execute("UPDATE runs SET contents = ?", [contents])
@@ -143,7 +156,9 @@ def test_what_cannot_be_completed_is_refused_and_left_alone(
         filled.unlink()
         store = older(2)
     without(store, "ALTER TABLE activations DROP COLUMN weight")
-    with pytest.raises(Incompatible, match=f"between two releases .schema {version}.: activations lacks weight"):
+    with pytest.raises(
+        Incompatible, match=f"between two releases .schema {version}.: activations lacks weight"
+    ):
         Store.open(store)
     assert main(["build-buddies", "--store", str(store)]) in (3, INCOMPATIBLE)
     said = capsys.readouterr().err
@@ -167,7 +182,9 @@ def test_a_table_that_is_gone_is_told(filled: Path) -> None:
     assert "it wrote 20000 rows of activations and 0 are there" in told
 
 
-def test_a_migration_that_fails_changes_nothing(older: Older, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_fails_changes_nothing(
+    older: Older, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = older(1)
     steps = ["CREATE TABLE a (i INTEGER)", "CREATE nonsense"]
     monkeypatch.setattr("artifacts.store.file.migration", lambda have: steps)

@@ -65,8 +65,12 @@ def test_a_long_header_is_not_read(copy: Copy) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda first, second: first.update(data_offsets=second["data_offsets"], shape=second["shape"]),  # overlap
-        lambda first, second: second.update(data_offsets=[at + 4 for at in second["data_offsets"]]),  # hole
+        lambda first, second: first.update(
+            data_offsets=second["data_offsets"], shape=second["shape"]
+        ),  # overlap
+        lambda first, second: second.update(
+            data_offsets=[at + 4 for at in second["data_offsets"]]
+        ),  # hole
         lambda first, second: first.update(shape=[2**40, 2**40]),
         lambda first, second: first.update(shape=[-1]),
         lambda first, second: first.update(dtype="F8_E8M0"),
@@ -74,7 +78,9 @@ def test_a_long_header_is_not_read(copy: Copy) -> None:
         lambda first, second: first.clear(),
     ],
 )
-def test_a_header_that_does_not_fit_its_file(copy: Copy, change: Callable[[dict, dict], object]) -> None:
+def test_a_header_that_does_not_fit_its_file(
+    copy: Copy, change: Callable[[dict, dict], object]
+) -> None:
     path = copy("olmoe") / "model.safetensors"
     tensors = parsed(path.read_bytes())
     change(*[entry for name, entry in tensors.header.items() if name != "__metadata__"][:2])
@@ -88,7 +94,9 @@ def test_a_tensor_named_twice(copy: Copy) -> None:
     path = copy("olmoe") / "model.safetensors"
     tensors = parsed(path.read_bytes())
     size = len(tensors.data)
-    first = json.dumps({"lm_head.weight": {"dtype": "F32", "shape": [1], "data_offsets": [size, size + 4]}})
+    first = json.dumps(
+        {"lm_head.weight": {"dtype": "F32", "shape": [1], "data_offsets": [size, size + 4]}}
+    )
     twice = f"{first[:-1]}, {json.dumps(tensors.header)[1:]}"
     path.write_bytes(joined(Tensors(tensors.header, tensors.data + bytes(4)), twice))
     assert "truncated or no safetensors file" in refusal(path.parent)
@@ -118,7 +126,9 @@ def in_two_files(folder: Path, *, twice: str, zeros_in: str, said: str | None) -
 
 @pytest.mark.parametrize("twice", [ROUTER, HEAD])
 @pytest.mark.parametrize(("named", "other"), [("a", "b"), ("b", "a")])
-def test_a_tensor_in_two_files_is_that_of_the_file_in_the_index(copy: Copy, twice: str, named: str, other: str) -> None:
+def test_a_tensor_in_two_files_is_that_of_the_file_in_the_index(
+    copy: Copy, twice: str, named: str, other: str
+) -> None:
     folder = in_two_files(copy("olmoe"), twice=twice, zeros_in=other, said=named)
     assert open_checkpoint(folder).tensors[twice].read().any()
 
@@ -148,15 +158,22 @@ def test_a_tensor_that_is_in_another_file_than_the_index_says_is_read(copy: Copy
         lambda name: f"module._orig_mod.{name}",
         lambda name: f"base_model.model.{name}",
         lambda name: f"model.{name}",
-        lambda name: name.replace("layers.1.", "layers.1._fsdp_wrapped_module.").replace("mlp.", "mlp._orig_mod."),
+        lambda name: name.replace("layers.1.", "layers.1._fsdp_wrapped_module.").replace(
+            "mlp.", "mlp._orig_mod."
+        ),
     ],
 )
-def test_names_that_a_wrapper_lengthened_are_read(copy: Copy, wrapped: Callable[[str], str]) -> None:
+def test_names_that_a_wrapper_lengthened_are_read(
+    copy: Copy, wrapped: Callable[[str], str]
+) -> None:
     folder = copy("olmoe")
     path = folder / "model.safetensors"
     plain = parsed(path.read_bytes())
     names = set(open_checkpoint(folder).tensors)
-    header = {name if name == "__metadata__" else wrapped(name): entry for name, entry in plain.header.items()}
+    header = {
+        name if name == "__metadata__" else wrapped(name): entry
+        for name, entry in plain.header.items()
+    }
     path.write_bytes(joined(Tensors(header, plain.data)))
     tensors = open_checkpoint(folder).tensors
     assert set(tensors) == names and all(name == tensor.name for name, tensor in tensors.items())
@@ -166,12 +183,17 @@ def test_names_with_an_unknown_prefix_are_shown(copy: Copy) -> None:
     folder = copy("olmoe")
     path = folder / "model.safetensors"
     plain = parsed(path.read_bytes())
-    header = {name if name == "__metadata__" else f"net.{name}": entry for name, entry in plain.header.items()}
+    header = {
+        name if name == "__metadata__" else f"net.{name}": entry
+        for name, entry in plain.header.items()
+    }
     path.write_bytes(joined(Tensors(header, plain.data)))
     assert "but names are as net.lm_head.weight" in refusal(folder)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "generation_config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "generation_config.json", "tokenizer.json"]
+)
 def test_a_link_that_leads_nowhere_and_a_folder_are_no_files(copy: Copy, name: str) -> None:
     path = copy("olmoe") / name
     path.unlink(missing_ok=True)
@@ -187,7 +209,9 @@ def test_a_link_that_no_model_needs_may_lead_nowhere(copy: Copy) -> None:
     whole = [path.name for path in weight_files(folder)]
     for name in ("extra.safetensors", "extra.json"):
         (folder / name).symlink_to("gone")
-    assert [path.name for path in weight_files(folder)] == whole and "extra.json" not in map(str, other_files(folder))
+    assert [path.name for path in weight_files(folder)] == whole and "extra.json" not in map(
+        str, other_files(folder)
+    )
     assert open_model(str(folder)).store
 
 

@@ -53,7 +53,9 @@ def opened(checkpoint: Checkpoint) -> MoeModel:
 
 
 @pytest.mark.parametrize("is_verified", [False, True])
-def test_the_receipt_says_whether_bytes_were_looked_at(opened: MoeModel, tmp_path: Path, is_verified: bool) -> None:
+def test_the_receipt_says_whether_bytes_were_looked_at(
+    opened: MoeModel, tmp_path: Path, is_verified: bool
+) -> None:
     stored = made(opened, tmp_path)
     stored = replace(stored, hashes=tuple(map(file_hash, stored.files)))
     settings = replace(SETTINGS, verify=is_verified)
@@ -73,9 +75,13 @@ HEADERS: dict[str, Change] = {
     "no number": lambda header: header["4.down_proj.scales"].update(shape=[float("inf"), 1]),
     "negative": lambda header: header["4.down_proj.scales"].update(shape=[-1, -64]),
     "texts that are none": lambda header: header.update(__metadata__=[]),
-    "a text that is none": lambda header: header["__metadata__"].update({"down_proj.group_size": 0.5}),
+    "a text that is none": lambda header: header["__metadata__"].update(
+        {"down_proj.group_size": 0.5}
+    ),
     "groups of none": lambda header: header["__metadata__"].update({"down_proj.group_size": "0"}),
-    "endless groups": lambda header: header["__metadata__"].update({"down_proj.group_size": "9" * 5000}),
+    "endless groups": lambda header: header["__metadata__"].update(
+        {"down_proj.group_size": "9" * 5000}
+    ),
     "no widths": lambda header: header["__metadata__"].pop("bits"),
     "another width": lambda header: header.update({"x": header.pop("4.down_proj.scales")}),
     "no offsets": lambda header: header["4.down_proj.scales"].pop("data_offsets"),
@@ -126,7 +132,9 @@ def test_replicas_with_other_outputs_are_another_models(
         for name in ("qweight", "scales", "qzeros"):
             kind, (rows, width), data = tensors[f"4.down_proj.{name}"]
             nbytes = len(data) // (rows * width)
-            cut = b"".join(data[row * width * nbytes :][: width // 2 * nbytes] for row in range(rows))
+            cut = b"".join(
+                data[row * width * nbytes :][: width // 2 * nbytes] for row in range(rows)
+            )
             tensors[f"4.down_proj.{name}"] = (kind, [rows, width // 2], cut)
         changed = Tensors.together(tensors)
         said = {"__metadata__": parts.header["__metadata__"]}

@@ -29,7 +29,9 @@ from tests.helpers.stores import MODEL, activations, run_info, verified, write
 @pytest.fixture
 def in_use(tmp_path: Path) -> ReplicaStore:
     path = written(tmp_path / "expert.safetensors", seed=0)
-    return ReplicaStore([path], bits=4, shape=Shape(1, 1, 1, 100), num_inputs={"down_proj": NUM_INPUTS}, model="m")
+    return ReplicaStore(
+        [path], bits=4, shape=Shape(1, 1, 1, 100), num_inputs={"down_proj": NUM_INPUTS}, model="m"
+    )
 
 
 def read(store: ReplicaStore) -> bytes:
@@ -43,7 +45,9 @@ def test_a_replica_cut_off_is_told(in_use: ReplicaStore, tmp_path: Path) -> None
     before = read(in_use)
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
-    with pytest.raises(BadInput, match=f"{path} changed while in use and is damaged: run moectl quantize again"):
+    with pytest.raises(
+        BadInput, match=f"{path} changed while in use and is damaged: run moectl quantize again"
+    ):
         read(in_use)
     path.unlink()
     with pytest.raises(BadInput, match="cannot be read .No such file"):
@@ -52,7 +56,9 @@ def test_a_replica_cut_off_is_told(in_use: ReplicaStore, tmp_path: Path) -> None
     assert read(in_use) == before
 
 
-def test_a_replica_written_again_is_as_good_and_another_is_told(in_use: ReplicaStore, tmp_path: Path) -> None:
+def test_a_replica_written_again_is_as_good_and_another_is_told(
+    in_use: ReplicaStore, tmp_path: Path
+) -> None:
     path, before = tmp_path / "expert.safetensors", read(in_use)
     written(path, seed=0)
     assert read(in_use) == before
@@ -77,11 +83,15 @@ def test_a_shard_replaced_is_read_to_its_end_and_one_cut_off_is_told(tmp_path: P
 
 # Checkpoints
 
-CHANGED = r"model\.safetensors changed while it is in use: what was read is of two models, start again"
+CHANGED = (
+    r"model\.safetensors changed while it is in use: what was read is of two models, start again"
+)
 
 
 def words(session: Session) -> list[int]:
-    tokens = session.generate(torch.tensor([[5, 6, 7, 8]]), Sampling(max_new_tokens=4, ignore_eos=True))
+    tokens = session.generate(
+        torch.tensor([[5, 6, 7, 8]]), Sampling(max_new_tokens=4, ignore_eos=True)
+    )
     return [token.token_id for token in tokens]
 
 
@@ -108,7 +118,9 @@ def test_a_checkpoint_replaced_by_another_file_is_read_to_the_end(copy: Copy) ->
         (other / path.name).rename(path)
         assert words(session) == before
         assert open_model(str(folder)).fingerprint != session.opened.fingerprint
-        with pytest.raises(BadInput, match="was replaced since it was opened: start again|past the page cache"):
+        with pytest.raises(
+            BadInput, match="was replaced since it was opened: start again|past the page cache"
+        ):
             session.opened.store.direct()
 
 
@@ -122,7 +134,9 @@ def test_experts_in_ram_are_of_one_checkpoint(copy: Copy) -> None:
         RamStore(store, progress=lambda done: invert(folder, UP) if done == 3 else None)
 
 
-def test_a_checkpoint_written_into_while_it_is_packed_leaves_no_folder(copy: Copy, tmp_path: Path) -> None:
+def test_a_checkpoint_written_into_while_it_is_packed_leaves_no_folder(
+    copy: Copy, tmp_path: Path
+) -> None:
     opened, out = open_model(str(folder := copy("olmoe"))), tmp_path / "packed"
     with pytest.raises(BadInput, match="was replaced since it was opened"), rewritten(folder, UP):
         pack(opened, open_checkpoint(folder), out)
@@ -196,5 +210,7 @@ def test_a_store_whose_folder_went_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     write(path := tmp_path / "folder" / "moe.duckdb")
     shutil.rmtree(path.parent)
-    with pytest.raises(BadInput, match=f"there is no folder {path.parent} for the store moe.duckdb"):
+    with pytest.raises(
+        BadInput, match=f"there is no folder {path.parent} for the store moe.duckdb"
+    ):
         add_run(path, run_info(), {"activations": activations(10)})

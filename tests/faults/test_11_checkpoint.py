@@ -16,7 +16,9 @@ from runtime.model.open import open_model
 from tests.faults.models import GATE, UP, Copy, refusal, with_config, with_tensors
 
 
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "./missing", "some-org/some-model", "not a valid/id/at all"])
+@pytest.mark.parametrize(
+    "name", ["/nowhere/at/all", "./missing", "some-org/some-model", "not a valid/id/at all"]
+)
 def test_unknown_path(name: str) -> None:
     assert "is neither a folder here nor reachable as a hub id" in refusal(name)
 
@@ -29,7 +31,9 @@ def test_folder_without_config(tmp_path: Path) -> None:
     assert "has no config.json" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "a list instead"), ("{}", "cannot use")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "is not JSON"), ("[]", "a list instead"), ("{}", "cannot use")]
+)
 def test_config_that_is_none(copy: Copy, text: str, said: str) -> None:
     path = copy("olmoe") / "config.json"
     path.write_text(text)
@@ -76,7 +80,9 @@ def test_missing_router_of_a_renaming_family(copy: Copy) -> None:
 
 
 def test_missing_tied_embedding(copy: Copy) -> None:
-    folder = with_tensors(copy("qwen2_moe"), lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    folder = with_tensors(
+        copy("qwen2_moe"), lambda tensors: tensors.pop("model.embed_tokens.weight")
+    )
     assert "is missing from the checkpoint" in refusal(folder)
 
 
@@ -87,15 +93,21 @@ def test_missing_expert_tensor(copy: Copy) -> None:
 
 def test_missing_experts_of_a_layer(copy: Copy) -> None:
     folder = with_tensors(
-        copy("deepseek_v2", "fused"), lambda tensors: tensors.pop("model.layers.2.mlp.experts.down_proj")
+        copy("deepseek_v2", "fused"),
+        lambda tensors: tensors.pop("model.layers.2.mlp.experts.down_proj"),
     )
     assert "layer 1, expert 0: down_proj is missing" in refusal(folder)
 
 
 def test_surplus_expert(copy: Copy) -> None:
     surplus = UP.replace(".3.", ".8.")
-    folder = with_tensors(copy("olmoe"), lambda tensors: tensors.update({surplus: tensors[UP].clone()}))
-    assert f"{surplus} in the checkpoint is one expert too many: by its config a layer has 8" in refusal(folder)
+    folder = with_tensors(
+        copy("olmoe"), lambda tensors: tensors.update({surplus: tensors[UP].clone()})
+    )
+    assert (
+        f"{surplus} in the checkpoint is one expert too many: by its config a layer has 8"
+        in refusal(folder)
+    )
 
 
 @pytest.mark.parametrize("name", [GATE, UP])
@@ -105,7 +117,9 @@ def test_wrong_shape(copy: Copy, name: str) -> None:
 
     rows = {GATE: 8, UP: 24}[name]
     folder = with_tensors(copy("olmoe"), cut)
-    assert f"{name} has shape [{rows - 1}, 32] where the config asks for [{rows}, 32]" in refusal(folder)
+    assert f"{name} has shape [{rows - 1}, 32] where the config asks for [{rows}, 32]" in refusal(
+        folder
+    )
 
 
 def test_wrong_shape_of_fused_experts(copy: Copy) -> None:
@@ -114,11 +128,15 @@ def test_wrong_shape_of_fused_experts(copy: Copy) -> None:
 
 
 def test_top_k_above_the_number_of_experts(copy: Copy) -> None:
-    assert "selects 9 experts per token but has only 8" in refusal(with_config(copy("olmoe"), num_experts_per_tok=9))
+    assert "selects 9 experts per token but has only 8" in refusal(
+        with_config(copy("olmoe"), num_experts_per_tok=9)
+    )
 
 
 def test_no_top_k(copy: Copy) -> None:
-    assert "takes None experts per token" in refusal(with_config(copy("deepseek_v2"), num_experts_per_tok=None))
+    assert "takes None experts per token" in refusal(
+        with_config(copy("deepseek_v2"), num_experts_per_tok=None)
+    )
 
 
 def test_generation_config_that_cannot_be_used(copy: Copy) -> None:
@@ -141,7 +159,8 @@ def test_expert_that_is_not_finite(copy: Copy, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("intermediate_size", 0), ("sliding_window", 10**30), ("x", -(2**63)), ("swiglu_limit", 1e39)]
+    ("name", "number"),
+    [("intermediate_size", 0), ("sliding_window", 10**30), ("x", -(2**63)), ("swiglu_limit", 1e39)],
 )
 def test_numbers_that_nothing_has_so_many_of(copy: Copy, name: str, number: float) -> None:
     assert "config.json" in refusal(with_config(copy("olmoe"), **{name: number}))

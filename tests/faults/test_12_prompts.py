@@ -32,7 +32,9 @@ def test_a_tokenizer_with_more_tokens_than_the_model(copy: Copy) -> None:
     tokenizer = json.loads(path.read_text())
     tokenizer["model"]["vocab"]["~"] = VOCABULARY
     path.write_text(json.dumps(tokenizer))
-    assert f"has {VOCABULARY + 1} tokens, the model {VOCABULARY}: it is another model's" in refusal(path.parent)
+    assert f"has {VOCABULARY + 1} tokens, the model {VOCABULARY}: it is another model's" in refusal(
+        path.parent
+    )
 
 
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])

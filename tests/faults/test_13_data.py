@@ -27,13 +27,21 @@ from tests.helpers.corpora import refusal, texts, write
         ("empty.jsonl", b"", "holds no text"),
         ("latin.txt", b"na\xefve", "latin.txt is not UTF-8 text (byte 2)"),
         ("bad.jsonl", b'{"text": "x"}\n{"text": ', "bad.jsonl:2: not JSON"),
-        ("list.jsonl", b"[1]\n", "list.jsonl:1: a row must be an object with a field 'text', not list"),
+        (
+            "list.jsonl",
+            b"[1]\n",
+            "list.jsonl:1: a row must be an object with a field 'text', not list",
+        ),
         ("none.jsonl", b'{"id": 1, "n": 2}', "none.jsonl:1: no text in the fields 'id', 'n'"),
         ("null.jsonl", b'{"text": null, "url": "x"}', "null.jsonl:1: no text in the fields"),
         ("none.parquet", [{"id": 1}], "none.parquet:1: no text in the fields 'id'"),
         ("bad.parquet", b"PAR1 and no more", "bad.parquet is not a whole parquet file"),
         ("plain.txt.gz", None, "plain.txt.gz is not a whole gzip file"),
-        ("short.jsonl.gz", gzip.compress(b"{}" * 99, mtime=0)[:-9], "short.jsonl.gz is not a whole gzip file"),
+        (
+            "short.jsonl.gz",
+            gzip.compress(b"{}" * 99, mtime=0)[:-9],
+            "short.jsonl.gz is not a whole gzip file",
+        ),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: bytes | list | None, complaint: str) -> None:
@@ -46,7 +54,16 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes | list | None, comp
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "nowhere.txt", "wikitext", "builtin:all", "/no/such/folder", "~nobody-here/a.txt", "x" * 5000]
+    "spec",
+    [
+        "",
+        "nowhere.txt",
+        "wikitext",
+        "builtin:all",
+        "/no/such/folder",
+        "~nobody-here/a.txt",
+        "x" * 5000,
+    ],
 )
 def test_unknown_data(spec: str) -> None:
     assert refusal(spec).startswith(f"no data at {spec!r}: give a text, jsonl or parquet file")
@@ -81,13 +98,17 @@ def test_what_has_no_end_is_not_begun() -> None:
     ],
 )
 def test_json_that_few_expect(tmp_path: Path, row: str, complaint: str) -> None:
-    assert f"a.jsonl:1: {complaint}" in refusal(write(tmp_path / "a.jsonl", row)).replace("not JSON (it is ", "")
+    assert f"a.jsonl:1: {complaint}" in refusal(write(tmp_path / "a.jsonl", row)).replace(
+        "not JSON (it is ", ""
+    )
 
 
 def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LONGEST", 20)
     assert texts(write(tmp_path / "a.jsonl", '{"text": "short"}\n')) == ["short"]
-    assert "longer than 20 characters" in refusal(write(tmp_path / "a.jsonl", '{"text": "not so short"}'))
+    assert "longer than 20 characters" in refusal(
+        write(tmp_path / "a.jsonl", '{"text": "not so short"}')
+    )
 
 
 def test_ten_million_characters_in_a_line(tmp_path: Path) -> None:
@@ -95,14 +116,22 @@ def test_ten_million_characters_in_a_line(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.jsonl", json.dumps({"text": text}))) == [text]
 
 
-def test_a_plain_text_without_end_is_cut_where_a_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_text_without_end_is_cut_where_a_line_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "LONGEST", 4)
-    assert texts(write(tmp_path / "a.txt", "one\ntwo three\nfour")) == ["one\ntwo ", "three\n", "four"]
+    assert texts(write(tmp_path / "a.txt", "one\ntwo three\nfour")) == [
+        "one\ntwo ",
+        "three\n",
+        "four",
+    ]
 
 
 def test_what_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MOST_UNPACKED", 100)
-    assert "give it unpacked" in refusal(write(tmp_path / "a.parquet.gz", [{"text": "some"}] * 2000))
+    assert "give it unpacked" in refusal(
+        write(tmp_path / "a.parquet.gz", [{"text": "some"}] * 2000)
+    )
 
 
 def test_columns_that_python_has_no_value_for_are_not_read(tmp_path: Path) -> None:
@@ -110,7 +139,12 @@ def test_columns_that_python_has_no_value_for_are_not_read(tmp_path: Path) -> No
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"at": far[0], "day": far[1], "text": ["one", "two"]}), path)
     assert texts(path) == ["one", "two"]
-    pq.write_table(pa.table({"at": far[0], "q": ["one", "two"], "a": pa.array(["x", "y"]).dictionary_encode()}), path)
+    pq.write_table(
+        pa.table(
+            {"at": far[0], "q": ["one", "two"], "a": pa.array(["x", "y"]).dictionary_encode()}
+        ),
+        path,
+    )
     assert texts(path) == ["one\nx", "two\ny"]
     pq.write_table(pa.table({"at": far[0]}), path)
     assert "a.parquet:1: no text in the fields 'at'" in refusal(path)

@@ -49,13 +49,17 @@ def test_less_than_an_expert(text: str) -> None:
         sizes.num_slots(text, SHAPE, per_layer=False)
 
 
-@pytest.mark.parametrize("text", ["1e308TiB", "1e309", "-1", "nan", "inf", "1_000", "0x10", "٣GiB", ""])
+@pytest.mark.parametrize(
+    "text", ["1e308TiB", "1e309", "-1", "nan", "inf", "1_000", "0x10", "٣GiB", ""]
+)
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(BadUsage, match="is not understood"):
         sizes.nbytes(text)
 
 
-@pytest.mark.parametrize("text", ["1e308TB/s", "1e-320B/s", "5GB/s+1e308s", "5GB/s+-1us", "inf", "5GB/s+"])
+@pytest.mark.parametrize(
+    "text", ["1e308TB/s", "1e-320B/s", "5GB/s+1e308s", "5GB/s+-1us", "inf", "5GB/s+"]
+)
 def test_rates_that_are_none(text: str) -> None:
     if text == "5GB/s+":
         assert sizes.rate(text) == (5e9, 0.0)
@@ -64,7 +68,9 @@ def test_rates_that_are_none(text: str) -> None:
         sizes.rate(text)
 
 
-@pytest.mark.parametrize("text", ["activation:overfetch=1e308", "next_gate:distance=9223372036854775808"])
+@pytest.mark.parametrize(
+    "text", ["activation:overfetch=1e308", "next_gate:distance=9223372036854775808"]
+)
 def test_numbers_of_policies_that_would_overflow(text: str) -> None:
     with pytest.raises(BadUsage, match="takes a value of type"):
         parse("prefetch", text)
@@ -75,7 +81,9 @@ def test_all_experts_may_come_ahead(name: str) -> None:
     parse("prefetch", f"{name}:overfetch=inf").prepare(Shape(2, 8, 2, 1), Artefacts())
 
 
-@pytest.mark.parametrize("text", ["tokens=4294967296", "batch=2305843009213693952", "requests=100000001", "prompt=1e9"])
+@pytest.mark.parametrize(
+    "text", ["tokens=4294967296", "batch=2305843009213693952", "requests=100000001", "prompt=1e9"]
+)
 def test_synthetic_traces_without_end(text: str) -> None:
     with pytest.raises(BadUsage, match="synthetic:"):
         parse_dials(text)
@@ -102,5 +110,7 @@ def test_replicas_that_fill_the_budget_leave_no_miss_without_a_slot(share: str) 
     trace = artefacts.trace(12)
     shape = unsized(trace.num_layers, artefacts.SHAPE.num_experts, trace.top_k)
     workload = Workload(trace, shape, next(iter(MACHINES.values())))
-    with pytest.raises(BadUsage, match="leaves no slot to what --miss fetch loads: give --miss shadow too"):
+    with pytest.raises(
+        BadUsage, match="leaves no slot to what --miss fetch loads: give --miss shadow too"
+    ):
         workload.run(Setting("case", policies={"residency": "shadow"}, budget=share))

@@ -18,13 +18,28 @@ from tools.torments.lossless import Model, Request, differs, said
 
 AHEAD = "next_gate:distance=2,overfetch=0.5,through=yes"
 CHOSEN = {
-    **{name: (name, {}) for name in ("on-demand", "near", "mixtral-offloading", "moe-infinity", "specmd", "horizon")},
+    **{
+        name: (name, {})
+        for name in ("on-demand", "near", "mixtral-offloading", "moe-infinity", "specmd", "horizon")
+    },
     "hot experts here, cold ones near": ("monde-static", {}),
-    "hot experts here at once, the others fetched": ("on-demand", {"residency": "hot:migrate=before"}),
+    "hot experts here at once, the others fetched": (
+        "on-demand",
+        {"residency": "hot:migrate=before"},
+    ),
     "near, and swapped in": ("monde", {"miss": "cold:swap=0.5"}),
-    "some fetched": ("on-demand", {"prefetch": "next_gate", "eviction": "lfu", "miss": "qstar:ratio=0.5"}),
-    "two layers ahead, some fetched": ("on-demand", {"prefetch": AHEAD, "eviction": "lcp", "miss": "qstar:ratio=0.2"}),
-    "two layers ahead, lent": ("near", {"prefetch": AHEAD, "eviction": "horizon", "miss": "near:ratio=0.3,fill=no"}),
+    "some fetched": (
+        "on-demand",
+        {"prefetch": "next_gate", "eviction": "lfu", "miss": "qstar:ratio=0.5"},
+    ),
+    "two layers ahead, some fetched": (
+        "on-demand",
+        {"prefetch": AHEAD, "eviction": "lcp", "miss": "qstar:ratio=0.2"},
+    ),
+    "two layers ahead, lent": (
+        "near",
+        {"prefetch": AHEAD, "eviction": "horizon", "miss": "near:ratio=0.3,fill=no"},
+    ),
 }
 PACED = {"link": "300MB/s+5us", "near": "1GB/s", "window": "2KiB"}
 WITHOUT = {
@@ -52,14 +67,19 @@ def compare(session: Session, requests: list[Request]) -> None:
 def test_every_budget_gives_the_plain_models_logits(name: str, scope: str, model: Model) -> None:
     preset, policies = CHOSEN[name]
     for budget in (f"{model.opened.shape.num_layers}x", "50%"):
-        with Session(model.opened, Settings(preset, policies, budget=budget, scope=scope, **PACED)) as session:
+        with Session(
+            model.opened, Settings(preset, policies, budget=budget, scope=scope, **PACED)
+        ) as session:
             compare(session, model.requests[1:4])
 
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_no_optimisation_changes_a_bit(name: str, model: Model) -> None:
     owner, attribute, value = WITHOUT[name]
-    for settings in (Settings("full"), Settings("specmd", budget="50%", link="2GB/s", window="2KiB")):
+    for settings in (
+        Settings("full"),
+        Settings("specmd", budget="50%", link="2GB/s", window="2KiB"),
+    ):
         with Session(model.opened, settings) as session:
             part = attrgetter(owner)(session.engine)
             assert hasattr(part, attribute)
@@ -73,7 +93,10 @@ def test_two_sessions_do_not_share_a_model(model: Model) -> None:
             Session(model.opened, Settings(budget="50%"))
         compare(session, model.requests[:1])
     other = open_model(str(model.folder))
-    with Session(model.opened, Settings("full")) as first, Session(other, Settings(budget="50%")) as second:
+    with (
+        Session(model.opened, Settings("full")) as first,
+        Session(other, Settings(budget="50%")) as second,
+    ):
         compare(first, model.requests[:1])
         compare(second, model.requests[:1])
     other.store.close()

@@ -35,7 +35,10 @@ def test_shards_merge_to_the_same_numbers_in_any_order(opened: MoeModel) -> None
     batching = replace(BATCHING, batch=1)
     whole, whole_trace = profile_and_trace(opened, batching)
     for count in (2, 7):
-        shards = [profile_and_trace(opened, replace(batching, index=index, count=count)) for index in range(count)]
+        shards = [
+            profile_and_trace(opened, replace(batching, index=index, count=count))
+            for index in range(count)
+        ]
         for order in (shards, shards[::-1], shards[1:] + shards[:1]):
             merged = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
             for profile, _ in order:
@@ -69,5 +72,7 @@ def test_a_batch_says_of_every_token_what_it_says_alone(opened: MoeModel) -> Non
     assert num_alone == num_batch == sum(map(len, SEQUENCES))
     order = [np.lexsort((trace.token, trace.layer, trace.request)) for trace in (alone, batch)]
     for name in ("request", "layer", "token", "experts"):
-        ours, theirs = (getattr(trace, name)[rows] for trace, rows in zip((alone, batch), order, strict=True))
+        ours, theirs = (
+            getattr(trace, name)[rows] for trace, rows in zip((alone, batch), order, strict=True)
+        )
         assert np.array_equal(ours, theirs), name

@@ -44,7 +44,9 @@ def faults() -> Iterator[Faults]:
 
 
 def session_of(model: Model, link: str = "disk", **settings: object) -> Session:
-    return Session(model.opened, Settings("specmd", budget="50%", window="2KiB", **{"link": link} | settings))
+    return Session(
+        model.opened, Settings("specmd", budget="50%", window="2KiB", **{"link": link} | settings)
+    )
 
 
 def next_is_exact(session: Session, model: Model) -> None:
@@ -55,7 +57,9 @@ def next_is_exact(session: Session, model: Model) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 5, 11])
-def test_a_transfer_that_fails_ends_the_request(link: str, at: int, model: Model, faults: Faults) -> None:
+def test_a_transfer_that_fails_ends_the_request(
+    link: str, at: int, model: Model, faults: Faults
+) -> None:
     with session_of(model, link) as session:
         faults.moving = failing_from(at, lambda: MemoryError("of the link"))
         with pytest.raises(MemoryError, match="of the link"):
@@ -64,7 +68,9 @@ def test_a_transfer_that_fails_ends_the_request(link: str, at: int, model: Model
         next_is_exact(session, model)
 
 
-def test_what_had_been_issued_when_issuing_failed_does_not_come_later(model: Model, faults: Faults) -> None:
+def test_what_had_been_issued_when_issuing_failed_does_not_come_later(
+    model: Model, faults: Faults
+) -> None:
     """An unrecorded transfer must not land in a slot that another expert has by then."""
     gate = threading.Event()
     with session_of(model) as session:
@@ -76,7 +82,9 @@ def test_what_had_been_issued_when_issuing_failed_does_not_come_later(model: Mod
         next_is_exact(session, model)
 
 
-def test_what_the_disk_refuses_is_told_by_expert(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_disk_refuses_is_told_by_expert(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with session_of(model) as session:
 
         def broken(*_: object, **__: object) -> None:
@@ -114,7 +122,8 @@ def test_slow_is_not_stuck(model: Model, faults: Faults) -> None:
         link = session.parts.tiers.link
         faults.moving, faults.patience_s = sleeping(lambda number: 0.25), 1.0
         buffers = [
-            torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8) for _ in range(5 * link.num_threads)
+            torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8)
+            for _ in range(5 * link.num_threads)
         ]
         transfers = [link.issue(key % 8, slot, urgency=DEMAND) for key, slot in enumerate(buffers)]
         link.collect(transfers[-1])
@@ -132,7 +141,9 @@ def test_a_thread_that_waits_keeps_no_slot(model: Model) -> None:
     with session_of(model) as session:
         link, before = session.parts.tiers.link, Held.now()
         slots = [torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8) for _ in range(8)]
-        for transfer in [link.issue(key, slot, urgency=key % 2 and PREFETCH) for key, slot in enumerate(slots)]:
+        for transfer in [
+            link.issue(key, slot, urgency=key % 2 and PREFETCH) for key, slot in enumerate(slots)
+        ]:
             link.collect(transfer)
         del slots, transfer
         link.wait_for_copies()
@@ -144,7 +155,10 @@ def test_no_memory_for_a_tensor(share: float, model: Model) -> None:
     with session_of(model) as session:
         with OutOfMemory() as counted:
             said(session, model.requests[1])
-        with pytest.raises(torch.OutOfMemoryError) as caught, OutOfMemory(1 + int(share * counted.count)):
+        with (
+            pytest.raises(torch.OutOfMemoryError) as caught,
+            OutOfMemory(1 + int(share * counted.count)),
+        ):
             said(session, model.requests[1])
         next_is_exact(session, model)
     assert exit_code_of(lambda: (_ for _ in ()).throw(caught.value)) == 4
@@ -211,12 +225,21 @@ def test_counts_and_stalls_are_of_passes_that_came_to_an_end(model: Model, fault
 
 Broken = Callable[[Session], None]
 BROKEN: dict[str, tuple[Broken, str]] = {
-    "a slot that is lost": (lambda session: session.controller.cache._free_slots[0].append(0), "lost or held twice"),
+    "a slot that is lost": (
+        lambda session: session.controller.cache._free_slots[0].append(0),
+        "lost or held twice",
+    ),
     "a pin that is left": (lambda session: session.controller.cache.pin([3]), "pinned"),
     "an expert that nobody sent for": (lambda session: _set_loading(session), "on their way"),
     "a hit too many": (lambda session: session.controller.counters.add(1, 0, 1), "of .* requests"),
-    "bytes that were not sent": (lambda session: session.controller.counters.add(15, 0, 1 << 40), "wasted"),
-    "another expert in a slot": (lambda session: session.parts.slots[_some_slot(session)].add_(1), "does not hold"),
+    "bytes that were not sent": (
+        lambda session: session.controller.counters.add(15, 0, 1 << 40),
+        "wasted",
+    ),
+    "another expert in a slot": (
+        lambda session: session.parts.slots[_some_slot(session)].add_(1),
+        "does not hold",
+    ),
     "a transfer of another key": (lambda session: _misdirect(session), "comes into it"),
 }
 
@@ -232,7 +255,9 @@ def _set_loading(session: Session) -> None:
 
 def _misdirect(session: Session) -> None:
     slot = _some_slot(session)
-    session.engine.steps.pending[slot] = session.parts.tiers.link.issue(15, session.parts.slots[slot], urgency=PREFETCH)
+    session.engine.steps.pending[slot] = session.parts.tiers.link.issue(
+        15, session.parts.slots[slot], urgency=PREFETCH
+    )
 
 
 @pytest.mark.parametrize("name", BROKEN)

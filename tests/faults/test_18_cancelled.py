@@ -34,8 +34,12 @@ def model(checkpoint: Checkpoint) -> Iterator[Model]:
 
 @pytest.fixture
 def session(model: Model) -> Iterator[Session]:
-    before = set(threading.enumerate())  # threads of earlier tests among them, which may end meanwhile
-    with Session(model.opened, Settings("specmd", budget="50%", window="2KiB", link="2GB/s")) as made:
+    before = set(
+        threading.enumerate()
+    )  # threads of earlier tests among them, which may end meanwhile
+    with Session(
+        model.opened, Settings("specmd", budget="50%", window="2KiB", link="2GB/s")
+    ) as made:
         yield made
     assert set(threading.enumerate()) <= before
 
@@ -97,7 +101,9 @@ def test_requests_of_several_threads_take_turns(session: Session, model: Model) 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    next_is_exact_but_for_books = differs(said(session, model.requests[1]), model.requests[1].logits)
+    next_is_exact_but_for_books = differs(
+        said(session, model.requests[1]), model.requests[1].logits
+    )
     for thread in threads:
         thread.join(LATER_S)
     assert not next_is_exact_but_for_books
@@ -105,7 +111,9 @@ def test_requests_of_several_threads_take_turns(session: Session, model: Model) 
     next_is_exact(session, model)
 
 
-def test_two_generations_of_one_thread_do_not_wait_for_each_other(session: Session, model: Model) -> None:
+def test_two_generations_of_one_thread_do_not_wait_for_each_other(
+    session: Session, model: Model
+) -> None:
     first, second = (session.generate(model.requests[number].prompts, SHORT) for number in (0, 1))
     pairs = [(one.token_id, other.token_id) for one, other in zip(first, second, strict=True)]
     assert [one for one, _ in pairs] == model.generated(model.requests[0].prompts, 8)
@@ -130,7 +138,10 @@ def test_closing_a_session_ends_what_it_generates_with_a_reason(model: Model) ->
     session.close()
     with pytest.raises(BadUsage, match="session is closed"):
         list(tokens)
-    for late in (lambda: session.forward(model.requests[0].prompts), lambda: next(session.generate(_PROMPT, SHORT))):
+    for late in (
+        lambda: session.forward(model.requests[0].prompts),
+        lambda: next(session.generate(_PROMPT, SHORT)),
+    ):
         with pytest.raises(BadUsage, match="session is closed"):
             late()
     session.close()
@@ -138,7 +149,9 @@ def test_closing_a_session_ends_what_it_generates_with_a_reason(model: Model) ->
         next_is_exact(other, model)
 
 
-def test_a_row_of_a_batch_that_is_given_up_leaves_the_others_as_they_were(session: Session, model: Model) -> None:
+def test_a_row_of_a_batch_that_is_given_up_leaves_the_others_as_they_were(
+    session: Session, model: Model
+) -> None:
     request, keep = model.requests[2], torch.tensor([0, 2])
 
     def plain(ids: torch.Tensor, past: object = None) -> object:
@@ -149,7 +162,9 @@ def test_a_row_of_a_batch_that_is_given_up_leaves_the_others_as_they_were(sessio
     for forward in (session.forward, plain):
         output = forward(request.prompts)
         output.past_key_values.batch_select_indices(keep)
-        logits.append([output.logits, forward(request.tokens[keep, :1], past=output.past_key_values).logits])
+        logits.append(
+            [output.logits, forward(request.tokens[keep, :1], past=output.past_key_values).logits]
+        )
     assert not differs(*logits)
     session.validate()
 

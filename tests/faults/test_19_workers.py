@@ -21,7 +21,9 @@ from tests.conftest import Checkpoint
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(
+        "profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork")
+    )
 
 
 def work(task: object) -> object:
@@ -43,8 +45,12 @@ def test_what_is_lost_is_told_and_the_others_are_done() -> None:
         workers.submit(5)
         assert workers.finish() == {}
     assert sorted(heard) == [0, 1, 2, 3, 4, 5] and lost.keys() == {"killed", "bug"}
-    assert isinstance(lost["killed"], OutOfResources) and "a worker process ended (code -9)" in str(lost["killed"])
-    assert isinstance(lost["bug"], RuntimeError) and str(lost["bug"]).endswith("ValueError: of ours\n")
+    assert isinstance(lost["killed"], OutOfResources) and "a worker process ended (code -9)" in str(
+        lost["killed"]
+    )
+    assert isinstance(lost["bug"], RuntimeError) and str(lost["bug"]).endswith(
+        "ValueError: of ours\n"
+    )
 
 
 def test_what_another_attempt_would_not_mend_is_raised_at_once() -> None:
@@ -71,7 +77,10 @@ def test_a_worker_that_is_killed_as_it_waits_is_replaced_with_its_task_lost() ->
 
 
 def test_leaving_ends_the_processes() -> None:
-    with pytest.raises(KeyboardInterrupt), Workers(work, Processes(2), lambda result: None) as workers:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Workers(work, Processes(2), lambda result: None) as workers,
+    ):
         workers.submit(1)
         worker = workers._busy[0].process
         raise KeyboardInterrupt
@@ -84,7 +93,9 @@ def poisoned(unit: ExpertTask) -> ExpertDone:
         os.kill(os.getpid(), signal.SIGKILL)
     if (unit.layer, unit.expert) == (0, 2):
         raise ValueError("not finite")
-    if (unit.layer, unit.expert) == (1, 3) and not (begun := unit.path.with_suffix(".begun")).exists():
+    if (unit.layer, unit.expert) == (1, 3) and not (
+        begun := unit.path.with_suffix(".begun")
+    ).exists():
         begun.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return one_expert.work(unit)
@@ -95,18 +106,31 @@ def dead(_: ExpertTask) -> ExpertDone:
 
 
 def test_experts_that_cannot_be_done_leave_the_others_be(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("An old dog and a sheep by the gate.\n" * 20)
-    quantize = ["quantize", str(checkpoint("olmoe")), "--data", "text.txt", "--samples", "4", "--length", "32"]
+    quantize = [
+        "quantize",
+        str(checkpoint("olmoe")),
+        "--data",
+        "text.txt",
+        "--samples",
+        "4",
+        "--length",
+        "32",
+    ]
     quantize += ["--recipe", "refined", "--bits", "2"]
 
     with monkeypatch.context() as broken:
         broken.setattr(replicas, "work", dead)
         assert main([*quantize, "--jobs", "2"]) == 4
     assert (
-        "a worker process ended (code -9), most likely for lack of memory: give fewer --jobs" in capfd.readouterr().err
+        "a worker process ended (code -9), most likely for lack of memory: give fewer --jobs"
+        in capfd.readouterr().err
     )
     with monkeypatch.context() as broken:
         broken.setattr(replicas, "work", poisoned)
@@ -124,4 +148,6 @@ def test_experts_that_cannot_be_done_leave_the_others_be(
 
 
 def files(store: str = "moe.duckdb") -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Path(f"{store}.replicas").rglob("L*.safetensors")}
+    return {
+        path.name: path.read_bytes() for path in Path(f"{store}.replicas").rglob("L*.safetensors")
+    }

@@ -25,7 +25,19 @@ COMMANDS = [
     ["profile", "the model", *TEXT, "--tokens", "192", "--length", "32", "--trace"],
     ["build-buddies"],
     ["build-maps", "the model", *TEXT, "--tokens", "96", "--capacity", "12", "--distance", "1"],
-    ["quantize", "the model", *TEXT, "--samples", "4", "--length", "32", "--recipe", "refined", "--bits", "2"],
+    [
+        "quantize",
+        "the model",
+        *TEXT,
+        "--samples",
+        "4",
+        "--length",
+        "32",
+        "--recipe",
+        "refined",
+        "--bits",
+        "2",
+    ],
     ["split", "--machine", "5gbps", "--budget", "50%"],
 ]
 EACH = """
@@ -40,7 +52,10 @@ sys.exit(max(main(line.split('|')) for line in sys.argv[1:]))
 
 def furnished(folder: Path, model: Path) -> Path:
     """A folder with the inputs of the commands: a text, and the model by a link."""
-    lines = [f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n" for line in range(40)]
+    lines = [
+        f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n"
+        for line in range(40)
+    ]
     (folder / "text.txt").write_text("".join(lines))
     (folder / "the model").symlink_to(model)
     return folder
@@ -81,7 +96,11 @@ def integers(path: Path, table: str) -> pa.Table:
 
 
 def test_another_number_of_threads_counts_the_same(
-    first: Path, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_threads: None
+    first: Path,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    two_threads: None,
 ) -> None:
     monkeypatch.chdir(furnished(tmp_path, checkpoint("olmoe")))
     assert main([*COMMANDS[0], "--threads", "2"]) == 0
@@ -91,18 +110,32 @@ def test_another_number_of_threads_counts_the_same(
         assert counted.num_rows and counted.equals(integers(first, table)), table
 
 
-def test_another_place_time_language_and_home(first: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_another_place_time_language_and_home(
+    first: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     """Folders with spaces and letters beyond ASCII, a home that is a file, hashes in another order, and text that is
     ASCII unless a program says otherwise."""
     place = tmp_path / "a füll disk" / "моє"
     place.mkdir(parents=True)
     furnished(place, checkpoint("olmoe"))
     (home := tmp_path / "home").touch()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "HF_HOME", "LC_"))}
-    other = {"TZ": "Pacific/Kiritimati", "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("XDG_", "HF_HOME", "LC_"))
+    }
+    other = {
+        "TZ": "Pacific/Kiritimati",
+        "LANG": "C",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
     other |= {"HOME": str(home), "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
     lines = ["|".join(command) for command in COMMANDS]
-    done = subprocess.run([sys.executable, "-c", EACH, *lines], cwd=place, env=kept | other, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, *lines], cwd=place, env=kept | other, capture_output=True
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     assert len(said(first)) >= len(COMMANDS) and said(place / "moe.duckdb") == said(first)
     assert files(place / "moe.duckdb") == files(first) != {}

@@ -35,7 +35,11 @@ from tests.helpers.safetensors import Tensors, joined, parsed
 
 
 def test_code_that_comes_with_a_model_is_not_run(copy: Copy) -> None:
-    names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.T", None]}
+    names = {
+        "AutoConfig": "evil.Config",
+        "AutoModelForCausalLM": "evil.Model",
+        "AutoTokenizer": ["evil.T", None],
+    }
     folder = with_config(copy("olmoe"), model_type="unheard-of", auto_map=names)
     (folder / "evil.py").write_text("raise SystemExit('this ran')")
     assert "cannot use the config.json" in refusal(folder)
@@ -58,12 +62,24 @@ def test_index_that_leaves_its_folder(copy: Copy, name: str) -> None:
 def test_pickle_is_read_from_nowhere_but_our_own_processes() -> None:
     """Tasks and results are pickled between the command and its workers, local or on Ray, but never read from files."""
     loading = re.compile(r"pickle\.loads?\(|torch\.load\(|allow_pickle=True|marshal\.loads?\(")
-    sources = (path for part in ("artifacts", "runtime", "profilers", "moectl") for path in (ROOT / part).rglob("*.py"))
-    found = {path.relative_to(ROOT).as_posix() for path in sources if loading.search(path.read_text())}
-    assert found == {"profilers/quantise/one_expert.py", "profilers/workers/ray.py", "profilers/routing/distribute.py"}
+    sources = (
+        path
+        for part in ("artifacts", "runtime", "profilers", "moectl")
+        for path in (ROOT / part).rglob("*.py")
+    )
+    found = {
+        path.relative_to(ROOT).as_posix() for path in sources if loading.search(path.read_text())
+    }
+    assert found == {
+        "profilers/quantise/one_expert.py",
+        "profilers/workers/ray.py",
+        "profilers/routing/distribute.py",
+    }
 
 
-@pytest.mark.parametrize("name", ["..", "", "a\0b", 5, None, ["model.safetensors"], "./model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["..", "", "a\0b", 5, None, ["model.safetensors"], "./model.safetensors"]
+)
 def test_index_with_names_that_no_file_in_its_folder_can_have(copy: Copy, name: object) -> None:
     folder = copy("olmoe")
     (folder / "model.safetensors").rename(folder / "one.safetensors")
@@ -83,7 +99,13 @@ def test_index_that_points_at_itself(copy: Copy) -> None:
     assert f"{index} is truncated or no safetensors file" in refusal(folder)
 
 
-CONFIG = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2}
+CONFIG = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +156,9 @@ def test_a_chat_template_that_fails(copy: Copy) -> None:
     folder = copy("olmoe")
     (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
     with (
-        Session(open_model(str(folder)), Settings(budget="100%", link="disk", window="0B")) as session,
+        Session(
+            open_model(str(folder)), Settings(budget="100%", link="disk", window="0B")
+        ) as session,
         pytest.raises(BadInput, match="the model's chat template cannot be used"),
     ):
         session.encode([{"role": "user", "content": "hello"}])
@@ -238,7 +262,9 @@ def test_metadata_that_count_nothing(tmp_path: Path) -> None:
             from_table(table.replace_schema_metadata({b"moectl.predicted_layers": said}))
 
 
-def test_a_small_file_of_many_rows_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_of_many_rows_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "trace.parquet"
     write_parquet(artefacts.trace(), path)
     read_parquet(path)

@@ -44,7 +44,9 @@ def test_version_and_no_arguments(capsys):
     assert main([]) == 2
 
 
-@pytest.mark.parametrize("arguments", [["inspct"], ["inspect", "--layr", "1"], ["inspect", "--layer", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["inspct"], ["inspect", "--layr", "1"], ["inspect", "--layer", "x"]]
+)
 def test_a_usage_error_is_2_and_says_where_help_is(arguments, capsys):
     assert main(arguments) == 2
     said = capsys.readouterr()
@@ -75,7 +77,9 @@ def test_a_problem_is_one_line_and_its_code(error, code, capsys):
 
 
 def test_every_kind_of_problem_has_a_code():
-    assert all(exit_code_of(raising(kind("x"))) in (2, 3, 4, 5, 6) for kind in Problem.__subclasses__())
+    assert all(
+        exit_code_of(raising(kind("x"))) in (2, 3, 4, 5, 6) for kind in Problem.__subclasses__()
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,9 @@ def test_a_bug_is_1_with_a_traceback():
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["inspect", "policies"], ["inspect", "policies", "--json"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "policies"], ["inspect", "policies", "--json"], ["--help"]]
+)
 def test_a_reader_that_goes_away_is_no_error(arguments):
     process = subprocess.Popen(
         [sys.executable, "-m", "moectl", *arguments],
@@ -141,7 +147,9 @@ def test_ctrl_c_is_130():
         "    time.sleep(30)\n"
         "sys.exit(cli.main(['wait']))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout.readline() == b"waiting\n"
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -153,7 +161,15 @@ def test_ctrl_c_is_130():
 def folder(tmp_path_factory):
     """The working folder, with a store that has a profile and a trace."""
     folder = tmp_path_factory.mktemp("contract")
-    options = ["--tokens", "128", "--length", "64", "--trace", "--store", str(folder / "moe.duckdb")]
+    options = [
+        "--tokens",
+        "128",
+        "--length",
+        "64",
+        "--trace",
+        "--store",
+        str(folder / "moe.duckdb"),
+    ]
     assert main(["profile", *options]) == 0
     (folder / "routing.csv").write_text("layer_id,expert_ids\n0,3 1\n1,4 0\n")
     return folder
@@ -168,7 +184,17 @@ JSON = {
     "fit-trace": ["--hits", "lru:64=0.5"],
     "import-trace": ["routing.csv", "--as", "csv"],
     "simulate": SYNTHETIC,
-    "bench": ["--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64", "--length", "32"],
+    "bench": [
+        "--simulate",
+        "--presets",
+        "near",
+        "--budgets",
+        "25%",
+        "--tokens",
+        "64",
+        "--length",
+        "32",
+    ],
     "plan": ["bundled", "--vram", "1100MB", "--machine", "rtx3090-pcie4", "--context", "64"],
     "run": ["--prompt", "def", "--greedy", "--max-new-tokens", "2"],
     "generate": ["--data", "routing.csv", "--out", "answers.jsonl", "--max-new-tokens", "2"],
@@ -176,11 +202,23 @@ JSON = {
     "report": ["page.html"],
     "export": ["--what", "placement", "--budget", "25%"],
 }
-ELSEWHERE = {"merge", "build-predictor", "quantize", "pack", "tune", "demo", "doctor"}  # asserted by their own tests
+ELSEWHERE = {
+    "merge",
+    "build-predictor",
+    "quantize",
+    "pack",
+    "tune",
+    "demo",
+    "doctor",
+}  # asserted by their own tests
 
 
 def test_every_command_that_has_json_is_tried():
-    having = {one.name for one in app.registered_commands if "json" in inspect.signature(one.callback).parameters}
+    having = {
+        one.name
+        for one in app.registered_commands
+        if "json" in inspect.signature(one.callback).parameters
+    }
     assert having == JSON.keys() | ELSEWHERE
 
 

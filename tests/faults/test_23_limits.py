@@ -33,10 +33,19 @@ from tools.docs.house import PACKAGES
             RuntimeError("unable to open file <x>: Too many open files (24)"),
             "may not open more files",
         ),
-        (RuntimeError("unable to mmap 176904 bytes: Cannot allocate memory (12)"), "not enough memory"),
+        (
+            RuntimeError("unable to mmap 176904 bytes: Cannot allocate memory (12)"),
+            "not enough memory",
+        ),
         (RuntimeError("can't start new thread"), "no more threads may be started"),
-        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "no more processes may be started"),
-        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "set TMPDIR"),
+        (
+            BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
+            "no more processes may be started",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "set TMPDIR",
+        ),
     ],
 )
 def test_what_the_process_lacks_is_named_with_its_remedy(error: Exception, says: str) -> None:
@@ -107,7 +116,9 @@ def test_what_is_no_plain_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_port_in_use_is_told_before_the_model_is_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_told_before_the_model_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         assert main(["serve", str(tmp_path), "--port", port]) == 4
@@ -117,7 +128,9 @@ def test_a_port_in_use_is_told_before_the_model_is_opened(tmp_path: Path, capsys
         socket.create_connection(server.getsockname()).close()  # the first one still answers
 
 
-def test_a_clock_that_goes_backwards_makes_no_negative_duration(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def test_a_clock_that_goes_backwards_makes_no_negative_duration(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
     hours, said = iter(range(9, 0, -1)), {}
     monkeypatch.setattr(run, "utc_now", lambda: datetime(2026, 1, 1, next(hours)))
     monkeypatch.setattr(run, "write_learned_maps", lambda learned, **given: said.update(given))
@@ -131,4 +144,6 @@ def test_no_duration_is_a_difference_of_two_times_of_day() -> None:
     """Those jump when the clock is set."""
     difference = re.compile(r"(utc_now|time\.time|time_ns|\.now)\([^)]*\) - ")
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
-    assert len(files) > 100 and [file for file in files if difference.search(file.read_text())] == []
+    assert (
+        len(files) > 100 and [file for file in files if difference.search(file.read_text())] == []
+    )

@@ -38,7 +38,10 @@ def test_nor_does_closing_lose_what_the_second_wrote(path: Path) -> None:
     """The first, which has made the store, has a model in its write-ahead log."""
     with Store.open(path) as store:
         store.add_model(MODEL)
-        for file in (path, wal_of(path)):  # closing any handle of a file drops this process's lock on it
+        for file in (
+            path,
+            wal_of(path),
+        ):  # closing any handle of a file drops this process's lock on it
             file.open("rb").close()
         assert said_by(WRITE, path) == "1\n"
     assert verified(path) == [1]
@@ -52,7 +55,9 @@ def test_nor_does_one_that_wrote_nothing_remove_it(path: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_run_is_not_written_into_a_file_that_was_replaced_or_removed(filled: Path, is_replaced: bool) -> None:
+def test_a_run_is_not_written_into_a_file_that_was_replaced_or_removed(
+    filled: Path, is_replaced: bool
+) -> None:
     aside = filled.with_name("aside.duckdb")
     with Store.open(filled) as store:
         shutil.copyfile(filled, aside)
@@ -67,16 +72,27 @@ def test_a_run_is_not_written_into_a_file_that_was_replaced_or_removed(filled: P
 def test_one_process_writes_run_after_run(path: Path) -> None:
     with Store.open(path) as store:
         store.add_model(MODEL)
-        assert [store.write_run(run_info(), {"activations": activations(10)}) for _ in range(3)] == [1, 2, 3]
+        assert [
+            store.write_run(run_info(), {"activations": activations(10)}) for _ in range(3)
+        ] == [1, 2, 3]
     assert verified(path) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ("Conflicting lock is held in /usr/bin/python3 (PID 41).", "is in use by process 41; wait until it ends"),
-        ("Conflicting lock is held in PID 0.", "by a process that is not seen here, or its file system has no locks"),
-        ("File locks are not supported for this file system", "or its file system has no locks; wait, or name a store"),
+        (
+            "Conflicting lock is held in /usr/bin/python3 (PID 41).",
+            "is in use by process 41; wait until it ends",
+        ),
+        (
+            "Conflicting lock is held in PID 0.",
+            "by a process that is not seen here, or its file system has no locks",
+        ),
+        (
+            "File locks are not supported for this file system",
+            "or its file system has no locks; wait, or name a store",
+        ),
     ],
 )
 def test_a_lock_that_is_not_granted_is_told_as_what_it_is(path: Path, says: str, told: str) -> None:
@@ -86,7 +102,11 @@ def test_a_lock_that_is_not_granted_is_told_as_what_it_is(path: Path, says: str,
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     lock = tmp_path / ".lock"
-    with locked(lock, busy=""), pytest.raises(OutOfResources, match="^wait$"), locked(lock, busy="wait"):
+    with (
+        locked(lock, busy=""),
+        pytest.raises(OutOfResources, match="^wait$"),
+        locked(lock, busy="wait"),
+    ):
         pytest.fail("two could have come here")
     with locked(lock, busy="wait"):
         pass
@@ -96,7 +116,9 @@ def unsupported(*_: object) -> None:
     raise OSError(errno.ENOLCK, "No locks available")
 
 
-@pytest.mark.parametrize(("flock", "told"), [(unsupported, "has no locks"), (lambda *_: None, "grants one lock twice")])
+@pytest.mark.parametrize(
+    ("flock", "told"), [(unsupported, "has no locks"), (lambda *_: None, "grants one lock twice")]
+)
 def test_a_folder_whose_locks_keep_nobody_out_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flock: object, told: str
 ) -> None:

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.quantisation.replica_file import file_hash, is_intact, read_replica, verify, write_replicas
+from artifacts.quantisation.replica_file import (
+    file_hash,
+    is_intact,
+    read_replica,
+    verify,
+    write_replicas,
+)
 from artifacts.shape import Shape
 from runtime.kernels.trellis import linear
 from runtime.tiers.replicas import ReplicaStore
@@ -37,7 +43,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path, bits: float = 0.8) -> ReplicaStore:
-    return ReplicaStore([path], bits=bits, shape=Shape(1, 1, 1, 100), num_inputs={"down_proj": NUM_INPUTS}, model="m")
+    return ReplicaStore(
+        [path],
+        bits=bits,
+        shape=Shape(1, 1, 1, 100),
+        num_inputs={"down_proj": NUM_INPUTS},
+        model="m",
+    )
 
 
 def read(store: ReplicaStore) -> torch.Tensor:
@@ -61,7 +73,9 @@ def test_a_file_cut_off_or_replaced_under_use_is_told(path: Path) -> None:
     store = opened(path)
     before, whole = read(store), path.read_bytes()
     path.write_bytes(whole[:-100])
-    with pytest.raises(BadInput, match="changed while in use and is damaged: run moectl quantize again"):
+    with pytest.raises(
+        BadInput, match="changed while in use and is damaged: run moectl quantize again"
+    ):
         read(store)
     written(path, 0)
     assert torch.equal(read(store), before)
@@ -96,7 +110,11 @@ def test_codes_that_are_too_few_reach_no_kernel(path: Path) -> None:
     kind, (count,), data = tensors["0_8.down_proj.codes"]
     tensors["0_8.down_proj.codes"] = (kind, [count // 2], data[: len(data) // 2])
     changed = Tensors.together(tensors)
-    path.write_bytes(joined(Tensors({"__metadata__": parts.header["__metadata__"]} | changed.header, changed.data)))
+    path.write_bytes(
+        joined(
+            Tensors({"__metadata__": parts.header["__metadata__"]} | changed.header, changed.data)
+        )
+    )
     with pytest.raises(Incompatible, match="a replica of another shape"):
         opened(path)
 

@@ -10,7 +10,12 @@ from artifacts.hardware.profile import COMMAND as PROFILE_HARDWARE
 from artifacts.hardware.profile import Compute, HardwareProfile, Load, NearCompute, Spread
 from artifacts.hardware.profile import to_rows as hardware_rows
 from artifacts.quantisation.gptq import round_to_nearest
-from artifacts.quantisation.replica_file import file_hash, replica_nbytes, replica_root, write_replicas
+from artifacts.quantisation.replica_file import (
+    file_hash,
+    replica_nbytes,
+    replica_root,
+    write_replicas,
+)
 from artifacts.quantisation.widths import USUAL_WIDTHS
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import Predictors, predictor_rows
@@ -28,7 +33,9 @@ from artifacts.traces.trace import Trace
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=3 * 64 * 32 * 2)
 MODEL = ModelInfo("small", "d" * 64, "olmoe", SHAPE)
-PRESET = StoredPreset("tuned", "standard", "none", "lru", "fetch", "uniform", "layer", "50%", "here", 0.0, 1.0, 1.0)
+PRESET = StoredPreset(
+    "tuned", "standard", "none", "lru", "fetch", "uniform", "layer", "50%", "here", 0.0, 1.0, 1.0
+)
 NUM_INPUTS = {"gate_up_proj": 64, "down_proj": 32}
 _ROOM = (SHAPE.num_layers, SHAPE.num_experts)
 _SPREAD = Spread(1e-3, 1e-5, 5)
@@ -43,7 +50,9 @@ def fill(path: Path) -> Path:
     with Store.open(path) as store:
         store.add_model(MODEL)
         for command, parameters, tables in _runs(path):
-            store.write_run(RunInfo(command, MODEL.model_id, utc_now(), 0.0, parameters=parameters), tables)
+            store.write_run(
+                RunInfo(command, MODEL.model_id, utc_now(), 0.0, parameters=parameters), tables
+            )
     return path
 
 
@@ -52,10 +61,15 @@ def write_replica(path: Path, key: int, widths: tuple[int, ...] = USUAL_WIDTHS) 
     rng = torch.Generator().manual_seed(key)
     weights = {name: torch.randn(64, size, generator=rng) for name, size in NUM_INPUTS.items()}
     replicas = {
-        bits: {name: round_to_nearest(weight, bits, 32).packed() for name, weight in weights.items()} for bits in widths
+        bits: {
+            name: round_to_nearest(weight, bits, 32).packed() for name, weight in weights.items()
+        }
+        for bits in widths
     }
     layer, expert = divmod(key, SHAPE.num_experts)
-    write_replicas(path, replicas, {"model": MODEL.fingerprint, "layer": str(layer), "expert": str(expert)})
+    write_replicas(
+        path, replicas, {"model": MODEL.fingerprint, "layer": str(layer), "expert": str(expert)}
+    )
     return path
 
 
@@ -80,11 +94,29 @@ def _runs(path: Path) -> list[tuple[str, dict, dict[str, pa.Table]]]:
     told = {name: np.zeros((2, 1)) for name in ("recall", "next_gate_recall", "frequent_recall")}
     told |= {"samples": np.ones((2, 1), np.int64), "target": np.full((2, 1), "logits", object)}
     near, conditions = (NearCompute(16, 1, _SPREAD),), {"device": "cpu", "link": "disk"}
-    hardware = HardwareProfile((Compute(1, *[_SPREAD] * 4),), (Load("disk", _SPREAD, 1.0),), near, conditions)
+    hardware = HardwareProfile(
+        (Compute(1, *[_SPREAD] * 4),), (Load("disk", _SPREAD, 1.0),), near, conditions
+    )
     return [
-        ("profile", {}, {"entropy": entropy, "similarity": similarity_rows(similarity), "traces": to_table(trace())}),
-        ("build-buddies", {"alpha": [0.9] * 2}, {"buddies": buddy_rows([[[1, 2], [0], [3], [2]]] * 2, q)}),
-        ("split", asked | {"latencies": latencies}, {"curves": curve_rows(*curves), "splits": split_rows(*split)}),
+        (
+            "profile",
+            {},
+            {
+                "entropy": entropy,
+                "similarity": similarity_rows(similarity),
+                "traces": to_table(trace()),
+            },
+        ),
+        (
+            "build-buddies",
+            {"alpha": [0.9] * 2},
+            {"buddies": buddy_rows([[[1, 2], [0], [3], [2]]] * 2, q)},
+        ),
+        (
+            "split",
+            asked | {"latencies": latencies},
+            {"curves": curve_rows(*curves), "splits": split_rows(*split)},
+        ),
         (
             "build-maps",
             {"dtype": "float32", "distance": 1, "capacity": 4},
@@ -107,7 +139,17 @@ def _replicas(root: Path) -> dict[str, pa.Table]:
             place = {"layer": layer, "expert": expert, "bits": bits}
             loss = 0.5**bits
             losses.append(
-                place | {"mse": loss, "relative": loss, "samples": 9, "basis": "own", "gated": loss, "energy": 1.0}
+                place
+                | {
+                    "mse": loss,
+                    "relative": loss,
+                    "samples": 9,
+                    "basis": "own",
+                    "gated": loss,
+                    "energy": 1.0,
+                }
             )
-            files.append(place | {"file": f"run/{path.name}", "nbytes": nbytes, "hash": file_hash(path)})
+            files.append(
+                place | {"file": f"run/{path.name}", "nbytes": nbytes, "hash": file_hash(path)}
+            )
     return {"quant_loss": pa.Table.from_pylist(losses), "replicas": pa.Table.from_pylist(files)}

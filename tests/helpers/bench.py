@@ -8,7 +8,18 @@ from pathlib import Path
 import tests
 
 TRACE = str(tests.TRACE)
-LIVE = ["--data", "text.jsonl", "--tokens", "24", "--length", "12", "--rounds", "2", "--threads", "1"]
+LIVE = [
+    "--data",
+    "text.jsonl",
+    "--tokens",
+    "24",
+    "--length",
+    "12",
+    "--rounds",
+    "2",
+    "--threads",
+    "1",
+]
 FEW = ["--presets", "mixture-cache,promoe", "--budgets", "25%,50%", "--links", "5MB/s"]
 SAME = [*LIVE, *FEW, "--seed", "5"]
 REPLAY = ["--simulate", "--trace", TRACE, "--budgets", "25%", "--presets", "specmd"]
@@ -16,7 +27,9 @@ Benched = Callable[..., dict]
 
 
 def write_text() -> None:
-    lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(4)]
+    lines = [
+        json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(4)
+    ]
     Path("text.jsonl").write_text("\n".join(lines))
 
 

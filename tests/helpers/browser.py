@@ -11,12 +11,21 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))),
+    None,
+)
 needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason="no chromium or chrome is installed: apt-get install chromium, or put either on the PATH"
+    BROWSER is None,
+    reason="no chromium or chrome is installed: apt-get install chromium, or put either on the PATH",
 )
 LOOKS = [(width, scheme) for width in (1280, 400) for scheme in ("light", "dark")]
-_QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+_QUIET = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
 
 
 class Tab:
@@ -41,7 +50,11 @@ class Tab:
 
     async def size(self, width: int, height: int) -> None:
         await self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
 
     async def until(self, condition: str, *, within_s: float = 20.0) -> None:
@@ -57,16 +70,27 @@ class Tab:
     async def look(self, width: int, scheme: str) -> None:
         """Show the page at this width, `light` or `dark`; asserts that it does not scroll sideways."""
         await self.size(width, 900)
-        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        assert await self.value("document.documentElement.scrollWidth") <= width, f"too wide for {width} pixels"
+        await self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        assert await self.value("document.documentElement.scrollWidth") <= width, (
+            f"too wide for {width} pixels"
+        )
 
     async def press(self, key: str, *, shift: bool = False) -> None:
         """Press a key."""
         codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
-        told = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": codes[key]}
+        told = {
+            "key": key,
+            "code": "Space" if key == " " else key,
+            "windowsVirtualKeyCode": codes[key],
+        }
         told |= {"modifiers": 8} if shift else {}
         text = {"Enter": "\r", " ": " "}.get(key)
-        await self.call("Input.dispatchKeyEvent", type="keyDown", **told, **({"text": text} if text else {}))
+        await self.call(
+            "Input.dispatchKeyEvent", type="keyDown", **told, **({"text": text} if text else {})
+        )
         await self.call("Input.dispatchKeyEvent", type="keyUp", **told)
 
     async def picture(self, path: Path) -> None:
@@ -88,7 +112,11 @@ class Tab:
                 self._answers.pop(told["id"]).set_result(told["result"])
             elif told["method"] == "Network.requestWillBeSent":
                 self.asked.append(told["params"]["request"]["url"])
-            elif told["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+            elif told["method"] in (
+                "Runtime.exceptionThrown",
+                "Runtime.consoleAPICalled",
+                "Log.entryAdded",
+            ):
                 self.said.append(str(told["params"]))
 
 
@@ -96,13 +124,24 @@ class Tab:
 async def browsing(scratch: Path) -> AsyncIterator[Tab]:
     """A tab in a new browser, which is ended afterwards."""
     profile = scratch / "profile"
-    own = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--user-data-dir={profile}")
+    own = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--remote-debugging-port=0",
+        f"--user-data-dir={profile}",
+    )
     process = subprocess.Popen(
-        [BROWSER, *own, *_QUIET, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [BROWSER, *own, *_QUIET, "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         async with asyncio.timeout(30):
-            while not (told := profile / "DevToolsActivePort").is_file() or len(told.read_text().split()) < 2:
+            while (
+                not (told := profile / "DevToolsActivePort").is_file()
+                or len(told.read_text().split()) < 2
+            ):
                 await asyncio.sleep(0.05)
         port = told.read_text().split()[0]
         async with aiohttp.ClientSession() as client:

@@ -3,7 +3,9 @@
 import torch
 
 
-def correlated(num_samples: int, num_inputs: int, *, seed: int = 0, outliers: int = 2) -> torch.Tensor:
+def correlated(
+    num_samples: int, num_inputs: int, *, seed: int = 0, outliers: int = 2
+) -> torch.Tensor:
     """Inputs with a falling spectrum and a few channels that are much larger than the others."""
     random = torch.Generator().manual_seed(seed)
     spectrum = torch.arange(1, num_inputs + 1).double().pow(-0.7)
@@ -14,7 +16,12 @@ def correlated(num_samples: int, num_inputs: int, *, seed: int = 0, outliers: in
 
 
 def weights(num_outputs: int, num_inputs: int, *, seed: int = 0) -> torch.Tensor:
-    return torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(seed + 1)).double() * 0.02
+    return (
+        torch.randn(
+            num_outputs, num_inputs, generator=torch.Generator().manual_seed(seed + 1)
+        ).double()
+        * 0.02
+    )
 
 
 def loss(weight: torch.Tensor, replica: torch.Tensor, inputs: torch.Tensor) -> float:

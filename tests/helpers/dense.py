@@ -15,6 +15,8 @@ def put_dense(plain: PreTrainedModel, opened: MoeModel) -> int:
         for name, module in opened.model.named_modules():
             if isinstance(module, QuantisedLinear | QuantisedEmbedding):
                 weight = plain.get_submodule(name).weight
-                weight.copy_(module.form.dequantise({"blocks": module.blocks.data}).to(weight.dtype))
+                weight.copy_(
+                    module.form.dequantise({"blocks": module.blocks.data}).to(weight.dtype)
+                )
                 count += 1
     return count

@@ -102,7 +102,9 @@ class Event:
 class Memory:
     """The bytes of an expert on host or device: its key. Copies read the host when they run, not when queued."""
 
-    def __init__(self, gpu: Gpu, *, pinned: bool = False, of: "Memory | None" = None, part: slice = slice(64)) -> None:
+    def __init__(
+        self, gpu: Gpu, *, pinned: bool = False, of: "Memory | None" = None, part: slice = slice(64)
+    ) -> None:
         self.gpu, self.pinned, self._whole = gpu, pinned, of or self
         self._places = range(*part.indices(64))
         if of is None:

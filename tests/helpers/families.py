@@ -16,7 +16,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-LAYOUTS = ("hub", "fused")  # one tensor per expert and projection, as published; whole [E, ...] parameters
+LAYOUTS = (
+    "hub",
+    "fused",
+)  # one tensor per expert and projection, as published; whole [E, ...] parameters
 VOCABULARY = 96
 
 Family = Callable[..., tuple[PreTrainedConfig, PreTrainedModel]]
@@ -46,15 +49,21 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     characters = ["\n", *(chr(code) for code in range(32, 127) if chr(code) not in "`|~")]
     texts = ["<pad>", "<bos>", "<eos>", *characters]
     assert len(texts) == VOCABULARY, len(texts)
-    tokenizer = Tokenizer(models.BPE(vocab={text: index for index, text in enumerate(texts)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={text: index for index, text in enumerate(texts)}, merges=[])
+    )
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
 
 
 def _family(prefix: str, **own: object) -> Family:
     """A maker of models of the classes `<prefix>Config` and `<prefix>ForCausalLM`."""
 
-    def make(fields: Mapping[str, object] = MappingProxyType({})) -> tuple[PreTrainedConfig, PreTrainedModel]:
+    def make(
+        fields: Mapping[str, object] = MappingProxyType({}),
+    ) -> tuple[PreTrainedConfig, PreTrainedModel]:
         config = getattr(transformers, f"{prefix}Config")(**COMMON | own | fields)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -116,7 +125,12 @@ FAMILIES: dict[str, Family] = {
         **MULTI_HEAD_LATENT,
     ),
     "qwen3_moe": _family(
-        "Qwen3Moe", num_hidden_layers=3, mlp_only_layers=[1], num_experts=8, moe_intermediate_size=24, head_dim=8
+        "Qwen3Moe",
+        num_hidden_layers=3,
+        mlp_only_layers=[1],
+        num_experts=8,
+        moe_intermediate_size=24,
+        head_dim=8,
     ),
     "gpt_oss": _family("GptOss", num_local_experts=4, head_dim=8, max_position_embeddings=131072),
 }

@@ -29,13 +29,17 @@ def stored_arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     arrays = {}
     if getattr(config, "num_nextn_predict_layers", 0):  # of a layer that predicts further tokens
-        arrays[f"blk.{config.num_hidden_layers}.nextn.enorm.weight"] = np.ones(config.hidden_size, "f4")
+        arrays[f"blk.{config.num_hidden_layers}.nextn.enorm.weight"] = np.ones(
+            config.hidden_size, "f4"
+        )
     for stored, parameter in model.state_dict().items():
         if stored in model.all_tied_weights_keys or ".visual." in stored:
             continue
         name = stored.replace(".language_model.", ".")
         array = parameter.float().numpy()
-        array = array.swapaxes(1, 2) if config.model_type == "gpt_oss" and array.ndim == 3 else array
+        array = (
+            array.swapaxes(1, 2) if config.model_type == "gpt_oss" and array.ndim == 3 else array
+        )
         if found := re.search(r"\.(\d+)\..*gate_up_proj(_bias)?$", name):
             stem, ending = f"blk.{found[1]}.ffn", "bias" if found[2] else "weight"
             by_turns = (array[:, ::2], array[:, 1::2])
@@ -56,11 +60,16 @@ def _own_names(name: str, array: np.ndarray, config: PreTrainedConfig) -> dict[s
     layer's."""
     if name.endswith("kv_b_proj.weight"):
         keys, values = _heads(torch.from_numpy(array), config)
-        return {"attn_k_b.weight": keys.contiguous().numpy(), "attn_v_b.weight": values.contiguous().numpy()}
+        return {
+            "attn_k_b.weight": keys.contiguous().numpy(),
+            "attn_v_b.weight": values.contiguous().numpy(),
+        }
     if ".linear_attn." in name:
         return _linear(name.partition(".linear_attn.")[2], array, config)
     if name.endswith("shared_mlp.input_linear.weight"):
-        return dict(zip(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), np.split(array, 2), strict=True))
+        return dict(
+            zip(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), np.split(array, 2), strict=True)
+        )
     names = {
         "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
         "conv.conv.weight": "shortconv.conv.weight",
@@ -73,7 +82,9 @@ def _own_names(name: str, array: np.ndarray, config: PreTrainedConfig) -> dict[s
     own = next((theirs for ours, theirs in names.items() if name.endswith(ours)), None)
     if own == "exp_probs_b.bias":
         return {own: array.reshape(-1)}
-    return {} if own is None else {own: array.squeeze(1) if own == "shortconv.conv.weight" else array}
+    return (
+        {} if own is None else {own: array.squeeze(1) if own == "shortconv.conv.weight" else array}
+    )
 
 
 def _linear(name: str, array: np.ndarray, config: PreTrainedConfig) -> dict[str, np.ndarray]:
@@ -96,12 +107,19 @@ def _linear(name: str, array: np.ndarray, config: PreTrainedConfig) -> dict[str,
         array = np.concatenate([array[:keys], tiled(array[keys:], config)]).squeeze()
     elif name != "norm.weight":
         array = tiled(array, config)
-    return {names[name]: -torch.from_numpy(array).exp().numpy() if name == "A_log" else np.ascontiguousarray(array)}
+    return {
+        names[name]: -torch.from_numpy(array).exp().numpy()
+        if name == "A_log"
+        else np.ascontiguousarray(array)
+    }
 
 
 def tiled(array: np.ndarray, config: PreTrainedConfig, *, back: bool = False) -> np.ndarray:
     """The value heads of an array [heads * n, ...] tiled, or back by key heads."""
-    count, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    count, each = (
+        config.linear_num_key_heads,
+        config.linear_num_value_heads // config.linear_num_key_heads,
+    )
     shape = (each, count) if back else (count, each)
     return array.reshape(*shape, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
 
@@ -114,7 +132,11 @@ def _laid_out(name: str, array: np.ndarray, config: PreTrainedConfig) -> np.ndar
         return array + 1
     if not name.endswith("_proj.weight"):
         return array
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if config.model_type in ("mixtral", "granitemoe", "granitemoeshared") and heads:  # LlamaModel.permute
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+        name.split(".")[-2]
+    )
+    if (
+        config.model_type in ("mixtral", "granitemoe", "granitemoeshared") and heads
+    ):  # LlamaModel.permute
         return array.reshape(heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)
     return array

@@ -32,7 +32,9 @@ def describe_model(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_expert_used_count(getattr(config, "num_experts_per_tok", None) or config.moe_topk)
     _describe_experts(writer, config)
     if config.model_type == "lfm2_moe":
-        heads = [config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types]
+        heads = [
+            config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types
+        ]
         writer.add_head_count_kv(heads)
         writer.add_shortconv_l_cache(config.conv_L_cache)
         writer.add_leading_dense_block_count(config.num_dense_layers)
@@ -48,9 +50,13 @@ def describe_model(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         writer.add_logit_scale(config.logits_scaling)
         writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     elif config.model_type not in ("qwen2_moe", "olmoe"):
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         writer.add_key_length(head_dim)
-        writer.add_rope_dimension_count(int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1)))
+        writer.add_rope_dimension_count(
+            int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1))
+        )
     _describe_tokenizer(writer)
 
 
@@ -86,9 +92,22 @@ def scale_positions(writer: gguf.GGUFWriter, scaling: Mapping[str, object]) -> N
 
 
 def _describe_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    if config.model_type in ("qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_vl_moe_text", "olmoe", "lfm2_moe"):
+    if config.model_type in (
+        "qwen2_moe",
+        "qwen3_5_moe_text",
+        "qwen3_moe",
+        "qwen3_vl_moe_text",
+        "olmoe",
+        "lfm2_moe",
+    ):
         writer.add_expert_count(config.num_experts)
-    elif config.model_type in ("mixtral", "minimax_m2", "gpt_oss", "granitemoe", "granitemoeshared"):
+    elif config.model_type in (
+        "mixtral",
+        "minimax_m2",
+        "gpt_oss",
+        "granitemoe",
+        "granitemoeshared",
+    ):
         writer.add_expert_count(config.num_local_experts)
         if width := getattr(config, "shared_intermediate_size", 0):
             writer.add_expert_shared_feed_forward_length(width)

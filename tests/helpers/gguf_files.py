@@ -38,15 +38,37 @@ _GROUPED = {
     "routed_scaling_factor": 1.5,
 }
 _LATENT = {"kv_lora_rank": 64, "num_key_value_heads": 4} | dict.fromkeys(_HEADS, 32)
-_LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4} | dict.fromkeys(_LINEAR_HEADS, 32)
-_SCALED = {"attention_multiplier": 0.3, "embedding_multiplier": 2.0, "logits_scaling": 1.5, "residual_multiplier": 0.5}
+_LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4} | dict.fromkeys(
+    _LINEAR_HEADS, 32
+)
+_SCALED = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 2.0,
+    "logits_scaling": 1.5,
+    "residual_multiplier": 0.5,
+}
 OWN = {
-    "deepseek_v2": {**_GROUPED, **_LATENT, "norm_topk_prob": False, "q_lora_rank": 64, "topk_method": _LIMITED},
+    "deepseek_v2": {
+        **_GROUPED,
+        **_LATENT,
+        "norm_topk_prob": False,
+        "q_lora_rank": 64,
+        "topk_method": _LIMITED,
+    },
     "deepseek_v3": {**_GROUPED, **_LATENT, "q_lora_rank": 64},
     "granitemoe": {"intermediate_size": 256, "num_local_experts": 6, **_SCALED},
-    "granitemoeshared": {"intermediate_size": 256, "num_local_experts": 6, "shared_intermediate_size": 512, **_SCALED},
+    "granitemoeshared": {
+        "intermediate_size": 256,
+        "num_local_experts": 6,
+        "shared_intermediate_size": 512,
+        **_SCALED,
+    },
     "hunyuan_v1_moe": {"intermediate_size": 256, "moe_topk": 2},
-    "lfm2_moe": {"intermediate_size": 512, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {
+        "intermediate_size": 512,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention"],
+    },
     "qwen3_5_moe_text": {**_LINEAR, "shared_expert_intermediate_size": 256},
     "qwen3_moe": {"norm_topk_prob": True},
     "qwen3_vl_moe": {},
@@ -81,7 +103,15 @@ ARCHITECTURES = {
 _IN_FLOAT32 = r"ffn_gate_inp|(ssm_conv1d|shortconv\.conv)\.|\.bias"  # by names in the file
 _UNQUANTISED = r"(gate|router|wg|conv1d|conv\.conv)\.weight|_bias|\.visual\."  # by the model's
 _PLAIN = {"F32": np.float32, "F16": np.float16}
-SCALES = {"Q6_K": 208, "Q3_K": 108, "Q2_K": 80, "Q4_K": 0, "Q5_K": 0, "IQ4_XS": 0, "IQ4_NL": 0}  # places in a block
+SCALES = {
+    "Q6_K": 208,
+    "Q3_K": 108,
+    "Q2_K": 80,
+    "Q4_K": 0,
+    "Q5_K": 0,
+    "IQ4_XS": 0,
+    "IQ4_NL": 0,
+}  # places in a block
 _MIDDLE = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}  # of its codes, where they have minima
 _LARGEST = {"Q2_K": 4e-3, "Q3_K": 2e-3, "IQ4_NL": 2e-3, "IQ4_XS": 6e-5}  # scales, where not 3e-4
 
@@ -113,14 +143,18 @@ def write(
     llama.cpp writes them.
     """
     model = made(family)
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], split_max_tensors=_each(model, parts))
+    writer = gguf.GGUFWriter(
+        path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], split_max_tensors=_each(model, parts)
+    )
     describe_model(writer, model)
     describe(writer)
     arrays = stored_arrays(model, ARCHITECTURES[family])
     change(arrays)
     for name, array in arrays.items():
         type_ = "F32" if array.ndim == 1 or re.search(_IN_FLOAT32, name) else types(name)
-        type_ = "Q8_0" if array.shape[-1] % gguf.GGML_QUANT_SIZES[Type[type_]][0] else type_  # as llama.cpp, or similar
+        type_ = (
+            "Q8_0" if array.shape[-1] % gguf.GGML_QUANT_SIZES[Type[type_]][0] else type_
+        )  # as llama.cpp, or similar
         data = _encoded(name, array, type_)
         writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else Type[type_])
     writer.write_header_to_file(path)
@@ -133,14 +167,23 @@ def write(
 def reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     """The model as transformers' own loader of GGUF files dequantises it, in the sizes that it does not read."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    config.moe_intermediate_size = config.shared_expert_intermediate_size = SIZES["moe_intermediate_size"]
-    loading = {"gguf_file": path.name, "config": config, "dtype": dtype, "experts_implementation": "eager"}
+    config.moe_intermediate_size = config.shared_expert_intermediate_size = SIZES[
+        "moe_intermediate_size"
+    ]
+    loading = {
+        "gguf_file": path.name,
+        "config": config,
+        "dtype": dtype,
+        "experts_implementation": "eager",
+    }
     return AutoModelForCausalLM.from_pretrained(path.parent, **loading).eval()
 
 
 def _each(model: PreTrainedModel, parts: int) -> int:
     """The number of tensors in a part."""
-    return 0 if parts == 1 else -(-(len(model.state_dict()) + model.config.num_hidden_layers) // parts)
+    return (
+        0 if parts == 1 else -(-(len(model.state_dict()) + model.config.num_hidden_layers) // parts)
+    )
 
 
 def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> PreTrainedModel:
@@ -150,7 +193,11 @@ def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> 
         type_ = types(name)
         if name.endswith("A_log"):
             parameter.copy_(parameter.exp().log())
-        elif family == "qwen3_5_moe_text" and name.endswith("norm.weight") and "linear_attn" not in name:
+        elif (
+            family == "qwen3_5_moe_text"
+            and name.endswith("norm.weight")
+            and "linear_attn" not in name
+        ):
             parameter.copy_((parameter + 1) - 1)
         if parameter.ndim in (2, 3) and not re.search(_UNQUANTISED, name):
             is_turned = family == "gpt_oss" and parameter.ndim == 3
@@ -179,9 +226,14 @@ def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     weights, nbytes = gguf.GGML_QUANT_SIZES[Type[type_]]
     if type_ in ("Q8_0", "Q4_0", "MXFP4"):
-        return gguf.quants.quantize(rng.normal(size=(count, weights)).astype(np.float32), Type[type_])
+        return gguf.quants.quantize(
+            rng.normal(size=(count, weights)).astype(np.float32), Type[type_]
+        )
     drawn = rng.integers(0, 256, (count, nbytes), dtype=np.uint8)
-    scales, start = (rng.random((count, 1)) * _LARGEST.get(type_, 3e-4)).astype(np.float16), SCALES[type_]
+    scales, start = (
+        (rng.random((count, 1)) * _LARGEST.get(type_, 3e-4)).astype(np.float16),
+        SCALES[type_],
+    )
     drawn[:, start : start + 2] = scales.view(np.uint8)
     if type_ in _MIDDLE:
         drawn[:, start + 2 : start + 4] = (scales * np.float16(_MIDDLE[type_])).view(np.uint8)
@@ -190,7 +242,9 @@ def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
 
 def every(type_: str, exceptions: Mapping[str, str] | None = None) -> Types:
     """One type for all tensors but those whose names hold one of the exceptions."""
-    return lambda name: next((other for part, other in (exceptions or {}).items() if part in name), type_)
+    return lambda name: next(
+        (other for part, other in (exceptions or {}).items() if part in name), type_
+    )
 
 
 def mixed(name: str) -> str:

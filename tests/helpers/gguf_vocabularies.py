@@ -44,23 +44,42 @@ def byte_level(special: Mapping[str, int] = SPECIAL, *, num_merges: int = 600) -
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trained.train_from_iterator(
         TEXTS * 2,
-        BpeTrainer(vocab_size=256 + num_merges, initial_alphabet=alphabet, max_token_length=5, show_progress=False),
+        BpeTrainer(
+            vocab_size=256 + num_merges,
+            initial_alphabet=alphabet,
+            max_token_length=5,
+            show_progress=False,
+        ),
     )
     merges = _merges(trained)
     made = dict.fromkeys("".join(pair) for pair in merges)  # several pairs make the same
     tokens = ["<pad>", "<bos>", "<xos>", *bytes_to_unicode().values(), *made, *special]
     types = [CONTROL] * 3 + [NORMAL] * (len(tokens) - 3 - len(special)) + list(special.values())
-    return {"kind": "gpt2", "tokens": tokens, "types": types, "merges": [" ".join(pair) for pair in merges]}
+    return {
+        "kind": "gpt2",
+        "tokens": tokens,
+        "types": types,
+        "merges": [" ".join(pair) for pair in merges],
+    }
 
 
 def sentencepiece(*, distinct: bool = True) -> dict[str, object]:
     """A vocabulary with scores, which many tokens share unless they are `distinct`."""
     trained = Tokenizer(BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
-    trained.train_from_iterator(TEXTS * 2, BpeTrainer(vocab_size=900, max_token_length=6, show_progress=False))
+    trained.train_from_iterator(
+        TEXTS * 2, BpeTrainer(vocab_size=900, max_token_length=6, show_progress=False)
+    )
     known = trained.get_vocab()
     pieces = [text for text in sorted(known, key=known.get) if text not in SPECIAL]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *SPECIAL]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *pieces,
+        *SPECIAL,
+    ]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces), *SPECIAL.values()]
     scores = [-float(i) if distinct else float(len(text)) for i, text in enumerate(tokens)]
     return {"kind": "llama", "tokens": tokens, "types": types, "scores": scores}
@@ -82,9 +101,19 @@ def write_vocabulary(
 ) -> Path:
     """Write a file; `entries` are further ones behind `tokenizer.ggml.`, or whole keys with a dot."""
     writer = gguf.GGUFWriter(path, "qwen3moe")
-    sizes = {"block_count": 1, "context_length": 512, "embedding_length": 64, "feed_forward_length": 64}
+    sizes = {
+        "block_count": 1,
+        "context_length": 512,
+        "embedding_length": 64,
+        "feed_forward_length": 64,
+    }
     sizes |= {"attention.head_count": 2, "attention.head_count_kv": 2, "attention.key_length": 32}
-    sizes |= {"attention.value_length": 32, "expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": 64}
+    sizes |= {
+        "attention.value_length": 32,
+        "expert_count": 2,
+        "expert_used_count": 1,
+        "expert_feed_forward_length": 64,
+    }
     for name, size in sizes.items():
         writer.add_uint32(f"qwen3moe.{name}", size)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -119,7 +148,9 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
 
 def _shapes(num_tokens: int) -> dict[str, tuple[int, ...]]:
     layer = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (64, 64))
-    layer |= dict.fromkeys(("attn_norm", "ffn_norm"), (64,)) | dict.fromkeys(("attn_q_norm", "attn_k_norm"), (32,))
+    layer |= dict.fromkeys(("attn_norm", "ffn_norm"), (64,)) | dict.fromkeys(
+        ("attn_q_norm", "attn_k_norm"), (32,)
+    )
     layer |= {"ffn_gate_inp": (2, 64)}
     layer |= dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), (2, 64, 64))
     whole = {"token_embd": (num_tokens, 64), "output": (num_tokens, 64), "output_norm": (64,)}

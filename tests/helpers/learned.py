@@ -19,7 +19,11 @@ HIDDEN, CAPACITY = 3, 8
 
 def maps_of(seed: int, count: int, maps: ExpertMaps | None = None) -> ExpertMaps:
     random = np.random.default_rng(seed)
-    maps = maps if maps is not None else ExpertMaps(CAPACITY, num_layers=2, num_experts=4, hidden=HIDDEN, distance=1)
+    maps = (
+        maps
+        if maps is not None
+        else ExpertMaps(CAPACITY, num_layers=2, num_experts=4, hidden=HIDDEN, distance=1)
+    )
     maps.add(random.standard_normal((count, HIDDEN)), random.dirichlet(np.ones(4), (count, 2)))
     return maps
 
@@ -28,7 +32,12 @@ def learned(seed: int, count: int, begun_with: ExpertMaps | None = None) -> Lear
     """A run that began with these maps and saw `count` iterations of its request 0."""
     before = len(begun_with) if begun_with else 0
     maps = maps_of(seed, count, begun_with.copy() if begun_with else None)
-    return LearnedMaps(maps, np.arange(before, before + count), np.stack([np.zeros(count), np.arange(count)], 1), count)
+    return LearnedMaps(
+        maps,
+        np.arange(before, before + count),
+        np.stack([np.zeros(count), np.arange(count)], 1),
+        count,
+    )
 
 
 def keep(path: Path, what: LearnedMaps, began_with: int | None) -> WrittenMaps:

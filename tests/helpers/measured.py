@@ -33,6 +33,10 @@ def made(*, scale: float = 1.0) -> HardwareProfile:
             Load("disk", spread(5.0), 20.0, spread(14.0), spread(9.0), spread(1.0)),
             Load("ram", spread(1.0), 100.0),
         ),
-        near=(NearCompute(16, 1, spread(6.0)), NearCompute(16, 16, spread(32.0)), NearCompute(4, 1, spread(2.0))),
+        near=(
+            NearCompute(16, 1, spread(6.0)),
+            NearCompute(16, 16, spread(32.0)),
+            NearCompute(4, 1, spread(2.0)),
+        ),
         conditions=CONDITIONS,
     )

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 
 _CASCADELAKE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni"}
-_WIDE = {"haswell": set(), "cascadelake": _CASCADELAKE, "sapphirerapids": None}  # what is AVX-512; None: all of it
+_WIDE = {
+    "haswell": set(),
+    "cascadelake": _CASCADELAKE,
+    "sapphirerapids": None,
+}  # what is AVX-512; None: all of it
 _LIBRARIES = {
     "haswell": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "cascadelake": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},

@@ -17,11 +17,18 @@ Choose = Callable[[str, torch.Tensor], Maker | None]
 
 
 def publish(
-    plain: Path, out: Path, method: str, *, config: Mapping | None = None, choose: Choose | None = None
+    plain: Path,
+    out: Path,
+    method: str,
+    *,
+    config: Mapping | None = None,
+    choose: Choose | None = None,
 ) -> Path:
     """Write the checkpoint `plain` to `out` with matrices of experts and of attention in the format `method`, or those
     that are chosen, and their numbers into `plain`. The codes are random."""
-    choose = choose or (lambda name, tensor: MAKERS[method] if _is_quantised(name, tensor, method) else None)
+    choose = choose or (
+        lambda name, tensor: MAKERS[method] if _is_quantised(name, tensor, method) else None
+    )
     generator = torch.Generator().manual_seed(0)
 
     def encode(name: str, tensor: torch.Tensor) -> Encode | None:
@@ -35,7 +42,9 @@ def publish(
 
 
 def _is_quantised(name: str, tensor: torch.Tensor, method: str) -> bool:
-    return published.is_expert(name, tensor) or method != "mxfp4" and "self_attn.o_proj.weight" in name
+    return (
+        published.is_expert(name, tensor) or method != "mxfp4" and "self_attn.o_proj.weight" in name
+    )
 
 
 # Random tensors
@@ -69,15 +78,27 @@ def _mxfp4(rows: int, columns: int, generator: torch.Generator) -> Tensors:
 
 
 def packed(
-    rows: int, columns: int, generator: torch.Generator, *, bits: int = 4, group: int = 32, has_zeros: bool = False
+    rows: int,
+    columns: int,
+    generator: torch.Generator,
+    *,
+    bits: int = 4,
+    group: int = 32,
+    has_zeros: bool = False,
 ) -> Tensors:
     scale = _scales((rows, columns // group), generator).bfloat16()
     words = _words((rows, columns * bits // 32), generator)
-    zeros = {"zero_point": _words((rows * bits // 32, columns // group), generator)} if has_zeros else {}
+    zeros = (
+        {"zero_point": _words((rows * bits // 32, columns // group), generator)}
+        if has_zeros
+        else {}
+    )
     return {"packed": words, "scale": scale, "size": torch.tensor([rows, columns]), **zeros}
 
 
-def gptq(rows: int, columns: int, generator: torch.Generator, *, bits: int = 4, group: int = 32) -> Tensors:
+def gptq(
+    rows: int, columns: int, generator: torch.Generator, *, bits: int = 4, group: int = 32
+) -> Tensors:
     return {
         "qweight": _words((columns * bits // 32, rows), generator),
         "qzeros": _words((columns // group, rows * bits // 32), generator),
@@ -96,7 +117,11 @@ def awq(rows: int, columns: int, generator: torch.Generator, *, group: int = 32)
 
 def _nvfp4(rows: int, columns: int, generator: torch.Generator) -> Tensors:
     scale = (1 + torch.rand((rows, columns // 16), generator=generator)).to(torch.float8_e4m3fn)
-    return {"packed": _bytes((rows, columns // 2), generator), "scale": scale, "global": torch.tensor(0.1)}
+    return {
+        "packed": _bytes((rows, columns // 2), generator),
+        "scale": scale,
+        "global": torch.tensor(0.1),
+    }
 
 
 MAKERS: dict[str, Maker] = {

@@ -40,7 +40,9 @@ class Graph:
         self._made: dict[int, torch.Tensor] = {}
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
-        assert Graph.under_way is None and not self._work, "a capture within a capture, or a second one"
+        assert Graph.under_way is None and not self._work, (
+            "a capture within a capture, or a second one"
+        )
         Graph.under_way, self._mode = self, _Recording(self)
         self._mode.__enter__()
 
@@ -68,9 +70,15 @@ class Graph:
             if _place(one) not in self._saved:
                 whole = torch.empty(0, dtype=torch.uint8).set_(one.untyped_storage())
                 self._saved[_place(one)] = whole, whole.clone()
-        known = {_place(one) for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
+        known = {
+            _place(one) for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)
+        }
         result = func(*args, **kwargs)
-        new = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and _place(one) not in known]
+        new = [
+            one
+            for one in tree_leaves(result)
+            if isinstance(one, torch.Tensor) and _place(one) not in known
+        ]
         self._made.update({_place(one): one for one in new})
         if new or func._schema.is_mutable:
             self._work.append(lambda: _again(func, args, kwargs, result))
@@ -88,7 +96,9 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::")
-        by_mask = name == "index" and any(one is not None and one.dtype == torch.bool for one in args[1])
+        by_mask = name == "index" and any(
+            one is not None and one.dtype == torch.bool for one in args[1]
+        )
         if by_mask or name in _READ_BY_HOST or f"{name}.{func._overloadname}" in _READ_BY_HOST:
             raise Unsupported(f"operation not permitted when stream is capturing: {name}")
         return self._graph.take(func, args, kwargs or {})
@@ -97,8 +107,16 @@ class _Recording(TorchDispatchMode):
 def _written(func, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The arguments that an operation writes to."""
     given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
-    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return [one for one in tree_leaves([given.get(name) for name in names]) if isinstance(one, torch.Tensor)]
+    names = [
+        one.name
+        for one in func._schema.arguments
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
+    return [
+        one
+        for one in tree_leaves([given.get(name) for name in names])
+        if isinstance(one, torch.Tensor)
+    ]
 
 
 def _again(func, args: tuple, kwargs: dict, before: object) -> None:

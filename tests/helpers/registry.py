@@ -19,7 +19,9 @@ from runtime.model.layers import moe_layers
 _NUM_EXPERTS, _TOP_K, _NUM_LAYERS = 8, 3, 3
 # What families call the same field: each takes those that its config has.
 _FIELDS: dict[str, object] = {
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _NUM_EXPERTS),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _NUM_EXPERTS
+    ),
     **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k"), _TOP_K),
     **dict.fromkeys(("hidden_size", "moe_hidden_size"), 32),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 24),
@@ -28,7 +30,9 @@ _FIELDS: dict[str, object] = {
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "linear_head_dim"), 8),
     **dict.fromkeys(("mamba_n_heads", "hidden_size_per_layer_input"), 8),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "linear_num_heads"), 4),
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "pad_token_id"), 0),
+    **dict.fromkeys(
+        ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "pad_token_id"), 0
+    ),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 96),
     "num_hidden_layers": _NUM_LAYERS,
     "n_group": 4,
@@ -75,9 +79,17 @@ _WITHOUT_EXPERTS = ("_vision", "_audio")
 
 def _text_families() -> tuple[str, ...]:
     folder = Path(transformers.__file__).parent / "models"
-    sources = {path.parent.name for path in folder.glob("*/modeling_*.py") if "use_experts_impl" in path.read_text()}
+    sources = {
+        path.parent.name
+        for path in folder.glob("*/modeling_*.py")
+        if "use_experts_impl" in path.read_text()
+    }
     types = (name for name in MODEL_MAPPING_NAMES if model_type_to_module_name(name) in sources)
-    return tuple(name for name in types if not name.endswith(_WITHOUT_EXPERTS) and not CONFIG_MAPPING[name].sub_configs)
+    return tuple(
+        name
+        for name in types
+        if not name.endswith(_WITHOUT_EXPERTS) and not CONFIG_MAPPING[name].sub_configs
+    )
 
 
 TEXT_FAMILIES = _text_families()
@@ -87,7 +99,9 @@ def text_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
     """A model of this type in evaluation mode; what the family keeps in float32 stays so."""
     kind = CONFIG_MAPPING[family]
     known = kind().to_dict().keys() | kind.attribute_map.keys()
-    config = kind(**{name: value for name, value in _FIELDS.items() if name in known} | _OWN.get(family, {}))
+    config = kind(
+        **{name: value for name, value in _FIELDS.items() if name in known} | _OWN.get(family, {})
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModel.from_config(config, attn_implementation="eager").eval()

@@ -27,7 +27,9 @@ def invert(folder: Path, name: str, *, part: tuple[int, int] = (0, 1)) -> None:
     with tensor.shard.path.open("r+b") as file:
         file.seek(start)
         content = bytearray(file.read(nbytes))
-        content[:: tensor.dtype.itemsize] = bytes(byte ^ 1 for byte in content[:: tensor.dtype.itemsize])
+        content[:: tensor.dtype.itemsize] = bytes(
+            byte ^ 1 for byte in content[:: tensor.dtype.itemsize]
+        )
         file.seek(start)
         file.write(content)
     checkpoint.close()

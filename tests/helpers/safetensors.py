@@ -19,7 +19,10 @@ class Tensors:
     def of(cls, shapes: Mapping[str, tuple[str, list[int]]]) -> "Tensors":
         """Zeros of these kinds and shapes."""
         return cls.together(
-            {name: (kind, shape, bytes(_NBYTES[kind] * math.prod(shape))) for name, (kind, shape) in shapes.items()}
+            {
+                name: (kind, shape, bytes(_NBYTES[kind] * math.prod(shape)))
+                for name, (kind, shape) in shapes.items()
+            }
         )
 
     @classmethod
@@ -27,7 +30,11 @@ class Tensors:
         """Tensors from kind, shape and bytes by name, in this order."""
         header, data = {}, b""
         for name, (kind, shape, raw) in parts.items():
-            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+            header[name] = {
+                "dtype": kind,
+                "shape": shape,
+                "data_offsets": [len(data), len(data) + len(raw)],
+            }
             data += raw
         return cls(header, data)
 
@@ -47,5 +54,7 @@ def parsed(file: bytes) -> Tensors:
 
 def joined(tensors: Tensors, text: str | None = None) -> bytes:
     """The bytes of the file; `text` replaces the header if given."""
-    header = (text if text is not None else json.dumps(tensors.header)).encode("utf-8", "surrogatepass")
+    header = (text if text is not None else json.dumps(tensors.header)).encode(
+        "utf-8", "surrogatepass"
+    )
     return len(header).to_bytes(8, "little") + header + tensors.data

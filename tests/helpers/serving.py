@@ -37,7 +37,9 @@ class Running:
 
 
 @contextmanager
-def serving(opened: MoeModel, settings: Settings, limits: ServerLimits, store: Path) -> Iterator[Running]:
+def serving(
+    opened: MoeModel, settings: Settings, limits: ServerLimits, store: Path
+) -> Iterator[Running]:
     """Serve `opened` as model `tiny` with the API key `secret`."""
     scheduler = scheduler_of(opened, "tiny", settings, limits, store=store, base=16)
     scheduler.start()

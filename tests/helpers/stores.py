@@ -14,12 +14,22 @@ from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store
 from tests import ROOT
 
-MODEL = ModelInfo("demo", "a" * 64, "olmoe", Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100))
+MODEL = ModelInfo(
+    "demo", "a" * 64, "olmoe", Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
+)
 
 
 def run_info(command: str = "profile", model_id: str | None = MODEL.model_id) -> RunInfo:
     return RunInfo(
-        command, model_id, utc_now(), 1.5, data="builtin", tokens=7, seed=3, parameters={"alpha": [0.5]}, versions={}
+        command,
+        model_id,
+        utc_now(),
+        1.5,
+        data="builtin",
+        tokens=7,
+        seed=3,
+        parameters={"alpha": [0.5]},
+        versions={},
     )
 
 
@@ -74,7 +84,12 @@ def said_by(code: str, *arguments: object) -> str:
 def spawn(code: str, *arguments: object) -> subprocess.Popen:
     """A child process that can import this file and the packages it tests."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", "from tests.helpers.stores import *\n" + code, *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-c",
+        "from tests.helpers.stores import *\n" + code,
+        *map(str, arguments),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 

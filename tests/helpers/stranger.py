@@ -59,7 +59,14 @@ def warm_up(scratch: Path) -> None:
     for found in pkgutil.walk_packages(moectl.commands.__path__, "moectl.commands."):
         importlib.import_module(found.name)
     for line in WARMING:
-        run({"arguments": line.split(), "folder": str(scratch), "out": os.devnull, "err": os.devnull})
+        run(
+            {
+                "arguments": line.split(),
+                "folder": str(scratch),
+                "out": os.devnull,
+                "err": os.devnull,
+            }
+        )
 
 
 def begin(order: dict) -> int:

@@ -89,7 +89,13 @@ def compiler(folder: Path) -> Iterator[None]:
 
 
 def compiled(
-    kernel, capability: int, tensors: dict[str, str], *, odd: tuple[str, ...] = (), stages: int = 3, **constants: object
+    kernel,
+    capability: int,
+    tensors: dict[str, str],
+    *,
+    odd: tuple[str, ...] = (),
+    stages: int = 3,
+    **constants: object,
 ) -> dict[str, object]:
     """Compile a kernel for a GPU of that compute capability and return its codes by name (`ptx`, `cubin`). Parameters
     not in `tensors` or `constants` are int32; all but the `odd` are multiples of 16, as for a model's usual sizes."""
@@ -101,5 +107,9 @@ def compiled(
     types = {name: "constexpr" if name in constants else tensors.get(name, "i32") for name in names}
     even = [name for name in names if name not in constants and name not in odd]
     divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in even}
-    source = ASTSource(kernel, types, {(names.index(name),): value for name, value in constants.items()}, divisible)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": stages}).asm
+    source = ASTSource(
+        kernel, types, {(names.index(name),): value for name, value in constants.items()}, divisible
+    )
+    return triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_stages": stages}
+    ).asm

@@ -19,5 +19,11 @@ def uncollected() -> Iterator[None]:
 
 def live_nbytes() -> int:
     """Bytes of all tensors in the CPU's memory that Python has not freed."""
-    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.device.type == "cpu"]
-    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+    tensors = [
+        one for one in gc.get_objects() if type(one) is torch.Tensor and one.device.type == "cpu"
+    ]
+    return sum(
+        {
+            one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors
+        }.values()
+    )

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from profilers.text.corpus import Document, documents, token_sequences
 from tests import ROOT
@@ -16,7 +21,9 @@ from tools.make.demo_figures import Figures, figures, neighbour_overlap
 from tools.make.demo_text import SHARES, kind_documents
 
 DEMO = ROOT / "moectl" / "demo"
-LEAST_OVERLAP = 2.5 * 4 / 32  # two and a half times what choosing 4 of 32 experts blindly would give
+LEAST_OVERLAP = (
+    2.5 * 4 / 32
+)  # two and a half times what choosing 4 of 32 experts blindly would give
 MOST_PERPLEXITY = 2048 / 20
 
 
@@ -30,7 +37,9 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(DEMO)
 
 
-def measured(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[Document]) -> Figures:
+def measured(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[Document]
+) -> Figures:
     return figures(model, list(token_sequences(texts, tokenizer, length=256, num_tokens=1024)))
 
 
@@ -41,7 +50,9 @@ def test_on_held_out_docstrings(model: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 @pytest.mark.parametrize("kind", sorted(set(SHARES) - {"docstrings"}))
-def test_on_every_other_kind(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
+def test_on_every_other_kind(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: str
+) -> None:
     texts = list(itertools.islice(kind_documents(kind, held_out=True), 4))
     if not texts:
         pytest.skip(f"this Python came without {kind}")
@@ -76,7 +87,12 @@ def test_the_checkpoint_has_one_tensor_per_expert_and_projection() -> None:
 def test_the_tokenizer_gives_text_back(tokenizer: PreTrainedTokenizerBase) -> None:
     text = "def f(x):\n\treturn x + 1024  # naïve ≠ 日本\n"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (0, 0, 1, 2048)
+    assert (
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        len(tokenizer),
+    ) == (0, 0, 1, 2048)
 
 
 def test_overlap_by_hand() -> None:

@@ -47,12 +47,23 @@ def _without_selector(bits: int, budget: str) -> Iterator[Preset]:
 
 PRESETS = (
     Preset("full", "full", "100%"),
-    *(one for budget in ("50%", "12.5%") for bits in (3, 2) for one in _without_selector(bits, budget)),
+    *(
+        one
+        for budget in ("50%", "12.5%")
+        for bits in (3, 2)
+        for one in _without_selector(bits, budget)
+    ),
     Preset("shadow", "shadow", "12.5%"),
     Preset("buddymoe", "buddymoe", "25%"),
     Preset("buddymoe-random", "buddymoe-random", "25%", beside="buddymoe"),
     Preset("buddymoe, every rank", "buddymoe", "25%", {"miss": "buddy"}),
-    Preset("random, every rank", "buddymoe", "25%", {"miss": "buddy:stand_in=random_resident"}, "buddymoe, every rank"),
+    Preset(
+        "random, every rank",
+        "buddymoe",
+        "25%",
+        {"miss": "buddy:stand_in=random_resident"},
+        "buddymoe, every rank",
+    ),
     Preset("importance", "importance", "25%"),
 )
 
@@ -68,7 +79,11 @@ def main() -> None:
     table = _table(answers, options.model)
     print(table.markdown())
     if options.write:
-        write(options.write, [Section("accuracy", [table])], conditions("python -m tools.bench.accuracy"))
+        write(
+            options.write,
+            [Section("accuracy", [table])],
+            conditions("python -m tools.bench.accuracy"),
+        )
 
 
 def _answers(one: Preset, opened: MoeModel, artefacts: Artefacts, tasks: Tasks) -> np.ndarray:
@@ -86,7 +101,13 @@ def _table(answers: dict[tuple[str, str], np.ndarray], model: str | None) -> Tab
         lost = _beside(right, by_label["full"]) if one.label != "full" else "-"
         less = _beside(right, by_label[one.beside]) if one.beside != "full" else "-"
         rows.append((one.label, one.budget, _share(right), lost, less))
-    columns = ("preset", "budget", "accuracy", "less the full model's", "less that of the row it controls")
+    columns = (
+        "preset",
+        "budget",
+        "accuracy",
+        "less the full model's",
+        "less that of the row it controls",
+    )
     count = len(by_label["full"])
     note = (
         f"{count} items of four, chance .25; experts fused; +- is a standard error, of a difference that of the paired "
@@ -105,7 +126,9 @@ def _beside(right: np.ndarray, other: np.ndarray) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--items", type=int, default=continuations.COUNT)

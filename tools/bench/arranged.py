@@ -36,8 +36,15 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     hidden, neurons = SHAPES[0]
-    chosen = {name: stored for name, stored in variants(GROUP).items() if name.endswith(("activations", "desc_act"))}
-    results = [measure(name, stored, hidden, neurons, rounds=options.rounds) for name, stored in chosen.items()]
+    chosen = {
+        name: stored
+        for name, stored in variants(GROUP).items()
+        if name.endswith(("activations", "desc_act"))
+    }
+    results = [
+        measure(name, stored, hidden, neurons, rounds=options.rounds)
+        for name, stored in chosen.items()
+    ]
     show_sheet(sheet(results, hidden, neurons, rounds=options.rounds))
 
 
@@ -57,7 +64,9 @@ def measure(name: str, stored: Stored, hidden: int, neurons: int, *, rounds: int
             assert layout.arrange(slot) is None, f"{name} with an index beyond its groups"
             read_ms.append(1e3 * (read_s - begin_s))
             arrange_ms.append(1e3 * (time.thread_time() - read_s))
-    return Result(name, layout.nbytes, *(statistics.median(times[1:]) for times in (read_ms, arrange_ms)))
+    return Result(
+        name, layout.nbytes, *(statistics.median(times[1:]) for times in (read_ms, arrange_ms))
+    )
 
 
 def sheet(results: Sequence[Result], hidden: int, neurons: int, *, rounds: int) -> Sheet:
@@ -76,7 +85,9 @@ def sheet(results: Sequence[Result], hidden: int, neurons: int, *, rounds: int) 
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=101)
     return parser.parse_args()
 

@@ -58,9 +58,18 @@ def main() -> int:
                 for found in _compared(path, way, options):
                     cells.append((kind, way, found.rows, *_shown(found)))
                     is_sound &= kind != "float32" or found.differ == 0 and found.logits <= WITHIN
-    columns = ("numbers", "experts", "at a time", "answers that differ", "tokens before the first other", "logits")
+    columns = (
+        "numbers",
+        "experts",
+        "at a time",
+        "answers that differ",
+        "tokens before the first other",
+        "logits",
+    )
     note = f"{options.count} greedy answers of {options.tokens} tokens, the bundled toy model converted to each type"
-    section = Section("batch-answers", [Table("A row of a batch and a run alone", columns, cells, note)])
+    section = Section(
+        "batch-answers", [Table("A row of a batch and a run alone", columns, cells, note)]
+    )
     print(section.tables[0].markdown())
     if options.write:
         command = " ".join(["python -m tools.bench.batch_answers", *sys.argv[1:]])
@@ -80,7 +89,9 @@ def _compared(path: Path, way: str, options: argparse.Namespace) -> Iterator[Com
     sampling = Sampling(max_new_tokens=options.tokens)
     with Session.open(path, Settings(budget="50%", threads=1, experts=way)) as session:
         asked = list(prompts(session, options.count))
-        alone = [[token.token_id for token in session.generate(prompt, sampling)] for prompt in asked]
+        alone = [
+            [token.token_id for token in session.generate(prompt, sampling)] for prompt in asked
+        ]
         first = [session.forward(prompt).logits[0, -1].float() for prompt in asked]
         for rows in options.rows:
             answers, logits = _together(session, asked, sampling, rows)
@@ -90,7 +101,10 @@ def _compared(path: Path, way: str, options: argparse.Namespace) -> Iterator[Com
                 rows,
                 sum(ours != theirs for ours, theirs in pairs) / len(pairs),
                 sum(equal) / sum(map(len, alone)),
-                max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(logits, first, strict=True)),
+                max(
+                    float((a - b).abs().max() / b.abs().max())
+                    for a, b in zip(logits, first, strict=True)
+                ),
             )
 
 
@@ -102,7 +116,9 @@ def _together(
 
     def seen(next_tokens: list[NextToken], logits: torch.Tensor) -> list:
         for one, row in zip(next_tokens, logits.float(), strict=True):
-            first.setdefault(tuple(one.tokens[0].tolist()), row)  # by the prompt, where it is the first
+            first.setdefault(
+                tuple(one.tokens[0].tolist()), row
+            )  # by the prompt, where it is the first
         return draw(next_tokens, logits)
 
     batch_module.draw = seen
@@ -115,7 +131,9 @@ def _together(
                     answers[result.request] += [] if result.token_id is None else [result.token_id]
     finally:
         batch_module.draw = draw
-    return [answers[number] for number in numbers], [first[tuple(prompt[0].tolist())] for prompt in asked]
+    return [answers[number] for number in numbers], [
+        first[tuple(prompt[0].tolist())] for prompt in asked
+    ]
 
 
 def _num_equal(ours: list[int], theirs: list[int]) -> int:
@@ -129,7 +147,9 @@ def _shown(found: Compared) -> tuple[str, str, str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64], help="requests at a time")
     parser.add_argument("--count", type=int, default=64, help="prompts")
     parser.add_argument("--tokens", type=int, default=24, help="of each answer")

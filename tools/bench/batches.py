@@ -42,7 +42,10 @@ MACHINE, BUDGET = "rtx3090-pcie4", "25%"
 SHARED = "near, qstar"  # misses are shared between link and near tier
 PRESETS = ("on-demand", "horizon", "near", SHARED)
 FASTER = {64: 5.0, 256: 12.0}  # aims: tokens a second over one at a time
-OVER_BOUND, OVER_DISTINCT = 1.15, 1.1  # a step over the longer of link and compute; bytes over those of its experts
+OVER_BOUND, OVER_DISTINCT = (
+    1.15,
+    1.1,
+)  # a step over the longer of link and compute; bytes over those of its experts
 _ONE_BY_ONE = 8  # requests
 _THEIRS = 64  # requests at a time up to which transformers' batch is measured: more take minutes
 _PROBES = 20  # of the speed that link and near tier are scaled to; the fastest is undisturbed
@@ -103,14 +106,22 @@ def _round(rows: int, options: argparse.Namespace) -> Rows:
     return Rows(by_preset, resident, _theirs(rows, options) if rows <= _THEIRS else None)
 
 
-def _open(options: argparse.Namespace, *, preset: str, budget: str = BUDGET) -> tuple[Session, CpuClock]:
+def _open(
+    options: argparse.Namespace, *, preset: str, budget: str = BUDGET
+) -> tuple[Session, CpuClock]:
     rates = _rates(options.experts)
     link, near = (f"{rate:.0f}B/s" for rate in (rates.link, rates.near))
     policies = {}
     if preset == SHARED:
         preset, policies = "near", {"miss": f"qstar:ratio={rates.link / rates.near:.4f}"}
     settings = Settings(
-        preset=preset, policies=policies, budget=budget, threads=1, link=link, near=near, experts=options.experts
+        preset=preset,
+        policies=policies,
+        budget=budget,
+        threads=1,
+        link=link,
+        near=near,
+        experts=options.experts,
     )
     session, clock = Session.open(str(demo_model()), settings), CpuClock()
     assert isinstance(session.parts.tiers.link, EmulatedLink)
@@ -122,14 +133,19 @@ def _open(options: argparse.Namespace, *, preset: str, budget: str = BUDGET) -> 
 def _rates(experts: str) -> Rates:
     """Link and near tier in the proportions of the machine, the same for all that is measured."""
     opened = open_model(str(demo_model()), device="cpu")
-    found = (scaled_rates(opened, machine(MACHINE), is_fused=experts == FUSED) for _ in range(_PROBES))
+    found = (
+        scaled_rates(opened, machine(MACHINE), is_fused=experts == FUSED) for _ in range(_PROBES)
+    )
     return max(found, key=lambda rates: rates.link)
 
 
 def prompts(session: Session, count: int) -> Iterator[torch.Tensor]:
     """Prompts of 20 to 60 tokens from text that the model was not trained on."""
     rng = np.random.default_rng(0)
-    ids = [session.encode(found.text[:400])[:, :60] for found in islice(documents("builtin:held-out"), 400)]
+    ids = [
+        session.encode(found.text[:400])[:, :60]
+        for found in islice(documents("builtin:held-out"), 400)
+    ]
     long = [each for each in ids if each.shape[1] == 60]
     for _ in range(count):
         yield long[rng.integers(len(long))][:, : rng.integers(20, 61)]
@@ -144,7 +160,9 @@ def _alone(preset: str, options: argparse.Namespace) -> float:
     session, clock = _open(options, preset=preset)
     with session:
         first, *asked = prompts(session, 1 + _ONE_BY_ONE)
-        list(session.generate(first, _sampling(options)))  # what is compiled or loaded once does not count
+        list(
+            session.generate(first, _sampling(options))
+        )  # what is compiled or loaded once does not count
         begin_s = clock.now_s()
         for prompt in asked:
             assert len(list(session.generate(prompt, _sampling(options)))) == options.tokens
@@ -184,7 +202,9 @@ def _theirs(rows: int, options: argparse.Namespace) -> Way:
     session, clock = _open(options, preset="on-demand")
     with session:
         asked = [prompt[0].tolist() for prompt in prompts(session, rows)]
-        wanted = GenerationConfig(max_new_tokens=options.tokens, do_sample=False, eos_token_id=-1, pad_token_id=1)
+        wanted = GenerationConfig(
+            max_new_tokens=options.tokens, do_sample=False, eos_token_id=-1, pad_token_id=1
+        )
         room = ContinuousBatchingConfig(num_blocks=max(64, rows), max_batch_tokens=512)
         begin_s = clock.now_s()
         found = session.opened.model.generate_batch(
@@ -194,7 +214,9 @@ def _theirs(rows: int, options: argparse.Namespace) -> Way:
         return Way(rows * options.tokens / (clock.now_s() - begin_s))
 
 
-def _table(rounds: list[tuple[dict[str, float], dict[int, Rows]]], options: argparse.Namespace) -> Table:
+def _table(
+    rounds: list[tuple[dict[str, float], dict[int, Rows]]], options: argparse.Namespace
+) -> Table:
     rows = []
     for count in options.rows:
         for preset in options.presets:
@@ -242,8 +264,12 @@ def _marked(text: str, *, missed: bool) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256], help="requests at a time")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 16, 64, 256], help="requests at a time"
+    )
     parser.add_argument("--presets", type=lambda text: text.split("+"), default=list(PRESETS))
     parser.add_argument("--experts", choices=("exact", "fused"), default="exact")
     parser.add_argument("--tokens", type=int, default=24, help="of each answer")

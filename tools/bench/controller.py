@@ -79,7 +79,9 @@ def main() -> None:
         shape = model.shape
         experts = f"{shape.top_k} of {shape.num_experts} experts, budget {_BUDGET}"
         title = f"{len(trace):,} steps of one token, {shape.num_layers} layers, {experts}"
-        show_sheet(Sheet(title, ("preset", "us a step, 1st quartile", "median", "3rd quartile"), rows, ""))
+        show_sheet(
+            Sheet(title, ("preset", "us a step, 1st quartile", "median", "3rd quartile"), rows, "")
+        )
 
 
 def foreseeing(num_passes: int, model: ModelShape = OLMOE, *, seed: int = 0) -> Trace:
@@ -90,7 +92,9 @@ def foreseeing(num_passes: int, model: ModelShape = OLMOE, *, seed: int = 0) -> 
     np.put_along_axis(logits, trace.experts.astype(np.int64), 2.0, axis=1)
     said = np.exp(logits).astype(np.float32)
     said /= said.sum(axis=1, keepdims=True)
-    ahead = np.stack([np.roll(said, -distance, axis=0) for distance in range(1, _DISTANCE + 1)], axis=1)
+    ahead = np.stack(
+        [np.roll(said, -distance, axis=0) for distance in range(1, _DISTANCE + 1)], axis=1
+    )
     return replace(
         trace,
         probabilities=said,
@@ -101,13 +105,19 @@ def foreseeing(num_passes: int, model: ModelShape = OLMOE, *, seed: int = 0) -> 
     )
 
 
-def controller(name: str, trace: Trace, model: ModelShape = OLMOE) -> tuple[Controller, Matching | None]:
+def controller(
+    name: str, trace: Trace, model: ModelShape = OLMOE
+) -> tuple[Controller, Matching | None]:
     """The controller of a preset, and its matcher of maps if it has one."""
-    setting = Setting(name, policies=_TUNED, scope="global") if name == TUNED else Setting(name, name)
+    setting = (
+        Setting(name, policies=_TUNED, scope="global") if name == TUNED else Setting(name, name)
+    )
     setting, policies, shape = replace(setting, budget=_BUDGET), setting.build(), model.shape
     known = Artefacts(
         predictors=RECORDED,
-        maps=ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=_HIDDEN),
+        maps=ExpertMaps.empty(
+            num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=_HIDDEN
+        ),
         learns_maps=True,
     )
     if "splits" in policies.wants:
@@ -175,9 +185,15 @@ def profile(name: str, trace: Trace, owner: Controller) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", nargs="+", default=[*LOSSLESS, TUNED], choices=[*LOSSLESS, TUNED])
-    parser.add_argument("--model", default=OLMOE.name, choices=MODELS, help="whose shape the trace has")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--preset", nargs="+", default=[*LOSSLESS, TUNED], choices=[*LOSSLESS, TUNED]
+    )
+    parser.add_argument(
+        "--model", default=OLMOE.name, choices=MODELS, help="whose shape the trace has"
+    )
     parser.add_argument("--passes", type=int, default=300, help="of the synthetic trace")
     parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
     return parser.parse_args()

@@ -54,9 +54,15 @@ from tools.bench.performance import Ratio, Section, Table
 BUNDLED, RANDOM = "the bundled model", "random, OLMoE's shape"
 SIZED = "random, two layers of OLMoE's size"
 PAGE = ROOT / "docs" / "performance.md"
-LINKS = {BUNDLED: "300MB/s"}  # else the default below, where waiting and computing take about as long
+LINKS = {
+    BUNDLED: "300MB/s"
+}  # else the default below, where waiting and computing take about as long
 LINK = "3GB/s"
-DECIDED = ("olmoe-1b-7b", "qwen3-30b-a3b", "gpt-oss-20b")  # decisions are timed in the shapes of these
+DECIDED = (
+    "olmoe-1b-7b",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+)  # decisions are timed in the shapes of these
 
 log = logging.getLogger("bench_decode")
 
@@ -123,14 +129,18 @@ def _decisions(model: ModelShape, effort: int) -> Table:
     rounds = [[_steps_us(name, trace, model) for name in names] for _ in range(max(2, effort // 2))]
     middles = np.median(rounds, axis=2)  # [rounds, presets]
     rows, ratios = [], {}
-    for name, own, times in zip(names, np.swapaxes(rounds, 0, 1), (middles / middles[:, :1]).T, strict=True):
+    for name, own, times in zip(
+        names, np.swapaxes(rounds, 0, 1), (middles / middles[:, :1]).T, strict=True
+    ):
         lower, middle, upper = np.percentile(own, [25, 50, 75]).tolist()
         rows.append((name, f"{middle:.1f}", f"{lower:.1f} to {upper:.1f}"))
         least, usual, most = np.percentile(times, [25, 50, 75]).tolist()
         ratios[name if is_first else f"{name}, {model.name}"] = Ratio(usual, least, most)
     columns = ("preset", "us a step", "quartiles")
     note = f"{len(rounds)} rounds of {len(trace):,} steps of one token, budget 25 %"
-    title = f"{shape.num_layers} layers, {shape.top_k} of {shape.num_experts} experts ({model.name})"
+    title = (
+        f"{shape.num_layers} layers, {shape.top_k} of {shape.num_experts} experts ({model.name})"
+    )
     return Table(title, columns, rows, note, ratios)
 
 
@@ -143,7 +153,11 @@ def _steps_us(name: str, trace: Trace, model: ModelShape) -> list[float]:
 
 def _link(models: dict[str, Path], options: argparse.Namespace) -> Section:
     links = {name: LINKS.get(name, LINK) for name in models}
-    known = {"rounds": max(2, options.rounds // 3), "tokens": options.tokens, "effort": bench_link.EFFORT}
+    known = {
+        "rounds": max(2, options.rounds // 3),
+        "tokens": options.tokens,
+        "effort": bench_link.EFFORT,
+    }
     return bench_link.measure(models, link=links, **known)
 
 
@@ -191,10 +205,18 @@ def _command() -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="these sections")
-    parser.add_argument("--model", type=Path, action="append", default=[], help="a checkpoint; may be repeated")
-    parser.add_argument("--rounds", type=int, default=12, help="of `resident`; others take a share of it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="these sections"
+    )
+    parser.add_argument(
+        "--model", type=Path, action="append", default=[], help="a checkpoint; may be repeated"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=12, help="of `resident`; others take a share of it"
+    )
     parser.add_argument("--tokens", type=int, default=24, help="decoded in each round")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt in `prefill`")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")

@@ -81,7 +81,9 @@ def rows(folder: Path, *, rounds: int, tokens: int, ways: Sequence[Way] = WAYS) 
         for turn in range(rounds):
             start = turn % len(ways)
             for way in (*ways[start:], *ways[:start]):
-                found[way].append(in_process(way, packed if way.is_packed else folder, tokens=tokens))
+                found[way].append(
+                    in_process(way, packed if way.is_packed else folder, tokens=tokens)
+                )
                 log.info("round %d: %s: %s", turn + 1, way.label, found[way][-1])
     peers = [found[way] for way in ways if way in PEERS]
     return [_row(way, readings, peers) for way, readings in found.items()]
@@ -98,7 +100,16 @@ def _packed(folder: Path, *, is_wanted: bool) -> Iterator[Path]:
 
 def sheet(found: Sequence[Row], *, rounds: int, tokens: int) -> Sheet:
     """The rows as a table."""
-    columns = ("way", "cold, ms/token", "times", "MiB/token", "warm, ms/token", "times", "MiB/token", "peak, MiB")
+    columns = (
+        "way",
+        "cold, ms/token",
+        "times",
+        "MiB/token",
+        "warm, ms/token",
+        "times",
+        "MiB/token",
+        "peak, MiB",
+    )
     cells = [
         (
             row.way,
@@ -123,13 +134,20 @@ def sheet(found: Sequence[Row], *, rounds: int, tokens: int) -> Sheet:
 
 def _row(way: Way, readings: Sequence[Reading], peers: Sequence[Sequence[Reading]]) -> Row:
     in_turn = list(zip(readings, *peers, strict=True))
-    middle = {name: statistics.median(getattr(one, name) for one in readings) for name in Reading.__slots__}
+    middle = {
+        name: statistics.median(getattr(one, name) for one in readings)
+        for name in Reading.__slots__
+    }
     return Row(
         way=way.label,
         cold_ms=middle["cold_s"] * 1e3,
-        cold_times=_spread([min(peer.cold_s for peer in others) / own.cold_s for own, *others in in_turn]),
+        cold_times=_spread(
+            [min(peer.cold_s for peer in others) / own.cold_s for own, *others in in_turn]
+        ),
         warm_ms=middle["warm_s"] * 1e3,
-        warm_times=_spread([min(peer.warm_s for peer in others) / own.warm_s for own, *others in in_turn]),
+        warm_times=_spread(
+            [min(peer.warm_s for peer in others) / own.warm_s for own, *others in in_turn]
+        ),
         cold_mib=middle["cold_nbytes"] / 2**20,
         warm_mib=middle["warm_nbytes"] / 2**20,
         peak_mib=middle["peak_nbytes"] / 2**20,
@@ -147,8 +165,17 @@ def _times(spread: tuple[float, float, float]) -> str:
 
 def in_process(way: Way, folder: Path, *, tokens: int) -> Reading:
     """Measure one way in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "tools.bench.disk_way", json.dumps(asdict(way)), str(folder), str(tokens)]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tools.bench.disk_way",
+        json.dumps(asdict(way)),
+        str(folder),
+        str(tokens),
+    ]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{way.label} failed")
@@ -156,10 +183,14 @@ def in_process(way: Way, folder: Path, *, tokens: int) -> Reading:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="a checkpoint in the fused layout")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=14, help="decoded cold, then warm, by each way in each round")
+    parser.add_argument(
+        "--tokens", type=int, default=14, help="decoded cold, then warm, by each way in each round"
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     return parser.parse_args()
 

@@ -49,7 +49,9 @@ def main() -> int:
 
 def _measured(folder: Path, options: argparse.Namespace) -> Table:
     ours = [
-        Way(OURS, budget, "direct", "exact", preset=name, scope=None) for budget in options.budgets for name in PRESETS
+        Way(OURS, budget, "direct", "exact", preset=name, scope=None)
+        for budget in options.budgets
+        for name in PRESETS
     ]
     ways = [BatchWay(way, options.rows, options.tokens) for way in (*THEIRS, *ours)]
     found: dict[BatchWay, list[BatchReading]] = {way: [] for way in ways}
@@ -58,12 +60,23 @@ def _measured(folder: Path, options: argparse.Namespace) -> Table:
         start = turn % len(ways)
         for way in (*ways[start:], *ways[:start]):
             drop(folder)
-            command = [sys.executable, "-m", "tools.bench.disk_batch_way", json.dumps(asdict(way)), str(folder)]
-            done = run_limited(command, int(options.memory * 2**30), environment=process_environment())
+            command = [
+                sys.executable,
+                "-m",
+                "tools.bench.disk_batch_way",
+                json.dumps(asdict(way)),
+                str(folder),
+            ]
+            done = run_limited(
+                command, int(options.memory * 2**30), environment=process_environment()
+            )
             found[way].append(BatchReading(**json.loads(done.output.strip().rpartition("\n")[2])))
             peaks[way] = max(peaks[way], done.peak_nbytes)
             log.info("round %d: %s: %s", turn + 1, way.way.label, found[way][-1])
-    theirs = [min(each, key=lambda one: one.seconds) for each in zip(*(found[way] for way in ways[:2]), strict=True)]
+    theirs = [
+        min(each, key=lambda one: one.seconds)
+        for each in zip(*(found[way] for way in ways[:2]), strict=True)
+    ]
     rows = [_row(way, found[way], theirs, peaks[way]) for way in ways]
     gib = sum(each.stat().st_size for each in folder.glob("*.safetensors")) / 2**30
     note = (
@@ -72,10 +85,14 @@ def _measured(folder: Path, options: argparse.Namespace) -> Table:
         "faster of the other program's ways in the same round; GiB: read from the device; peak: with the page cache"
     )
     columns = ("program", "tokens/s", "times", "GiB", "peak, GiB")
-    return Table(f"A batch of {options.rows} from disk, in {options.memory:g} GiB", columns, rows, note)
+    return Table(
+        f"A batch of {options.rows} from disk, in {options.memory:g} GiB", columns, rows, note
+    )
 
 
-def _row(way: BatchWay, own: Sequence[BatchReading], theirs: Sequence[BatchReading], peak: int) -> tuple:
+def _row(
+    way: BatchWay, own: Sequence[BatchReading], theirs: Sequence[BatchReading], peak: int
+) -> tuple:
     seconds, nbytes = (median(getattr(one, name) for one in own) for name in BatchReading.__slots__)
     times = Ratio.of([one.seconds for one in theirs], [one.seconds for one in own]).median
     label = f"{way.way.label}, {way.way.preset if way.way.name == OURS else way.way.experts}"
@@ -89,7 +106,9 @@ def _row(way: BatchWay, own: Sequence[BatchReading], theirs: Sequence[BatchReadi
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=64, help="requests together")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--memory", type=float, default=2.0, help="GiB of each program")

@@ -36,7 +36,11 @@ class Way:
     @property
     def label(self) -> str:
         packed = ", packed" if self.is_packed else ""
-        return f"{self.name}, {self.budget}, link {self.link}, {self.experts}{packed}" if self.budget else self.name
+        return (
+            f"{self.name}, {self.budget}, link {self.link}, {self.experts}{packed}"
+            if self.budget
+            else self.name
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,10 @@ def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
     import torch
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch, open_way(way, folder, Path(scratch)) as opened:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch,
+        open_way(way, folder, Path(scratch)) as opened,
+    ):
         model = opened.opened.model if way.name == OURS else opened
         gc.collect()
         os.sync()  # dirty pages cannot be dropped
@@ -76,13 +83,19 @@ def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[
     """Median seconds and mean bytes read of a token; `before` is called before each token and not measured."""
     import torch
 
-    ids = torch.randint(3, model.config.vocab_size, (1, PROMPT + WARM_UP + tokens), generator=torch.manual_seed(0))
+    ids = torch.randint(
+        3, model.config.vocab_size, (1, PROMPT + WARM_UP + tokens), generator=torch.manual_seed(0)
+    )
     with torch.inference_mode():
         past = model(input_ids=ids[:, :PROMPT], use_cache=True).past_key_values
         seconds, nbytes = [], []
         for position in range(PROMPT, ids.shape[1]):
             before()
-            token, read, begin_s = ids[:, position : position + 1], read_nbytes(), time.perf_counter()
+            token, read, begin_s = (
+                ids[:, position : position + 1],
+                read_nbytes(),
+                time.perf_counter(),
+            )
             past = model(input_ids=token, past_key_values=past, use_cache=True).past_key_values
             seconds.append(time.perf_counter() - begin_s)
             nbytes.append(read_nbytes() - read)
@@ -96,7 +109,12 @@ def open_way(way: Way, folder: Path, scratch: Path) -> Iterator[object]:
         from runtime.session.session import Session, Settings
 
         settings = Settings(
-            preset=way.preset, budget=way.budget, scope=way.scope, link=way.link, device="cpu", experts=way.experts
+            preset=way.preset,
+            budget=way.budget,
+            scope=way.scope,
+            link=way.link,
+            device="cpu",
+            experts=way.experts,
         )
         with Session.open(str(folder), settings) as session:
             yield session

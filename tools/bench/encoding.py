@@ -40,7 +40,9 @@ def distortions() -> Table:
     rows = []
     for width in TRELLIS_WIDTHS:
         bits, error = distortion(width + 0.005)  # scales of so small a matrix count
-        rows.append((f"{bits:.3f}", f"{error:.4f}", f"{LLOYD_MAX.get(width, '')}", f"{4.0**-bits:.4f}"))
+        rows.append(
+            (f"{bits:.3f}", f"{error:.4f}", f"{LLOYD_MAX.get(width, '')}", f"{4.0**-bits:.4f}")
+        )
     note = f"a matrix of {SHAPE[0]} x {SHAPE[1]} normal numbers, seed 0, outputs rotated"
     columns = ("bits a weight", "mean squared error", "best scalar code", "limit")
     return Table("Distortion of Gaussian numbers", columns, rows, note)
@@ -50,14 +52,21 @@ def times(name: str, *, rounds: int, tokens: int) -> Table:
     """Processor milliseconds of one expert and width, medians, and their ratio to GPTQ's recipe `refined`."""
     opened = open_quietly(name, device="cpu")
     taken = [
-        [expert_s(opened, method, tokens, clock=process_time) / len(method.bits) for method in METHODS]
+        [
+            expert_s(opened, method, tokens, clock=process_time) / len(method.bits)
+            for method in METHODS
+        ]
         for _ in range(rounds)
     ]
     rows = [
         (method.recipe, f"{1e3 * median(own):.0f}", f"{median(np.divide(own, gptq)):.2f}")
-        for method, own, gptq in zip(METHODS, np.transpose(taken), [np.transpose(taken)[1]] * len(METHODS), strict=True)
+        for method, own, gptq in zip(
+            METHODS, np.transpose(taken), [np.transpose(taken)[1]] * len(METHODS), strict=True
+        )
     ]
-    shapes = ", ".join(f"{rows_} x {columns}" for rows_, columns in opened.layers[0].shapes.values())
+    shapes = ", ".join(
+        f"{rows_} x {columns}" for rows_, columns in opened.layers[0].shapes.values()
+    )
     note = f"experts of {shapes}, a text of {tokens:,} tokens, four widths, losses included, medians of {rounds} rounds"
     return Table("Time of an expert and width", ("recipe", "ms", "ratio to refined"), rows, note)
 
@@ -68,16 +77,28 @@ def hours(name: str, num_experts: int, *, tokens: int) -> Table:
     for method in (Method(), Method(recipe=TRELLIS, bits=TRELLIS_WIDTHS)):
         seconds = expert_s(opened, method, tokens, clock=process_time)
         all_h = seconds * num_experts / 3600
-        rows.append((method.recipe, len(method.bits), f"{seconds:.1f}", f"{all_h:.1f}", f"{all_h / 2:.1f}"))
+        rows.append(
+            (method.recipe, len(method.bits), f"{seconds:.1f}", f"{all_h:.1f}", f"{all_h / 2:.1f}")
+        )
     own = tokens * opened.shape.top_k // opened.shape.num_experts
-    shapes = ", ".join(f"{rows_} x {columns}" for rows_, columns in opened.layers[0].shapes.values())
+    shapes = ", ".join(
+        f"{rows_} x {columns}" for rows_, columns in opened.layers[0].shapes.values()
+    )
     note = f"experts of {shapes}, a text of {tokens:,} tokens, {own:,} of them the expert's own, losses included"
-    columns = ("recipe", "widths", "s an expert", f"h, {num_experts:,} experts on one core", "on two")
+    columns = (
+        "recipe",
+        "widths",
+        "s an expert",
+        f"h, {num_experts:,} experts on one core",
+        "on two",
+    )
     return Table("Time of all experts", columns, rows, note)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="folder of the model; else the bundled one")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48000)

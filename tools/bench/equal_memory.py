@@ -60,7 +60,17 @@ def _files(folder: Path) -> tuple[Path, Path]:
     if not (checkpoint / "config.json").is_file():
         make(MODEL, checkpoint, changes=CHANGES)
     if not file.is_file():
-        command = ["moectl", "export", str(checkpoint), "--what", "gguf", "--type", "q8_0", "--out", str(file)]
+        command = [
+            "moectl",
+            "export",
+            str(checkpoint),
+            "--what",
+            "gguf",
+            "--type",
+            "q8_0",
+            "--out",
+            str(file),
+        ]
         subprocess.run([sys.executable, "-m", *command], env=process_environment(), check=True)
     return checkpoint, file
 
@@ -68,7 +78,10 @@ def _files(folder: Path) -> tuple[Path, Path]:
 def _measured(checkpoint: Path, file: Path, options: argparse.Namespace) -> Table:
     limit = int(options.memory * 2**30)
     llama_cpp = LimitedWay(str(file))
-    ways = [llama_cpp, *(LimitedWay(str(checkpoint), budget, link) for budget in BUDGETS for link in LINKS)]
+    ways = [
+        llama_cpp,
+        *(LimitedWay(str(checkpoint), budget, link) for budget in BUDGETS for link in LINKS),
+    ]
     vocab_size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
     found: dict[LimitedWay, list[LimitedReading]] = {way: [] for way in ways}
     peaks = dict.fromkeys(ways, 0)
@@ -83,7 +96,10 @@ def _measured(checkpoint: Path, file: Path, options: argparse.Namespace) -> Tabl
             peaks[way] = max(peaks[way], done.peak_nbytes)
             log.info("round %d: %s: %s", turn + 1, way.label, found[way][-1])
     rows = [_row(way, found[way], found[llama_cpp], peaks[way]) for way in ways]
-    gib = [sum(each.stat().st_size for each in files) / 2**30 for files in (checkpoint.glob("*.safetensors"), [file])]
+    gib = [
+        sum(each.stat().st_size for each in files) / 2**30
+        for files in (checkpoint.glob("*.safetensors"), [file])
+    ]
     note = (
         f"medians over {options.rounds} rounds; {PROMPT} tokens of prompt, {options.tokens} decoded, one thread; "
         f"files of {gib[0]:.1f} GiB (FP8, weights besides experts in bfloat16) and {gib[1]:.1f} GiB (all in Q8_0); "
@@ -92,25 +108,44 @@ def _measured(checkpoint: Path, file: Path, options: argparse.Namespace) -> Tabl
         "peak: with the page cache"
     )
     columns = ("program", "first token, s", "ratio", "ms/token", "ratio", "GiB", "peak, GiB")
-    return Table(f"{MODEL}, {CHANGES['num_hidden_layers']} layers, in {options.memory:g} GiB", columns, rows, note)
+    return Table(
+        f"{MODEL}, {CHANGES['num_hidden_layers']} layers, in {options.memory:g} GiB",
+        columns,
+        rows,
+        note,
+    )
 
 
-def _row(way: LimitedWay, own: Sequence[LimitedReading], beside: Sequence[LimitedReading], peak: int) -> tuple:
+def _row(
+    way: LimitedWay, own: Sequence[LimitedReading], beside: Sequence[LimitedReading], peak: int
+) -> tuple:
     first, token = (
         Ratio.of([getattr(one, name) for one in own], [getattr(one, name) for one in beside]).median
         for name in ("first_s", "token_s")
     )
-    seconds, token_s, nbytes = (median(getattr(one, name) for one in own) for name in LimitedReading.__slots__)
-    cells = (f"{seconds:.1f}", f"{first:.2f}", f"{token_s * 1e3:.0f}", f"{token:.2f}", f"{nbytes / 2**30:.1f}")
+    seconds, token_s, nbytes = (
+        median(getattr(one, name) for one in own) for name in LimitedReading.__slots__
+    )
+    cells = (
+        f"{seconds:.1f}",
+        f"{first:.2f}",
+        f"{token_s * 1e3:.0f}",
+        f"{token:.2f}",
+        f"{nbytes / 2**30:.1f}",
+    )
     return (way.label, *cells, f"{peak / 2**30:.1f}")
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--memory", type=float, default=4.5, help="GiB of each program")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--keep", type=Path, help="folder where both files are, or are made, and stay")
+    parser.add_argument(
+        "--keep", type=Path, help="folder where both files are, or are made, and stay"
+    )
     parser.add_argument("--write", type=Path, help="page whose section is written")
     return parser.parse_args()
 

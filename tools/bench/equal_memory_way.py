@@ -31,7 +31,11 @@ class LimitedWay:
 
     @property
     def label(self) -> str:
-        return f"moectl, {self.budget}, link {self.link}" if self.budget else "llama.cpp, its file mapped"
+        return (
+            f"moectl, {self.budget}, link {self.link}"
+            if self.budget
+            else "llama.cpp, its file mapped"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,11 @@ class LimitedReading:
 
 
 def main() -> None:
-    way, vocab_size, tokens = LimitedWay(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+    way, vocab_size, tokens = (
+        LimitedWay(**json.loads(sys.argv[1])),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+    )
     print(json.dumps(asdict(measure(way, vocab_size, tokens=tokens))))
 
 
@@ -68,7 +76,9 @@ def _opened(
     if not way.budget:
         llama = LlamaCpp(Path(way.path), threads=1, num_tokens=num_tokens, vocab_size=vocab_size)
         return lambda ids: decode_by_llama_cpp(llama, ids)
-    settings = Settings(budget=way.budget, link=way.link, device="cpu", experts=FUSED, scope="global")
+    settings = Settings(
+        budget=way.budget, link=way.link, device="cpu", experts=FUSED, scope="global"
+    )
     model = stack.enter_context(Session.open(way.path, settings)).opened.model
     return lambda ids: decode_seconds(model, ids)
 

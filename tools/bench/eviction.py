@@ -40,7 +40,13 @@ def main() -> None:
     show_sheet(
         Sheet(
             f"hit rates, prefetch {options.prefetch}",
-            ("trace", "scope", "size", *(name.replace("least_stale:within=", "stale ") for name in names), closed),
+            (
+                "trace",
+                "scope",
+                "size",
+                *(name.replace("least_stale:within=", "stale ") for name in names),
+                closed,
+            ),
             tuple(
                 (
                     row["trace"],
@@ -59,16 +65,28 @@ def compare(path: Path, options: argparse.Namespace) -> Iterator[dict[str, objec
     """One row for each scope and size."""
     trace = read_parquet(path, num_experts=options.num_experts)
     shape = Shape(trace.num_layers, options.num_experts, trace.experts.shape[1], 1)
-    names = [name for name in (*RIVALS, "horizon", "belady") if name != "score" or trace.probabilities is not None]
+    names = [
+        name
+        for name in (*RIVALS, "horizon", "belady")
+        if name != "score" or trace.probabilities is not None
+    ]
     future = NextUse.of(trace, shape)
     for scope in options.scopes:
         for size in options.sizes:
             slots = round(shape.num_keys * size)
             rates = {
-                name: _rate(trace, shape, future, eviction=name, slots=slots, scope=scope, options=options)
+                name: _rate(
+                    trace, shape, future, eviction=name, slots=slots, scope=scope, options=options
+                )
                 for name in names
             }
-            yield {"trace": path.stem, "scope": scope, "size": size, **rates, "closed": _closed(rates, options)}
+            yield {
+                "trace": path.stem,
+                "scope": scope,
+                "size": size,
+                **rates,
+                "closed": _closed(rates, options),
+            }
 
 
 def _closed(rates: dict[str, float], options: argparse.Namespace) -> str:
@@ -76,7 +94,11 @@ def _closed(rates: dict[str, float], options: argparse.Namespace) -> str:
     if options.prefetch != "none":
         return f"{100 * (rates['horizon'] - best):+.1f}"
     # If a token selects the whole scope there is nothing to choose, and the ratio is noise of the prompts.
-    return f"{(rates['horizon'] - best) / (rates['belady'] - best):.2f}" if rates["belady"] - best > 0.005 else "-"
+    return (
+        f"{(rates['horizon'] - best) / (rates['belady'] - best):.2f}"
+        if rates["belady"] - best > 0.005
+        else "-"
+    )
 
 
 def _rate(
@@ -102,13 +124,24 @@ def _rate(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("traces", nargs="+", type=Path, help="Parquet traces of one model")
     parser.add_argument("--num-experts", type=int, required=True, help="of each layer")
-    parser.add_argument("--sizes", type=_sizes, default="6.25,12.5,25,50", help="of the cache, per cent of all experts")
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        default="6.25,12.5,25,50",
+        help="of the cache, per cent of all experts",
+    )
     parser.add_argument("--scopes", nargs="+", default=list(Scope), choices=list(Scope))
-    parser.add_argument("--prefetch", default="none", help="the traces must hold predictions for any other")
-    parser.add_argument("--window", type=int, default=2, help="experts that the link brings ahead during a layer")
+    parser.add_argument(
+        "--prefetch", default="none", help="the traces must hold predictions for any other"
+    )
+    parser.add_argument(
+        "--window", type=int, default=2, help="experts that the link brings ahead during a layer"
+    )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

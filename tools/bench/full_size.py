@@ -23,7 +23,14 @@ from pathlib import Path
 
 from tools import ROOT
 from tools.bench import performance
-from tools.bench.full_size_process import Cell, Decoded, FullSizeMeasurement, FullSizeRequest, Opening, Prompted
+from tools.bench.full_size_process import (
+    Cell,
+    Decoded,
+    FullSizeMeasurement,
+    FullSizeRequest,
+    Opening,
+    Prompted,
+)
 from tools.bench.full_size_tables import Rehearsal, tables
 from tools.bench.performance import Section
 from tools.make.full_size import entries, make
@@ -33,7 +40,10 @@ log = logging.getLogger("bench_full_size")
 
 BUDGETS, OF_PROMPT = ("12.5%", "25%", "50%"), "25%"
 _SPARE_NBYTES = 2 << 30  # of the disk, to be left free
-_TEXT = "Experts that do not fit into memory stay on disk and are read when a router asks for them. " * 4
+_TEXT = (
+    "Experts that do not fit into memory stay on disk and are read when a router asks for them. "
+    * 4
+)
 
 
 def main() -> None:
@@ -42,7 +52,9 @@ def main() -> None:
     told = performance.conditions(f"python -m tools.bench.full_size {' '.join(_given(options))}")
     for name in options.model or CONFIGS:
         with checkpoint(name, changes={}, keep=options.keep) as folder:
-            section = Section(name, tables(rehearse(folder, _request(options), profiled=options.profiled)))
+            section = Section(
+                name, tables(rehearse(folder, _request(options), profiled=options.profiled))
+            )
         print("\n\n".join(table.markdown() for table in section.tables), flush=True)
         if options.write:
             performance.write(options.write, [section], told)
@@ -66,12 +78,16 @@ def _check_room(name: str, changes: Mapping[str, int], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        sys.exit(f"{name} needs {needed / 1e9:.0f} GB of disk, and {folder} has {free / 1e9:.0f} GB: set TMPDIR")
+        sys.exit(
+            f"{name} needs {needed / 1e9:.0f} GB of disk, and {folder} has {free / 1e9:.0f} GB: set TMPDIR"
+        )
 
 
 def rehearse(folder: Path, request: FullSizeRequest, *, profiled: int) -> Rehearsal:
     """Measure the checkpoint in `folder`: what one process measures, a profile of so many tokens, and the plan."""
-    found = json.loads(_python("tools.bench.full_size_process", str(folder), json.dumps(asdict(request))))
+    found = json.loads(
+        _python("tools.bench.full_size_process", str(folder), json.dumps(asdict(request)))
+    )
     measured = _measurement(found)
     log.info("%s: %s", folder.name, measured)
     begin_s = time.perf_counter()
@@ -82,9 +98,13 @@ def rehearse(folder: Path, request: FullSizeRequest, *, profiled: int) -> Rehear
 
 
 def _measurement(found: dict) -> FullSizeMeasurement:
-    cells = (cell | {name: Decoded(**cell[name]) for name in ("cold", "warm")} for cell in found["cells"])
+    cells = (
+        cell | {name: Decoded(**cell[name]) for name in ("cold", "warm")} for cell in found["cells"]
+    )
     prompt = Prompted(**found["prompt"])
-    return FullSizeMeasurement(Opening(**found["opening"]), tuple(Cell(**cell) for cell in cells), prompt)
+    return FullSizeMeasurement(
+        Opening(**found["opening"]), tuple(Cell(**cell) for cell in cells), prompt
+    )
 
 
 def _profile(folder: Path, tokens: int) -> None:
@@ -93,9 +113,31 @@ def _profile(folder: Path, tokens: int) -> None:
         text = Path(scratch) / "text.txt"
         text.write_text(_TEXT * (1 + tokens // len(_TEXT)))
         length, prefill = str(tokens), str(tokens // 2)
-        sizes = ("--tokens", length, "--length", length, "--prefill", prefill, "--batch", "1", "--threads", "1")
+        sizes = (
+            "--tokens",
+            length,
+            "--length",
+            length,
+            "--prefill",
+            prefill,
+            "--batch",
+            "1",
+            "--threads",
+            "1",
+        )
         store = ("--store", str(Path(scratch) / "store.duckdb"), "--no-similarity", "--json")
-        _python("moectl", "profile", str(folder), "--trace", "--data", str(text), "--budget", OF_PROMPT, *sizes, *store)
+        _python(
+            "moectl",
+            "profile",
+            str(folder),
+            "--trace",
+            "--data",
+            str(text),
+            "--budget",
+            OF_PROMPT,
+            *sizes,
+            *store,
+        )
 
 
 def _plan(folder: Path, opening: Opening) -> Mapping[str, object]:
@@ -107,7 +149,9 @@ def _plan(folder: Path, opening: Opening) -> Mapping[str, object]:
 
 def _python(module: str, *arguments: str) -> str:
     """What a module of this repository prints, from its last opening brace of an object on."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -121,16 +165,29 @@ def _request(options: argparse.Namespace) -> FullSizeRequest:
 
 def _given(options: argparse.Namespace) -> Sequence[str]:
     models = [f"--model {name}" for name in options.model or ()]
-    return [*models, f"--tokens {options.tokens}", f"--prompt {options.prompt}", f"--write {options.write}"]
+    return [
+        *models,
+        f"--tokens {options.tokens}",
+        f"--prompt {options.prompt}",
+        f"--write {options.write}",
+    ]
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=sorted(CONFIGS), help="only this one; may be repeated")
-    parser.add_argument("--tokens", type=int, default=3, help="decoded cold, and warm, at each budget")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", action="append", choices=sorted(CONFIGS), help="only this one; may be repeated"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=3, help="decoded cold, and warm, at each budget"
+    )
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
     parser.add_argument("--profiled", type=int, default=16, help="tokens of the profile")
-    parser.add_argument("--keep", type=Path, help="folder where the checkpoints are, or are made, and stay")
+    parser.add_argument(
+        "--keep", type=Path, help="folder where the checkpoints are, or are made, and stay"
+    )
     parser.add_argument("--write", type=Path, help="page whose sections are written")
     return parser.parse_args()
 

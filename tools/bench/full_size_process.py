@@ -117,7 +117,9 @@ def main() -> None:
 def measure(folder: Path, request: FullSizeRequest) -> FullSizeMeasurement:
     torch.set_num_threads(1)
     opened, opening = _opening(folder)
-    cells = tuple(_cell(opened, folder, budget, tokens=request.tokens) for budget in request.budgets)
+    cells = tuple(
+        _cell(opened, folder, budget, tokens=request.tokens) for budget in request.budgets
+    )
     return FullSizeMeasurement(opening, cells, _prompted(opened, folder, request))
 
 
@@ -129,7 +131,11 @@ def _opening(folder: Path) -> tuple[MoeModel, Opening]:
     begin_s = time.perf_counter()
     opened = open_model(str(folder))
     seconds = time.perf_counter() - begin_s
-    resident = [tensor for tensor in (*opened.model.parameters(), *opened.model.buffers()) if not tensor.is_meta]
+    resident = [
+        tensor
+        for tensor in (*opened.model.parameters(), *opened.model.buffers())
+        if not tensor.is_meta
+    ]
     dense_nbytes = sum({tensor.data_ptr(): tensor.nbytes for tensor in resident}.values())
     return opened, Opening(seconds, peak_nbytes(), dense_nbytes, opened.shape.nbytes, num_tensors)
 
@@ -149,7 +155,9 @@ def _cell(opened: MoeModel, folder: Path, budget: str, *, tokens: int) -> Cell:
         peak, slots_nbytes = peak_nbytes(), session.parts.slots.nbytes
         hit_rate = session.effort(first_pass=first_pass).hit_rate
     with _session(opened, budget) as session:
-        warm = list(_decoded(session, budget, tokens, before=lambda number: keep(cold[number].places)))
+        warm = list(
+            _decoded(session, budget, tokens, before=lambda number: keep(cold[number].places))
+        )
     copied = [copy_rate(opened.shape.expert_nbytes, 64) for _ in range(3)]
     decoded = _medians(cold, alone), _medians(warm, copied)
     return Cell(budget, slots_nbytes, hit_rate, peak, *decoded, median(past))
@@ -172,7 +180,9 @@ def _session(opened: MoeModel, budget: str) -> Session:
     return Session(opened, Settings(budget=budget, link="disk", device="cpu", experts="fused"))
 
 
-def _decoded(session: Session, budget: str, tokens: int, *, before: Callable[[int], None]) -> Iterator[_Token]:
+def _decoded(
+    session: Session, budget: str, tokens: int, *, before: Callable[[int], None]
+) -> Iterator[_Token]:
     """Decode after a prompt that fills the fast tier; `before` is called with each token's number and not measured."""
     opened, link = session.opened, session.parts.tiers.link
     length = _filling(opened, float(budget.removesuffix("%")) / 100)
@@ -199,7 +209,9 @@ def _filling(opened: MoeModel, share: float) -> int:
 
 
 def _ids(opened: MoeModel, count: int) -> torch.Tensor:
-    return torch.randint(3, opened.config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        3, opened.config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0)
+    )
 
 
 @contextmanager

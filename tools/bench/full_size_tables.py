@@ -37,7 +37,14 @@ def _opening(opening: Opening, files_nbytes: int) -> Table:
     besides = opening.peak_nbytes - opening.dense_nbytes
     return Table(
         "Opening",
-        ("GB of files", "tensors", "seconds", "peak resident, GiB", "of it weights besides experts", "of it all else"),
+        (
+            "GB of files",
+            "tensors",
+            "seconds",
+            "peak resident, GiB",
+            "of it weights besides experts",
+            "of it all else",
+        ),
         [
             (
                 f"{files_nbytes / 1e9:.1f}",
@@ -54,8 +61,23 @@ def _opening(opening: Opening, files_nbytes: int) -> Table:
 
 
 def _cold(cells: Sequence[Cell], opening: Opening) -> Table:
-    columns = ("budget", "slots, GiB", "hits", "ms/token", "of it waiting", "MiB/token", "MiB/token of the device")
-    columns += ("GB/s", "reads alone", "share", "share of the token", "past the cache", "all else, GiB")
+    columns = (
+        "budget",
+        "slots, GiB",
+        "hits",
+        "ms/token",
+        "of it waiting",
+        "MiB/token",
+        "MiB/token of the device",
+    )
+    columns += (
+        "GB/s",
+        "reads alone",
+        "share",
+        "share of the token",
+        "past the cache",
+        "all else, GiB",
+    )
     rows = []
     for cell in cells:
         cold, besides = cell.cold, cell.peak_nbytes - cell.slots_nbytes - opening.dense_nbytes
@@ -98,7 +120,16 @@ def _warm(cells: Sequence[Cell]) -> Table:
         )
         for cell in cells
     ]
-    columns = ("budget", "ms/token", "of it waiting", "MiB/token", "MiB/token of the device", "GB/s", "a copy", "share")
+    columns = (
+        "budget",
+        "ms/token",
+        "of it waiting",
+        "MiB/token",
+        "MiB/token of the device",
+        "GB/s",
+        "a copy",
+        "share",
+    )
     note = (
         "medians over the same tokens; what a token loads was in the page cache before it; a copy: of as many bytes as "
         f"an expert has, from memory to memory, by one thread; to reach: a share of {LEAST_WARM:.0%}"
@@ -109,23 +140,37 @@ def _warm(cells: Sequence[Cell]) -> Table:
 def _long(prompt: Prompted, *, profile_s: float, profiled: int) -> Table:
     loaded = f"{prompt.loaded_nbytes / _GIB:.1f}"
     rows = [
-        (f"prompt, {prompt.tokens} tokens", f"{prompt.seconds:.1f}", f"{prompt.waited_s:.1f}", loaded),
+        (
+            f"prompt, {prompt.tokens} tokens",
+            f"{prompt.seconds:.1f}",
+            f"{prompt.waited_s:.1f}",
+            loaded,
+        ),
         (f"`moectl profile --trace`, {profiled} tokens", f"{profile_s:.1f}", "", ""),
     ]
     note = (
         f"both at a budget of {prompt.budget}; the page cache dropped before the prompt; the profile's are the seconds "
         "of the whole command"
     )
-    return Table("More tokens at once", ("what", "seconds", "of it waiting", "GiB loaded"), rows, note)
+    return Table(
+        "More tokens at once", ("what", "seconds", "of it waiting", "GiB loaded"), rows, note
+    )
 
 
 def _plan(found: Rehearsal) -> Table:
     memory, opening = found.planned["memory"], found.measured.opening
     pairs = [
         ("all experts", memory["all_experts_nbytes"], opening.expert_nbytes),
-        ("other weights in the files", memory["stored_weights_nbytes"], found.files_nbytes - opening.expert_nbytes),
+        (
+            "other weights in the files",
+            memory["stored_weights_nbytes"],
+            found.files_nbytes - opening.expert_nbytes,
+        ),
         ("other weights in memory", memory["weights_nbytes"], opening.dense_nbytes),
     ]
-    rows = [(what, f"{said:,.0f}", f"{real:,.0f}", f"{said / real - 1:+.1%}") for what, said, real in pairs]
+    rows = [
+        (what, f"{said:,.0f}", f"{real:,.0f}", f"{said / real - 1:+.1%}")
+        for what, said, real in pairs
+    ]
     note = "what `moectl plan` reads from the config alone; in memory other weights are dequantised"
     return Table("Planned and measured", ("bytes", "planned", "measured", "difference"), rows, note)

@@ -46,25 +46,49 @@ class SoakResult:
 
 
 def soak(
-    folder: Path, *, model: str, num_prompts: int, stops: Sequence[str], tokens: int, batch: int, seed: int
+    folder: Path,
+    *,
+    model: str,
+    num_prompts: int,
+    stops: Sequence[str],
+    tokens: int,
+    batch: int,
+    seed: int,
 ) -> SoakResult:
     """Answer prompts undisturbed, and again with a stop after each part of them."""
     rng = random.Random(seed)
     data, whole, out = folder / "soak.jsonl", folder / "whole.jsonl", folder / "stopped.jsonl"
     _write_prompts(data, num_prompts, rng)
-    own = ("--max-new-tokens", f"{tokens}", "--batch", f"{batch}", "--threads", "1", "--greedy", "--json")
+    own = (
+        "--max-new-tokens",
+        f"{tokens}",
+        "--batch",
+        f"{batch}",
+        "--threads",
+        "1",
+        "--greedy",
+        "--json",
+    )
     command = ["generate", model, "--data", str(data), *own, "--out"]
     assert _ended([*command, str(whole)]) in (_DONE, _PARTLY)
     sizes = [len(line) for line in whole.read_bytes().splitlines(keepends=True)]
     told, rows_after = [], []
     for number, stop in enumerate(stops, start=1):
         num_rows = num_prompts * number // (len(stops) + 1) + rng.randrange(3)
-        told.append(_stopped([*command, str(out)], stop, out, nbytes=sum(sizes[:num_rows]) + rng.randrange(1, 20)))
+        told.append(
+            _stopped(
+                [*command, str(out)], stop, out, nbytes=sum(sizes[:num_rows]) + rng.randrange(1, 20)
+            )
+        )
         rows_after.append(out.read_bytes().count(b"\n"))
     assert _ended([*command, str(out)]) in (_DONE, _PARTLY)
-    lines, expected = ([json.loads(line) for line in path.read_bytes().splitlines()] for path in (out, whole))
+    lines, expected = (
+        [json.loads(line) for line in path.read_bytes().splitlines()] for path in (out, whole)
+    )
     pairs = list(zip(lines, expected, strict=False))
-    num_placed = sum(_named(mine) == _named(theirs) for mine, theirs in pairs) - abs(len(lines) - len(expected))
+    num_placed = sum(_named(mine) == _named(theirs) for mine, theirs in pairs) - abs(
+        len(lines) - len(expected)
+    )
     num_equal = sum(mine == theirs for mine, theirs in pairs)
     stopped = told.count(KILL), told.count(FULL_DISK)
     return SoakResult(num_prompts, num_placed, num_equal, *stopped, tuple(rows_after))
@@ -75,7 +99,11 @@ def _named(line: dict) -> tuple:
 
 
 def _write_prompts(path: Path, num_prompts: int, rng: random.Random) -> None:
-    texts = [text for found in islice(documents("builtin:held-out"), 200) if len(text := found.text) > 200]
+    texts = [
+        text
+        for found in islice(documents("builtin:held-out"), 200)
+        if len(text := found.text) > 200
+    ]
     with path.open("w", encoding="utf-8") as file:
         for number in range(num_prompts):
             text, begin = rng.choice(texts), rng.randrange(100)
@@ -90,7 +118,9 @@ def _ended(command: list[str], *, most_nbytes: int | None = None) -> int:
 
 
 def _begun(command: list[str], *, most_nbytes: int | None = None) -> multiprocessing.Process:
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(command, most_nbytes))
+    process = multiprocessing.get_context("fork").Process(
+        target=_child, args=(command, most_nbytes)
+    )
     process.start()
     return process
 
@@ -118,7 +148,9 @@ def _stopped(command: list[str], stop: str, out: Path, *, nbytes: int) -> str | 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--batch", type=int, default=64)
@@ -137,7 +169,9 @@ def main() -> int:
             seed=options.seed,
         )
     print(f"{result} in {time.perf_counter() - begin_s:.0f} s")
-    is_sound = result.num_placed == result.num_rows and result.num_kills + result.num_full == len(stops)
+    is_sound = result.num_placed == result.num_rows and result.num_kills + result.num_full == len(
+        stops
+    )
     return 0 if is_sound else 1
 
 

@@ -68,35 +68,63 @@ LARGEST_INPUTS, LARGEST_ROWS, LARGEST_TOKENS = 4096, 1024, 4096
 def main() -> None:
     options = _options()
     torch.set_num_threads(1)
-    rows = [ratio_row(name, SHAPES[name], options) for name in options.shapes if name not in SCALED_ALONE]
+    rows = [
+        ratio_row(name, SHAPES[name], options)
+        for name in options.shapes
+        if name not in SCALED_ALONE
+    ]
     head = ("shape", "tokens", "all widths s", "4 bits s", "ratio", "solver alone")
     if rows:
-        show_sheet(Sheet("One expert: four widths against one, medians of paired runs", head, tuple(rows)))
+        show_sheet(
+            Sheet("One expert: four widths against one, medians of paired runs", head, tuple(rows))
+        )
     rows = [scaled_row(name, SHAPES[name], options.recipe) for name in options.shapes]
     head = ("shape", "expert s", "of it Hessians s", "experts", "hours on 1 core", "on 2")
     show_sheet(Sheet("All widths of one expert and of all, scaled from parts", head, tuple(rows)))
     loss = -np.sort(-np.random.default_rng(0).random((256, 4)), axis=1)
-    times = [1e3 * _seconds(lambda average=average: prefix_split(loss, average)) for average in np.linspace(1, 4, 61)]
-    print(f"prefix_split, 256 experts: {statistics.median(times):.2f} ms, at most {max(times):.2f} ms")
+    times = [
+        1e3 * _seconds(lambda average=average: prefix_split(loss, average))
+        for average in np.linspace(1, 4, 61)
+    ]
+    print(
+        f"prefix_split, 256 experts: {statistics.median(times):.2f} ms, at most {max(times):.2f} ms"
+    )
 
 
 def ratio_row(name: str, shape: Expert, options: argparse.Namespace) -> tuple[str, ...]:
     """All widths against one, for whole experts and for the solver alone."""
     weights = _weights(shape, shape.tokens)
-    runs = [[_expert(*weights, bits, options.recipe) for bits in (USUAL_WIDTHS, (4,))] for _ in range(options.rounds)]
+    runs = [
+        [_expert(*weights, bits, options.recipe) for bits in (USUAL_WIDTHS, (4,))]
+        for _ in range(options.rounds)
+    ]
     medians = np.median(np.array(runs), axis=0)
     (all_s, all_alone_s), (one_s, one_alone_s) = medians
-    numbers = (f"{all_s:.3f}", f"{one_s:.3f}", f"{all_s / one_s:.2f}", f"{all_alone_s / one_alone_s:.2f}")
+    numbers = (
+        f"{all_s:.3f}",
+        f"{one_s:.3f}",
+        f"{all_s / one_s:.2f}",
+        f"{all_alone_s / one_alone_s:.2f}",
+    )
     return (name, f"{shape.tokens:,}", *numbers)
 
 
 def scaled_row(name: str, shape: Expert, recipe: str) -> tuple[str, ...]:
     """Seconds of an expert from those of its parts, and of all experts of the model."""
     first, second = cost_of(shape.hidden, recipe), cost_of(shape.intermediate, recipe)
-    seconds = first.total(shape.tokens, 2 * shape.intermediate) + second.total(shape.tokens, shape.hidden)
+    seconds = first.total(shape.tokens, 2 * shape.intermediate) + second.total(
+        shape.tokens, shape.hidden
+    )
     hessians = (first.token_s + second.token_s) * shape.tokens
     hours = seconds * shape.num_experts / 3600
-    return (name, f"{seconds:.3g}", f"{hessians:.3g}", f"{shape.num_experts}", f"{hours:.3g}", f"{hours / 2:.3g}")
+    return (
+        name,
+        f"{seconds:.3g}",
+        f"{hessians:.3g}",
+        f"{shape.num_experts}",
+        f"{hours:.3g}",
+        f"{hours / 2:.3g}",
+    )
 
 
 def cost_of(num_inputs: int, recipe: str) -> Cost:
@@ -107,7 +135,9 @@ def cost_of(num_inputs: int, recipe: str) -> Cost:
     token_s = _seconds(lambda: hessian(inputs)) / len(inputs)
 
     def solve(num_rows: int) -> float:
-        run = lambda: quantize(weight[:num_rows], metric, USUAL_WIDTHS, group_size_for(size), recipe=recipe)  # noqa: E731
+        run = lambda: quantize(
+            weight[:num_rows], metric, USUAL_WIDTHS, group_size_for(size), recipe=recipe
+        )  # noqa: E731
         return min(_seconds(run) for _ in range(2))
 
     half, full = solve(LARGEST_ROWS // 2), solve(LARGEST_ROWS)
@@ -123,7 +153,11 @@ def _weights(shape: Expert, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _expert(
-    inputs: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, bits: tuple[int, ...], recipe: str
+    inputs: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    bits: tuple[int, ...],
+    recipe: str,
 ) -> tuple[float, float]:
     """Seconds of a whole expert, and of the solver in it."""
     start = time.process_time()
@@ -144,7 +178,9 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--recipe", default="refined", choices=RECIPES)

@@ -54,23 +54,31 @@ def measure(
     )
 
 
-def table(name: str, folder: Path, link: str, *, rounds: int, tokens: int, effort: TimingEffort) -> Table:
+def table(
+    name: str, folder: Path, link: str, *, rounds: int, tokens: int, effort: TimingEffort
+) -> Table:
     """One model. Each setting decodes the same few sequences of so many tokens from an empty cache."""
     opened = open_model(str(folder))
     opened = replace(opened, store=RamStore(opened.store))  # once, not for every session
     random = np.random.default_rng(0)
-    sequences = [random.integers(3, opened.config.vocab_size, PROMPT + tokens) for _ in range(NUM_SEQUENCES)]
+    sequences = [
+        random.integers(3, opened.config.vocab_size, PROMPT + tokens) for _ in range(NUM_SEQUENCES)
+    ]
     traces = {preset: _trace(opened, preset, sequences) for preset in PRESETS}
     own_work = deciding(opened, link, tokens=DECIDING)
     window = _window(opened, folder, link, effort)
-    found: dict[tuple[str, str], list[Run]] = {(preset, budget): [] for preset in PRESETS for budget in BUDGETS}
+    found: dict[tuple[str, str], list[Run]] = {
+        (preset, budget): [] for preset in PRESETS for budget in BUDGETS
+    }
     for _ in range(rounds):
         measured = profile(opened, folder, link=link, effort=effort)
         measured = replace(measured, conditions={**measured.conditions, "deciding": own_work})
         for index in random.permutation(len(found)):
             preset, budget = list(found)[index]
             settings = Settings(preset, budget=budget, link=link, window=window)
-            found[preset, budget].append(_run(opened, settings, sequences, traces[preset], measured))
+            found[preset, budget].append(
+                _run(opened, settings, sequences, traces[preset], measured)
+            )
     return _table(name, link, found, f"{rounds} rounds of {NUM_SEQUENCES} x {tokens} tokens")
 
 
@@ -88,7 +96,11 @@ def _trace(opened: MoeModel, preset: str, sequences: Sequence[np.ndarray]) -> Tr
 
 
 def _run(
-    opened: MoeModel, settings: Settings, sequences: Sequence[np.ndarray], trace: Trace, measured: HardwareProfile
+    opened: MoeModel,
+    settings: Settings,
+    sequences: Sequence[np.ndarray],
+    trace: Trace,
+    measured: HardwareProfile,
 ) -> Run:
     with Session(opened, settings) as session:
         reading = read(session, sequences, prefill=PROMPT)
@@ -105,12 +117,23 @@ def _run(
 def _table(name: str, link: str, found: dict[tuple[str, str], list[Run]], told: str) -> Table:
     rows, off = [], {}
     for (preset, budget), runs in found.items():
-        live, simulated = np.array([run.live_ms for run in runs]), np.array([[run.simulated_ms] for run in runs])
+        live, simulated = (
+            np.array([run.live_ms for run in runs]),
+            np.array([[run.simulated_ms] for run in runs]),
+        )
         ratio = Ratio(*np.percentile(live / simulated, [50, 25, 75], axis=0).mean(axis=1).tolist())
         ms = (f"{np.median(own, axis=0).mean():.2f}" for own in (live, simulated))
         rows.append((preset, budget, f"{runs[0].hit_rate:.2f}", *ms, *ratio.cells()))
         off[f"{name}, {preset}, {budget}"] = _off(ratio)
-    columns = ("preset", "budget", "hit rate", "live, ms/token", "simulated", "live / simulated", "quartiles")
+    columns = (
+        "preset",
+        "budget",
+        "hit rate",
+        "live, ms/token",
+        "simulated",
+        "live / simulated",
+        "quartiles",
+    )
     note = f"means over tokens, of each the median over {told}, after prompts of {PROMPT}"
     return Table(f"{name}, {link}", columns, rows, note, off)
 

@@ -70,12 +70,18 @@ def as_bfloat16(packed: Packed) -> tuple[torch.Tensor, ...]:
 def as_int4pack(packed: Packed) -> tuple[torch.Tensor, ...]:
     """w = (q - 8) * s + z, with codes of any width centred in 4 bits; otherwise z would be large and lose precision."""
     middle = 1 << packed.bits - 1
-    codes = unpack(packed.qweight.numpy(), packed.bits, packed.num_inputs).T.astype(np.int32) + (8 - middle)
+    codes = unpack(packed.qweight.numpy(), packed.bits, packed.num_inputs).T.astype(np.int32) + (
+        8 - middle
+    )
     zeros = 0.5
     if packed.qzeros is not None:
-        zeros = torch.from_numpy(unpack(packed.qzeros.mT.numpy(), packed.bits, packed.num_outputs).T.copy()).float()
+        zeros = torch.from_numpy(
+            unpack(packed.qzeros.mT.numpy(), packed.bits, packed.num_outputs).T.copy()
+        ).float()
     scales = packed.scales.float()
-    words = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.from_numpy(np.ascontiguousarray(codes)), 1)
+    words = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+        torch.from_numpy(np.ascontiguousarray(codes)), 1
+    )
     return words, torch.stack((scales, (middle - zeros) * scales), dim=2).bfloat16()
 
 
@@ -87,9 +93,15 @@ def by_int4pack(x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Ten
 CONTENDERS = (
     Contender("bfloat16", as_bfloat16, lambda x, weights: F.linear(x, *weights)),
     Contender("stream", lambda packed: packed, cpu_low_bit.multiply),
-    Contender("unpack", lambda packed: packed, lambda x, own: F.linear(x, cpu_low_bit.dequantise(own, x.dtype))),
+    Contender(
+        "unpack",
+        lambda packed: packed,
+        lambda x, own: F.linear(x, cpu_low_bit.dequantise(own, x.dtype)),
+    ),
     Contender("int4pack", as_int4pack, by_int4pack, most_bits=4),
-    Contender("torch", lambda packed: packed, lambda x, own: F.linear(x, low_bit.dequantise(own, x.dtype))),
+    Contender(
+        "torch", lambda packed: packed, lambda x, own: F.linear(x, low_bit.dequantise(own, x.dtype))
+    ),
 )
 
 
@@ -107,7 +119,9 @@ def main() -> None:
         for bits in options.bits:
             for is_cold in (False, True) if shape[0] * shape[1] >= LARGE else (False,):
                 log.info("%d x %d at %d bits, %s", *shape, bits, "cold" if is_cold else "hot")
-                results += measure(shape, bits, options.tokens, is_cold=is_cold, rounds=options.rounds)
+                results += measure(
+                    shape, bits, options.tokens, is_cold=is_cold, rounds=options.rounds
+                )
     show_sheet(sheet(results, rounds=options.rounds))
     for bits in options.bits:
         if bits <= 4:
@@ -116,17 +130,22 @@ def main() -> None:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
 
 
-def measure(shape: tuple[int, int], bits: int, tokens: list[int], *, is_cold: bool, rounds: int) -> list[Result]:
+def measure(
+    shape: tuple[int, int], bits: int, tokens: list[int], *, is_cold: bool, rounds: int
+) -> list[Result]:
     """Every contender on matrices [out, in], for each number of tokens."""
     packed = random_packed(*shape, bits)
-    weights = {each.name: copies(each.prepare(packed), is_cold=is_cold) for each in contenders(bits)}
+    weights = {
+        each.name: copies(each.prepare(packed), is_cold=is_cold) for each in contenders(bits)
+    }
     results = []
     for count in tokens:
         x = torch.randn(count, shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
         seconds = run_rounds(x, weights, rounds=rounds)
         plain = seconds["bfloat16"]
         ratios = {
-            name: statistics.median(a / b for a, b in zip(own, plain, strict=True)) for name, own in seconds.items()
+            name: statistics.median(a / b for a, b in zip(own, plain, strict=True))
+            for name, own in seconds.items()
         }
         us = {name: statistics.median(own) * 1e6 for name, own in seconds.items()}
         results.append(Result(shape, bits, count, is_cold, us, ratios))
@@ -136,15 +155,23 @@ def measure(shape: tuple[int, int], bits: int, tokens: list[int], *, is_cold: bo
 def copies(weights: Weights, *, is_cold: bool) -> list[Weights]:
     """One set of weights, or more sets than fit into any cache."""
     number = max(2, COLD_NBYTES // nbytes(weights)) if is_cold else 1
-    clone = copied if isinstance(weights, Packed) else lambda tensors: tuple(tensor.clone() for tensor in tensors)
+    clone = (
+        copied
+        if isinstance(weights, Packed)
+        else lambda tensors: tuple(tensor.clone() for tensor in tensors)
+    )
     return [clone(weights) for _ in range(number)]
 
 
 def nbytes(weights: Weights) -> int:
-    return weights.nbytes if isinstance(weights, Packed) else sum(tensor.nbytes for tensor in weights)
+    return (
+        weights.nbytes if isinstance(weights, Packed) else sum(tensor.nbytes for tensor in weights)
+    )
 
 
-def run_rounds(x: torch.Tensor, weights: dict[str, list[Weights]], *, rounds: int) -> dict[str, list[float]]:
+def run_rounds(
+    x: torch.Tensor, weights: dict[str, list[Weights]], *, rounds: int
+) -> dict[str, list[float]]:
     """Seconds of a product per contender and round. The first round warms up; each begins with another contender."""
     there = [each for each in CONTENDERS if each.name in weights]
     turning = {each.name: cycle(weights[each.name]) for each in there}
@@ -181,7 +208,14 @@ def conversion(shape: tuple[int, int], bits: int) -> str:
 
 def sheet(results: list[Result], *, rounds: int) -> Sheet:
     names = [each.name for each in CONTENDERS]
-    columns = ("out x in", "bits", "tokens", "weights", f"{names[0]} us", *(f"{name}" for name in names[1:]))
+    columns = (
+        "out x in",
+        "bits",
+        "tokens",
+        "weights",
+        f"{names[0]} us",
+        *(f"{name}" for name in names[1:]),
+    )
     rows = [
         (
             "x".join(map(str, result.shape)),
@@ -193,16 +227,18 @@ def sheet(results: list[Result], *, rounds: int) -> Sheet:
         )
         for result in results
     ]
-    note = (
-        f"ratios to bfloat16, medians of {rounds} interleaved rounds; one thread, x in bfloat16, groups of 128 at most"
-    )
+    note = f"ratios to bfloat16, medians of {rounds} interleaved rounds; one thread, x in bfloat16, groups of 128 at most"
     return Sheet("Products with packed weights", columns, rows, note)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--bits", type=int, nargs="+", default=list(SCALAR_WIDTHS), choices=SCALAR_WIDTHS)
+    parser.add_argument(
+        "--bits", type=int, nargs="+", default=list(SCALAR_WIDTHS), choices=SCALAR_WIDTHS
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     return parser.parse_args()

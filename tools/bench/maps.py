@@ -17,9 +17,19 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from transformers import Qwen2MoeConfig
-from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeAttention, Qwen2MoeRotaryEmbedding
+from transformers.models.qwen2_moe.modeling_qwen2_moe import (
+    Qwen2MoeAttention,
+    Qwen2MoeRotaryEmbedding,
+)
 
-from artifacts.routing.expert_maps import DTYPES, ExpertMaps, Trajectories, best_matches, priorities, select_experts
+from artifacts.routing.expert_maps import (
+    DTYPES,
+    ExpertMaps,
+    Trajectories,
+    best_matches,
+    priorities,
+    select_experts,
+)
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE
 from moectl.show.render import Sheet, human_bytes, show_sheet
@@ -63,7 +73,9 @@ class _Filled:
     def __init__(self, known: torch.Tensor) -> None:
         self._known = known
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, *_: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._known, self._known
 
 
@@ -94,13 +106,18 @@ def random_maps(sizes: Sizes, dtype: str) -> ExpertMaps:
 def attention(sizes: Sizes, *, device: str, dtype: torch.dtype) -> Callable[[], None]:
     """Attention of one layer on one more token of each request, including the wait for its result."""
     config = Qwen2MoeConfig(
-        hidden_size=sizes.hidden, num_attention_heads=sizes.heads, num_key_value_heads=sizes.heads, num_hidden_layers=1
+        hidden_size=sizes.hidden,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        num_hidden_layers=1,
     )
     config._attn_implementation = "sdpa"
     block = Qwen2MoeAttention(config, layer_idx=0).to(device, dtype).eval()
     rotary = Qwen2MoeRotaryEmbedding(config).to(device)
     x = torch.randn(sizes.requests, 1, sizes.hidden, device=device, dtype=dtype)
-    known = torch.randn(sizes.requests, sizes.heads, sizes.positions, sizes.hidden // sizes.heads).to(device, dtype)
+    known = torch.randn(
+        sizes.requests, sizes.heads, sizes.positions, sizes.hidden // sizes.heads
+    ).to(device, dtype)
     past = _Filled(known)
     places = rotary(x, torch.full((sizes.requests, 1), sizes.positions, device=device))
 
@@ -117,10 +134,16 @@ def measure(maps: ExpertMaps, sizes: Sizes, attend: Callable[[], None], *, passe
     """Times of `passes` passes, after one for warm-up."""
     random = np.random.default_rng(1)
     flat = np.ascontiguousarray(maps.probabilities).reshape(len(maps), -1)
-    found = [_one_pass(maps, flat, _distributions(random, sizes.requests, sizes), attend) for _ in range(passes + 1)]
+    found = [
+        _one_pass(maps, flat, _distributions(random, sizes.requests, sizes), attend)
+        for _ in range(passes + 1)
+    ]
     embeddings = random.standard_normal((passes, sizes.requests, sizes.hidden), np.float32)
     semantic = [_after(attend, by_embedding, maps, one)[1] for one in embeddings]
-    policy = [policy_steps(maps, sizes, attend, passes=passes, in_background=beside) for beside in (False, True)]
+    policy = [
+        policy_steps(maps, sizes, attend, passes=passes, in_background=beside)
+        for beside in (False, True)
+    ]
     return Seconds(*np.array(found[1:]).transpose(2, 0, 1), np.array(semantic), *policy)
 
 
@@ -140,7 +163,9 @@ def policy_steps(
         given = random.standard_normal((sizes.requests, sizes.hidden), np.float32)
         for layer in range(sizes.layers):
             weights = np.ones(selected.shape, np.float32)
-            step = Step(number, DECODE, layer, selected, weights, seen[:, layer], last=last, embedding=given)
+            step = Step(
+                number, DECODE, layer, selected, weights, seen[:, layer], last=last, embedding=given
+            )
             if in_background:
                 matching.begin(Opening(number, DECODE, given))
             seconds[number, layer] = _after(attend, policy.propose, step, Now())[1]
@@ -148,7 +173,9 @@ def policy_steps(
     return seconds[1:]
 
 
-def _one_pass(maps: ExpertMaps, flat: np.ndarray, seen: np.ndarray, attend: Callable[[], None]) -> list[list[float]]:
+def _one_pass(
+    maps: ExpertMaps, flat: np.ndarray, seen: np.ndarray, attend: Callable[[], None]
+) -> list[list[float]]:
     """Time each layer: attention, the next layer of the search, the search from the start, the choice of experts."""
     under_way, layers = maps.begin(len(seen)), []
     for layer in range(maps.num_layers):
@@ -201,11 +228,16 @@ def sheet(seconds: Seconds, maps: ExpertMaps, sizes: Sizes, options: argparse.Na
     }
     medians = {name: float(np.median(part)) for name, part in parts.items()}
     rows = [
-        (name, *(np.percentile(part, (50, 25, 75)) * 1e6), medians[name] / medians["attention block, a layer"])
+        (
+            name,
+            *(np.percentile(part, (50, 25, 75)) * 1e6),
+            medians[name] / medians["attention block, a layer"],
+        )
         for name, part in parts.items()
     ]
     all_layers, last = (
-        medians[f"from the start, {which}"] / medians[f"matching, {which}"] for which in ("a layer", "the last layer")
+        medians[f"from the start, {which}"] / medians[f"matching, {which}"]
+        for which in ("a layer", "the last layer")
     )
     note = (
         f"from the start / layer by layer: {all_layers:.1f} over all layers, {last:.1f} at the last (of medians)\n"
@@ -213,7 +245,12 @@ def sheet(seconds: Seconds, maps: ExpertMaps, sizes: Sizes, options: argparse.Na
         f"{human_bytes(maps.nbytes)}; requests {sizes.requests}, positions {sizes.positions}, passes {options.passes}\n"
         f"attention in {options.attention_dtype} on {options.device}, threads {options.threads}"
     )
-    return Sheet("Matching expert maps", ("part", "median us", "25 %", "75 %", "share of attention"), rows, note)
+    return Sheet(
+        "Matching expert maps",
+        ("part", "median us", "25 %", "75 %", "share of attention"),
+        rows,
+        note,
+    )
 
 
 def _distributions(random: np.random.Generator, count: int, sizes: Sizes) -> np.ndarray:
@@ -222,7 +259,9 @@ def _distributions(random: np.random.Generator, count: int, sizes: Sizes) -> np.
     return parts / parts.sum(axis=2, keepdims=True)
 
 
-def _after(attend: Callable[[], None], call: Callable[..., object], *arguments: object) -> tuple[float, float]:
+def _after(
+    attend: Callable[[], None], call: Callable[..., object], *arguments: object
+) -> tuple[float, float]:
     """Seconds of attention, and of the work after it."""
     start = time.perf_counter()
     attend()
@@ -232,11 +271,15 @@ def _after(attend: Callable[[], None], call: Callable[..., object], *arguments: 
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for field in fields(Sizes):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
     parser.add_argument("--dtype", default=DTYPES[0], choices=DTYPES, help="of the maps")
-    parser.add_argument("--attention-dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument(
+        "--attention-dtype", default="float32", choices=("float32", "bfloat16", "float16")
+    )
     parser.add_argument("--device", default="cpu", help="of attention; maps are matched on the CPU")
     parser.add_argument("--passes", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1, help="of attention")

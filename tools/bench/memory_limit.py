@@ -28,7 +28,9 @@ class _Files(NamedTuple):
 
 
 _FIRST = _Files("memory.limit_in_bytes", "memory.max_usage_in_bytes")
-_SECOND = _Files("memory.max", "memory.peak")  # of the second version of control groups, on which this was never run
+_SECOND = _Files(
+    "memory.max", "memory.peak"
+)  # of the second version of control groups, on which this was never run
 
 
 def process_environment() -> dict[str, str]:
@@ -44,9 +46,13 @@ def run_limited(command: Sequence[str], nbytes: int, *, environment: dict[str, s
     """
     with _group(nbytes) as (folder, files):
         entering = ["sh", "-c", f'echo $$ > "{folder}/cgroup.procs" && exec "$@"', "sh", *command]
-        done = subprocess.run(entering, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            entering, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        )
         if done.returncode:
-            raise BadInput(f"{' '.join(command)} failed within {nbytes / 2**30:.1f} GiB (exit {done.returncode})")
+            raise BadInput(
+                f"{' '.join(command)} failed within {nbytes / 2**30:.1f} GiB (exit {done.returncode})"
+            )
         return Limited(done.stdout, int((folder / files.peak).read_text()))
 
 
@@ -58,7 +64,9 @@ def _group(nbytes: int) -> Iterator[tuple[Path, _Files]]:
         folder.mkdir()
         (folder / files.limit).write_text(str(nbytes))
     except OSError as error:
-        raise BadInput(f"{folder} cannot limit memory ({error.strerror}): run as root on Linux") from error
+        raise BadInput(
+            f"{folder} cannot limit memory ({error.strerror}): run as root on Linux"
+        ) from error
     try:
         yield folder, files
     finally:

@@ -18,11 +18,30 @@ from runtime.policies.eviction.belady import Belady
 from runtime.policies.eviction.horizon import Horizon
 from runtime.policies.presets import Scope
 from tools.bench.performance import Section, Table, check_places, conditions, write
-from tools.bench.real_traces import BOUND, OURS, Cell, Prepared, RealTrace, cell_texts, named, options, present
+from tools.bench.real_traces import (
+    BOUND,
+    OURS,
+    Cell,
+    Prepared,
+    RealTrace,
+    cell_texts,
+    named,
+    options,
+    present,
+)
 
 PUBLISHED = ("lru", "lfu", "lcp", "fld", "activation")
-PLACES = ((Scope.LAYER, 0.25), (Scope.LAYER, 0.5), (Scope.GLOBAL, 0.125), (Scope.GLOBAL, 0.25), (Scope.GLOBAL, 0.5))
-_TOGETHER = ("qwen1.5-moe-together", "bundled-model")  # where a pass has several tokens, and every layer many experts
+PLACES = (
+    (Scope.LAYER, 0.25),
+    (Scope.LAYER, 0.5),
+    (Scope.GLOBAL, 0.125),
+    (Scope.GLOBAL, 0.25),
+    (Scope.GLOBAL, 0.5),
+)
+_TOGETHER = (
+    "qwen1.5-moe-together",
+    "bundled-model",
+)  # where a pass has several tokens, and every layer many experts
 
 
 @dataclass
@@ -51,7 +70,11 @@ class Told(Horizon):
 
 def main() -> None:
     chosen, sections = options(__doc__).parse_args(), []
-    found = {f"{real.name}-next-layers": (real, path) for real, path in present(chosen) if real.name not in _TOGETHER}
+    found = {
+        f"{real.name}-next-layers": (real, path)
+        for real, path in present(chosen)
+        if real.name not in _TOGETHER
+    }
     if chosen.write:
         check_places(chosen.write, found)
     for name, (real, path) in found.items():
@@ -70,13 +93,18 @@ def measured(real: RealTrace, path: Path, tokens: int) -> Table:
     told = {"nothing": 0, "half a pass": num_layers // 2, "the next pass": num_layers}
     rows = {name: [] for name in told}
     for place in places:
-        found = {name: Cell.of(prepared.replayed({"eviction": name}, *place)) for name in (*PUBLISHED, BOUND)}
+        found = {
+            name: Cell.of(prepared.replayed({"eviction": name}, *place))
+            for name in (*PUBLISHED, BOUND)
+        }
         for name, layers in told.items():
             found[OURS] = Cell.of(prepared.replayed({}, *place, eviction=Told(layers)))
             texts = cell_texts(found, prepared.units, prepared.weights)
             rows[name].append(f"{texts[OURS].split()[0]}, {texts['gap closed']}")
     columns = ("`horizon` is told", *(named(*place) for place in places))
-    return Table(real.told, columns, [(name, *cells) for name, cells in rows.items()], "hit rate, gap closed")
+    return Table(
+        real.told, columns, [(name, *cells) for name, cells in rows.items()], "hit rate, gap closed"
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,10 @@ from pathlib import Path
 from tools import ROOT
 
 PROMPT = "Offloading moves experts, not tokens."
-NOTHING, PLAIN = "nothing", "plain"  # a run of the whole model; any other value is the budget of a session
+NOTHING, PLAIN = (
+    "nothing",
+    "plain",
+)  # a run of the whole model; any other value is the budget of a session
 SHAPE = {"layers": 10, "experts": 64, "hidden": 1024, "intermediate": 512}
 NAMES = {NOTHING: "imports alone", PLAIN: "transformers, from_pretrained"}
 
@@ -86,7 +89,9 @@ def measure(name: str, folder: Path, *, tokens: int) -> Row:
 def _plain(folder: Path) -> tuple:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(
+        folder
+    )
 
 
 def _generate(model, tokenizer, tokens: int) -> list[float]:
@@ -118,13 +123,22 @@ def _flag(options: argparse.Namespace, name: str) -> list[str]:
 def _in_process(name: str, folder: Path, options: argparse.Namespace) -> Row:
     if options.cold:
         _leave_page_cache(folder)
-    output = _python("tools.bench.peak_memory", "--measure", name, "--folder", str(folder), *_flag(options, "tokens"))
+    output = _python(
+        "tools.bench.peak_memory",
+        "--measure",
+        name,
+        "--folder",
+        str(folder),
+        *_flag(options, "tokens"),
+    )
     return Row(**json.loads(output))
 
 
 def _python(module: str, *arguments: str) -> str:
     """The last line that a module of this repository prints."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -143,7 +157,14 @@ def _leave_page_cache(folder: Path) -> None:
 def _show(rows: list[Row], total: int, options: argparse.Namespace) -> None:
     from moectl.show.render import NumBytes, Sheet, show_sheet
 
-    columns = ("process", "peak resident", "of it beyond imports", "experts in the fast tier", "load, s", "ms/token")
+    columns = (
+        "process",
+        "peak resident",
+        "of it beyond imports",
+        "experts in the fast tier",
+        "load, s",
+        "ms/token",
+    )
     base = rows[0].peak_nbytes
     cells = [
         (
@@ -168,14 +189,26 @@ def _verdict(rows: list[Row]) -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing"
+    )
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before every process")
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="drop the files from the page cache before every process",
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    parser.add_argument("--layout", choices=("hub", "fused"), default="hub", help="of the checkpoint that is made")
+    parser.add_argument(
+        "--layout", choices=("hub", "fused"), default="hub", help="of the checkpoint that is made"
+    )
     for name, default in SHAPE.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help="of the checkpoint that is made")
+        parser.add_argument(
+            f"--{name}", type=int, default=default, help="of the checkpoint that is made"
+        )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args()
 

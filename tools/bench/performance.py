@@ -66,7 +66,11 @@ class Section:
 
     @property
     def ratios(self) -> dict[str, Ratio]:
-        return {f"{self.name}: {name}": ratio for table in self.tables for name, ratio in table.ratios.items()}
+        return {
+            f"{self.name}: {name}": ratio
+            for table in self.tables
+            for name, ratio in table.ratios.items()
+        }
 
 
 def conditions(command: str) -> str:
@@ -97,7 +101,10 @@ def write(page: Path, sections: Sequence[Section], told: str) -> None:
         kept |= section.ratios
     if not kept and not ratios_of(page).exists():
         return
-    rounded = {name: {key: round(value, 4) for key, value in asdict(kept[name]).items()} for name in sorted(kept)}
+    rounded = {
+        name: {key: round(value, 4) for key, value in asdict(kept[name]).items()}
+        for name in sorted(kept)
+    }
     ratios_of(page).write_text(json.dumps(rounded, indent=1) + "\n")
 
 
@@ -129,7 +136,9 @@ def check_places(page: Path, names: Iterable[str]) -> None:
     for name in names:
         begin, end = _marks(name)
         if begin not in text or end not in text:
-            raise BadInput(f"{page} has no place for {name}: put {begin.strip()} and {end} there, a line each")
+            raise BadInput(
+                f"{page} has no place for {name}: put {begin.strip()} and {end} there, a line each"
+            )
 
 
 def _marks(name: str) -> tuple[str, str]:
@@ -148,7 +157,11 @@ def _commit() -> str:
     folder = Path(__file__).parent
     try:
         said = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+"], cwd=folder, check=True, capture_output=True, text=True
+            ["git", "describe", "--always", "--dirty=+"],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            text=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -54,14 +54,20 @@ def main() -> None:
     torch.set_num_threads(1)
     dtype = getattr(torch, options.dtype)
     results = [
-        measure(name, make, SHAPES, rounds=options.rounds, dtype=dtype) for name, make in _chosen(options, dtype)
+        measure(name, make, SHAPES, rounds=options.rounds, dtype=dtype)
+        for name, make in _chosen(options, dtype)
     ]
     show_sheet(sheet(results, rounds=options.rounds, dtype=options.dtype))
 
 
 def _chosen(options: argparse.Namespace, dtype: torch.dtype) -> list[tuple[str, MakeExpert]]:
-    makers = {name: partial(random_expert, stored, dtype=dtype) for name, stored in variants(GROUP).items()}
-    makers |= {f"replicas, {bits} bits": partial(random_replica, bits) for bits in reversed(SCALAR_WIDTHS)}
+    makers = {
+        name: partial(random_expert, stored, dtype=dtype)
+        for name, stored in variants(GROUP).items()
+    }
+    makers |= {
+        f"replicas, {bits} bits": partial(random_replica, bits) for bits in reversed(SCALAR_WIDTHS)
+    }
     if dtype is not torch.bfloat16:
         makers[f"{options.dtype}, not quantised"] = partial(plain_expert, dtype=dtype)
     return [(name, make) for name, make in makers.items() if options.only in name]
@@ -89,11 +95,15 @@ def random_replica(bits: int, hidden: int, neurons: int) -> tuple[ReplicaLayout,
     """The layout and the bytes of a replica of random codes."""
     sizes = {GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}
     matrices = {name: random_packed(*size, bits, GROUP) for name, size in sizes.items()}
-    layout = replica_layout(matrices, bits, {name: num_inputs for name, (_, num_inputs) in sizes.items()})
+    layout = replica_layout(
+        matrices, bits, {name: num_inputs for name, (_, num_inputs) in sizes.items()}
+    )
     return layout, laid_out(matrices, layout, "cpu")
 
 
-def plain_expert(hidden: int, neurons: int, dtype: torch.dtype = torch.bfloat16) -> tuple[ExpertLayout, torch.Tensor]:
+def plain_expert(
+    hidden: int, neurons: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[ExpertLayout, torch.Tensor]:
     layout = ExpertLayout.of({GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype)
     content = aligned(layout.nbytes)
     for part in layout.views(content).values():
@@ -106,10 +116,15 @@ def _multiplier(
 ) -> Callable[[], None]:
     """A function that multiplies a token by the next `NUM_EXPERTS` of many copies of an expert."""
     form: CpuForm = form_of(layout, dtype)
-    copies = aligned(max(NUM_EXPERTS, COLD_NBYTES // layout.nbytes) * layout.nbytes).view(-1, layout.nbytes)
+    copies = aligned(max(NUM_EXPERTS, COLD_NBYTES // layout.nbytes) * layout.nbytes).view(
+        -1, layout.nbytes
+    )
     copies[:] = content[: layout.nbytes]
     token = torch.randn(hidden).to(dtype).float().numpy()
-    y, like = np.zeros((NUM_EXPERTS, hidden), np.float32), torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
+    y, like = (
+        np.zeros((NUM_EXPERTS, hidden), np.float32),
+        torch.empty(0, dtype=AS_NUMPY[dtype]).numpy(),
+    )
     operands, first = TokenOperands(token, np.arange(NUM_EXPERTS), y, like), 0
 
     def multiply() -> None:
@@ -136,16 +151,25 @@ def _seconds(work: Callable[[], None]) -> float:
 def sheet(results: Sequence[Result], *, rounds: int, dtype: str = "bfloat16") -> Sheet:
     shapes = list(results[0].ratios)
     columns = ("format", "bits a weight", *(f"{neurons} x {hidden}" for hidden, neurons in shapes))
-    rows = [(own.name, f"{own.bits:.2f}", *(f"{own.ratios[shape]:.2f}" for shape in shapes)) for own in results]
+    rows = [
+        (own.name, f"{own.bits:.2f}", *(f"{own.ratios[shape]:.2f}" for shape in shapes))
+        for own in results
+    ]
     note = f"time of a token by {NUM_EXPERTS} cold experts over that in bfloat16, least of {rounds} rounds; one thread"
-    return Sheet(f"Experts in published formats, and replicas, models in {dtype}", columns, rows, note)
+    return Sheet(
+        f"Experts in published formats, and replicas, models in {dtype}", columns, rows, note
+    )
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--only", default="", help="formats whose name contains this")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"), help="of the model")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float16"), help="of the model"
+    )
     return parser.parse_args()
 
 

@@ -44,12 +44,19 @@ def main() -> None:
         folder = options.folder or Path(scratch) / "checkpoint"
         if not (folder / "config.json").is_file():
             shape = [word for name, value in SHAPE.items() for word in (f"--{name}", str(value))]
-            subprocess.run([sys.executable, "-m", "tools.make.checkpoint", str(folder), *shape], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "tools.make.checkpoint", str(folder), *shape], check=True
+            )
         command = [sys.executable, "-m", "tools.bench.quantize_memory", "--measure", str(folder)]
         command += ["--experts", str(options.experts), "--jobs", str(options.jobs)]
         command += ["--samples", str(options.samples)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        sys.exit(_show(json.loads(done.stdout), sum(path.stat().st_size for path in folder.glob("*.safetensors"))))
+        sys.exit(
+            _show(
+                json.loads(done.stdout),
+                sum(path.stat().st_size for path in folder.glob("*.safetensors")),
+            )
+        )
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
@@ -70,7 +77,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
         "imports": imports,
         "calibrating": _peak(os.getpid()),
         "worker": worker,
-        "others": sum(parameter.nbytes for parameter in opened.model.parameters() if not parameter.is_meta),
+        "others": sum(
+            parameter.nbytes for parameter in opened.model.parameters() if not parameter.is_meta
+        ),
         "inputs": tokens * opened.config.hidden_size * opened.store.layout.dtype.itemsize,
         "expert": opened.shape.expert_nbytes,
         "experts": opened.shape.nbytes,
@@ -104,7 +113,9 @@ def _quantise(opened: "MoeModel", data: "Data", options: argparse.Namespace) -> 
         store = Path(scratch) / "moe.duckdb"
         try:
             jobs = Processes(options.jobs)
-            build_replicas(opened, data, Method(), model=model, store_path=store, executor=jobs, progress=stop)
+            build_replicas(
+                opened, data, Method(), model=model, store_path=store, executor=jobs, progress=stop
+            )
         except _Enough:
             print(file=sys.stderr)
     return max(workers)
@@ -132,17 +143,28 @@ def _show(found: dict[str, int], total: int) -> int:
     ]
     note = f"checkpoint: {total:,} bytes on disk; four widths, recipe refined"
     show_sheet(
-        Sheet("Peak resident memory while quantising", ("process or part", "peak", "beyond imports"), rows, note)
+        Sheet(
+            "Peak resident memory while quantising",
+            ("process or part", "peak", "beyond imports"),
+            rows,
+            note,
+        )
     )
     allowed = found["others"] + INPUTS * found["inputs"] + EXPERTS * 2 * found["expert"]
     return int(max(grown.values()) > allowed or sum(grown.values()) >= found["experts"])
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing"
+    )
     parser.add_argument("--experts", type=int, default=20, help="how many to quantise")
-    parser.add_argument("--samples", type=int, default=64, help=f"sequences of {LENGTH} tokens to calibrate on")
+    parser.add_argument(
+        "--samples", type=int, default=64, help=f"sequences of {LENGTH} tokens to calibrate on"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()

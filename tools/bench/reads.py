@@ -78,14 +78,24 @@ def layouts(*shape: str) -> Iterator[dict[str, Path]]:
     """A random checkpoint in temporary folders, by layout; `shape` as tools.make.checkpoint takes it."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = {name: stack.enter_context(random_model(*shape, "--layout", name)) for name in ("fused", "hub")}
-        packed = pack(open_model(str(found["fused"])), open_checkpoint(found["fused"]), scratch / "packed")
+        found = {
+            name: stack.enter_context(random_model(*shape, "--layout", name))
+            for name in ("fused", "hub")
+        }
+        packed = pack(
+            open_model(str(found["fused"])), open_checkpoint(found["fused"]), scratch / "packed"
+        )
         yield {"fused": found["fused"], "published": found["hub"], "packed": packed.folder}
 
 
 def rows(folders: dict[str, Path], *, rounds: int) -> list[Row]:
     """Measure each layout over both links in alternating rounds; the first round warms up."""
-    names = [(name, link, count) for name in folders for link in ("disk", "direct") for count in IN_FLIGHT]
+    names = [
+        (name, link, count)
+        for name in folders
+        for link in ("disk", "direct")
+        for count in IN_FLIGHT
+    ]
     ways = [_Way(folders[name], link, count) for name, link, count in names]
     found: list[list[_Pair]] = [[] for _ in ways]
     random = np.random.default_rng(0)
@@ -107,7 +117,9 @@ class _Way:
         shape = self._opened.shape
         self._link = DiskLink(SlowTier.plain(store), shape, num_threads=num_threads)
         self._slots = [aligned(shape.expert_nbytes) for _ in range(shape.top_k)]
-        self._bring(_experts(self._opened, np.random.default_rng(0), shape.num_experts))  # checked once
+        self._bring(
+            _experts(self._opened, np.random.default_rng(0), shape.num_experts)
+        )  # checked once
 
     def cold_and_warm(self, random: np.random.Generator) -> _Pair:
         wanted = _experts(self._opened, random, self._opened.shape.top_k)
@@ -123,16 +135,23 @@ class _Way:
         nbytes, cpu_s, begin_s = read_nbytes(), time.process_time(), time.perf_counter()
         for keys in wanted:
             slots = [self._slots[index % len(self._slots)] for index in range(len(keys))]
-            for transfer in [self._link.issue(*pair, urgency=DEMAND) for pair in zip(keys, slots, strict=True)]:
+            for transfer in [
+                self._link.issue(*pair, urgency=DEMAND) for pair in zip(keys, slots, strict=True)
+            ]:
                 self._link.collect(transfer)
-        return _Taken(time.perf_counter() - begin_s, time.process_time() - cpu_s, read_nbytes() - nbytes)
+        return _Taken(
+            time.perf_counter() - begin_s, time.process_time() - cpu_s, read_nbytes() - nbytes
+        )
 
 
 def _experts(opened: MoeModel, random: np.random.Generator, count: int) -> list[list[int]]:
     """Keys of so many experts of each layer."""
     size = opened.shape.num_experts
     layers = range(opened.shape.num_layers)
-    return [[layer * size + int(own) for own in random.choice(size, count, replace=False)] for layer in layers]
+    return [
+        [layer * size + int(own) for own in random.choice(size, count, replace=False)]
+        for layer in layers
+    ]
 
 
 def _row(way: tuple[str, str, int], taken: Sequence[_Pair], usual: Sequence[_Pair]) -> Row:
@@ -153,7 +172,17 @@ def _row(way: tuple[str, str, int], taken: Sequence[_Pair], usual: Sequence[_Pai
 
 def sheet(found: Sequence[Row], *, rounds: int) -> Sheet:
     """The rows as a table."""
-    columns = ("layout", "link", "in flight", "cold, ms", "ratio", "CPU, ms", "warm, ms", "CPU, ms", "cold, MiB")
+    columns = (
+        "layout",
+        "link",
+        "in flight",
+        "cold, ms",
+        "ratio",
+        "CPU, ms",
+        "warm, ms",
+        "CPU, ms",
+        "cold, MiB",
+    )
     cells = [
         (
             row.layout,
@@ -176,7 +205,9 @@ def sheet(found: Sequence[Row], *, rounds: int) -> Sheet:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     return parser.parse_args()

@@ -37,7 +37,10 @@ from tools import TRACE
 from tools.bench.performance import Section, Table, check_places, conditions, write
 
 SIZES = (0.0625, 0.125, 0.25, 0.5)
-VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ascending"), "drop": ("drop", "drop:rank=2")}
+VARIANTS = {
+    "least_stale": ("least_stale", "least_stale:within=ascending"),
+    "drop": ("drop", "drop:rank=2"),
+}
 BOUND, OURS, LATE = "belady", "horizon", "late_horizon"
 _LEAST_GAP = 0.005
 
@@ -55,11 +58,21 @@ class RealTrace:
 
 
 TRACES = (
-    RealTrace("gpt-oss-20b", "", 32, "gpt-oss-20b, bundled: the beginnings of 8 answers to GPQA and of 8 to MMLU"),
+    RealTrace(
+        "gpt-oss-20b",
+        "",
+        32,
+        "gpt-oss-20b, bundled: the beginnings of 8 answers to GPQA and of 8 to MMLU",
+    ),
     RealTrace("gpt-oss-20b-mmlu", "gpt-oss-20b-mmlu.parquet", 32, "gpt-oss-20b, MMLU"),
     RealTrace("gpt-oss-20b-gpqa", "gpt-oss-20b-gpqa.parquet", 32, "gpt-oss-20b, GPQA extended"),
     RealTrace("gpt-oss-20b-mmlupro", "gpt-oss-20b-mmlupro.parquet", 32, "gpt-oss-20b, MMLU-Pro"),
-    RealTrace("mixtral-8x7b", "mixtral-8x7b-humaneval-gsm8k.parquet", 8, "Mixtral-8x7B-Instruct, HumanEval and GSM8K"),
+    RealTrace(
+        "mixtral-8x7b",
+        "mixtral-8x7b-humaneval-gsm8k.parquet",
+        8,
+        "Mixtral-8x7B-Instruct, HumanEval and GSM8K",
+    ),
     RealTrace(
         "qwen1.5-moe-together",
         "qwen1.5-moe-a2.7b-gsm8k-5layers.parquet",
@@ -73,7 +86,12 @@ TRACES = (
         "Qwen1.5-MoE-A2.7B-Chat, 5 of 24 layers, GSM8K, the same requests one after the other",
         apart=True,
     ),
-    RealTrace("bundled-model", "", 32, "the bundled model (4 M parameters), held-out docstrings, prompts included"),
+    RealTrace(
+        "bundled-model",
+        "",
+        32,
+        "the bundled model (4 M parameters), held-out docstrings, prompts included",
+    ),
 )
 
 
@@ -90,7 +108,9 @@ class Cell:
 
     def rates(self, units: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Hit rates [B] when unit u [of P] counts `weights` [B, U] times."""
-        hits, requests = (weights @ np.bincount(units, column) for column in (self.hits, self.requests))
+        hits, requests = (
+            weights @ np.bincount(units, column) for column in (self.hits, self.requests)
+        )
         return hits / requests
 
 
@@ -106,7 +126,9 @@ def main() -> None:
         write(
             chosen.write,
             sections,
-            conditions(f"python -m tools.bench.real_traces --traces FOLDER --tokens {chosen.tokens}"),
+            conditions(
+                f"python -m tools.bench.real_traces --traces FOLDER --tokens {chosen.tokens}"
+            ),
         )
 
 
@@ -117,7 +139,9 @@ def present(chosen: argparse.Namespace) -> Iterator[tuple[RealTrace, Path]]:
             continue
         path = _path(real, chosen.traces)
         if path is None or not path.is_file():
-            print(f"{real.name}: skipped, {'--traces is not given' if path is None else f'there is no {path}'}")
+            print(
+                f"{real.name}: skipped, {'--traces is not given' if path is None else f'there is no {path}'}"
+            )
             continue
         yield real, path
 
@@ -133,7 +157,9 @@ class Prepared:
     is one byte of `shape`."""
 
     def __init__(self, real: RealTrace, path: Path, tokens: int) -> None:
-        self.trace = first_passes(read_parquet(path, num_experts=real.num_experts), tokens, apart=real.apart)
+        self.trace = first_passes(
+            read_parquet(path, num_experts=real.num_experts), tokens, apart=real.apart
+        )
         self.shape = Shape(self.trace.num_layers, real.num_experts, self.trace.top_k, 1)
         self.units, self.unit = units_of(self.trace)
         self.weights = resampled(int(self.units.max()) + 1)[1:]
@@ -141,7 +167,10 @@ class Prepared:
 
     def has_choice(self, scope: Scope, size: float) -> bool:
         """Whether a layer has more slots than a token selects."""
-        return scope == Scope.GLOBAL or self._slots(size) >= (self.shape.top_k + 1) * self.shape.num_layers
+        return (
+            scope == Scope.GLOBAL
+            or self._slots(size) >= (self.shape.top_k + 1) * self.shape.num_layers
+        )
 
     def replayed(
         self,
@@ -181,7 +210,10 @@ def measured(real: RealTrace, path: Path, tokens: int) -> Table:
             if not prepared.has_choice(scope, size):
                 continue
             columns.append(named(scope, size))
-            found = {name: Cell.of(prepared.replayed({"eviction": name}, scope, size)) for name in policies}
+            found = {
+                name: Cell.of(prepared.replayed({"eviction": name}, scope, size))
+                for name in policies
+            }
             for name, text in cell_texts(found, prepared.units, prepared.weights).items():
                 cells[name].append(text)
     tokens_held = int((trace.layer == 0).sum())
@@ -252,7 +284,9 @@ def cell_texts(found: Mapping[str, Cell], units: np.ndarray, weights: np.ndarray
         return told | {"gap closed": "–"}
     closed = (spread[OURS] - spread[best]) / (spread[BOUND] - spread[best])
     share = (points[OURS] - points[best]) / gap
-    return told | {"gap closed": f"{share:.0%} ({np.percentile(closed, 2.5):.0%} to {np.percentile(closed, 97.5):.0%})"}
+    return told | {
+        "gap closed": f"{share:.0%} ({np.percentile(closed, 2.5):.0%} to {np.percentile(closed, 97.5):.0%})"
+    }
 
 
 def half(values: np.ndarray) -> float:
@@ -263,9 +297,15 @@ def half(values: np.ndarray) -> float:
 
 def options(description: str) -> argparse.ArgumentParser:
     """The options that all tables of real traces take."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="where the traces are that are not bundled")
-    parser.add_argument("--only", nargs="+", choices=[real.name for real in TRACES], help="traces by name; else all")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--traces", type=Path, metavar="FOLDER", help="where the traces are that are not bundled"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=[real.name for real in TRACES], help="traces by name; else all"
+    )
     parser.add_argument("--tokens", type=int, default=2500, help="of a trace, at most")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
     return parser

@@ -14,7 +14,18 @@ from pathlib import Path
 from runtime.control.counters import Counters
 from runtime.policies.presets import Scope
 from tools.bench.performance import Section, Table, check_places, conditions, write
-from tools.bench.real_traces import OURS, Cell, Prepared, RealTrace, allowed, half, listed, named, options, present
+from tools.bench.real_traces import (
+    OURS,
+    Cell,
+    Prepared,
+    RealTrace,
+    allowed,
+    half,
+    listed,
+    named,
+    options,
+    present,
+)
 
 PLACES = ((Scope.LAYER, 0.25), (Scope.GLOBAL, 0.125), (Scope.GLOBAL, 0.25), (Scope.GLOBAL, 0.5))
 _COMMAND = "python -m tools.bench.real_traces_served --traces FOLDER"
@@ -22,7 +33,9 @@ _COMMAND = "python -m tools.bench.real_traces_served --traces FOLDER"
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--window", type=int, default=1, help="experts that a step's prefetches bring")
+    parser.add_argument(
+        "--window", type=int, default=1, help="experts that a step's prefetches bring"
+    )
     chosen, sections = parser.parse_args(), []
     found = list(present(chosen))
     if chosen.write:
@@ -33,7 +46,11 @@ def main() -> None:
         for table in sections[-1].tables:
             print(table.markdown(), flush=True)
     if chosen.write and sections:
-        write(chosen.write, sections, conditions(f"{_COMMAND} --tokens {chosen.tokens} --window {chosen.window}"))
+        write(
+            chosen.write,
+            sections,
+            conditions(f"{_COMMAND} --tokens {chosen.tokens} --window {chosen.window}"),
+        )
 
 
 class Served:
@@ -47,11 +64,22 @@ class Served:
     def prefetched(self) -> Table:
         """Hit rates of every prefetch policy, and how much more it brings."""
         names, lacking = allowed(self._prepared.trace, "prefetch")
-        columns = ("prefetch", *starmap(named, self._places), *(f"brought, {named(*place)}" for place in self._places))
+        columns = (
+            "prefetch",
+            *starmap(named, self._places),
+            *(f"brought, {named(*place)}" for place in self._places),
+        )
         rows = [(f"`{name}`", *self._row({"prefetch": name})) for name in names]
         for name in ("none", "affinity"):
-            rows.append((f"`{name}`, evicted by `{OURS}`", *self._row({"eviction": OURS, "prefetch": name})))
-        return Table(f"{self._told}: prefetching", columns, rows, f"the trace lacks what these need: {listed(lacking)}")
+            rows.append(
+                (f"`{name}`, evicted by `{OURS}`", *self._row({"eviction": OURS, "prefetch": name}))
+            )
+        return Table(
+            f"{self._told}: prefetching",
+            columns,
+            rows,
+            f"the trace lacks what these need: {listed(lacking)}",
+        )
 
     def _row(self, policies: Mapping[str, str]) -> Iterator[str]:
         found = {place: self._run(policies, *place) for place in self._places}
@@ -65,13 +93,22 @@ class Served:
     def missed(self) -> Table:
         """Of each miss policy what it loads and computes near, and the ranks that it alters."""
         names, lacking = allowed(self._prepared.trace, "miss")
-        rows = [(f"`{name}`", *(self._shares(name, place) for place in self._places)) for name in names]
+        rows = [
+            (f"`{name}`", *(self._shares(name, place) for place in self._places)) for name in names
+        ]
         columns = ("miss", *starmap(named, self._places))
-        return Table(f"{self._told}: misses", columns, rows, f"the trace lacks what these need: {listed(lacking)}")
+        return Table(
+            f"{self._told}: misses",
+            columns,
+            rows,
+            f"the trace lacks what these need: {listed(lacking)}",
+        )
 
     def _shares(self, name: str, place: tuple[Scope, float]) -> str:
         totals = self._run({"miss": name}, *place).totals()
-        altered = (totals["replaced_ranks"] + totals["dropped_ranks"]) / self._prepared.trace.experts.size
+        altered = (
+            totals["replaced_ranks"] + totals["dropped_ranks"]
+        ) / self._prepared.trace.experts.size
         return f"{totals['fetched'] / totals['requests']:.3f}, {totals['near'] / totals['requests']:.3f}, {altered:.3f}"
 
     def _run(self, policies: Mapping[str, str], scope: Scope, size: float) -> Counters:

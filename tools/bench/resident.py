@@ -31,13 +31,41 @@ from tools.bench.performance import Ratio, Section, Table
 
 STOCK = ("eager", "grouped_mm", "batched_mm")
 OURS = {"moectl": Settings("full"), "moectl, experts fused": Settings("full", experts=FUSED)}
-FEW_BITS = {f"moectl, experts fused, dense {bits}": Settings("full", experts=FUSED, dense=bits) for bits in DENSE}
+FEW_BITS = {
+    f"moectl, experts fused, dense {bits}": Settings("full", experts=FUSED, dense=bits)
+    for bits in DENSE
+}
 """Besides, in bfloat16 alone: in float32 so many copies of a model would not fit into memory."""
 LLAMA_CPP = {torch.bfloat16: "bf16", torch.float32: "f32"}  # the types of its files
-SAME_FILES = {"q8_0": 8, "q4_0": 4}  # types of files, and the width of dense weights that moectl reads them with
+SAME_FILES = {
+    "q8_0": 8,
+    "q4_0": 4,
+}  # types of files, and the width of dense weights that moectl reads them with
 PROMPT = 16  # tokens
-OLMOE_SIZED = ("--layers", "2", "--experts", "64", "--top-k", "8", "--hidden", "2048", "--intermediate", "1024")
-OLMOE_SHAPED = ("--layers", "16", "--experts", "64", "--top-k", "8", "--hidden", "512", "--intermediate", "256")
+OLMOE_SIZED = (
+    "--layers",
+    "2",
+    "--experts",
+    "64",
+    "--top-k",
+    "8",
+    "--hidden",
+    "2048",
+    "--intermediate",
+    "1024",
+)
+OLMOE_SHAPED = (
+    "--layers",
+    "16",
+    "--experts",
+    "64",
+    "--top-k",
+    "8",
+    "--hidden",
+    "512",
+    "--intermediate",
+    "256",
+)
 
 log = logging.getLogger("bench_decode")
 
@@ -63,14 +91,18 @@ def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: i
     """One model in one dtype, on the CPU."""
     stock = plain_model(folder, dtype=dtype)
     contenders = [Contender(each, partial(_decode_with, stock, each)) for each in STOCK]
-    ids = torch.from_numpy(np.random.default_rng(0).integers(3, stock.config.vocab_size, (1, PROMPT + tokens)))
+    ids = torch.from_numpy(
+        np.random.default_rng(0).integers(3, stock.config.vocab_size, (1, PROMPT + tokens))
+    )
     with ExitStack() as stack:
         ours = OURS | (FEW_BITS if dtype is torch.bfloat16 else {})
         for own, settings in ours.items():
             opened = open_model(str(folder), dtype=dtype, dense=settings.dense)
             session = stack.enter_context(Session(opened, settings))
             contenders.append(Contender(own, partial(decode_seconds, session.opened.model)))
-        contenders += _llama_cpp(stack, open_model(str(folder), dtype=dtype), folder, num_tokens=ids.shape[1])
+        contenders += _llama_cpp(
+            stack, open_model(str(folder), dtype=dtype), folder, num_tokens=ids.shape[1]
+        )
         seconds = run_rounds(contenders, ids, rounds=rounds)
     return _table(name, str(dtype).removeprefix("torch."), seconds, rounds=rounds, tokens=tokens)
 
@@ -86,24 +118,41 @@ def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Tab
             settings = Settings("full", experts=FUSED, dense=dense)
             session = stack.enter_context(Session(open_model(str(path), dense=dense), settings))
             model, vocab_size = session.opened.model, session.opened.model.config.vocab_size
-            ids = torch.from_numpy(np.random.default_rng(0).integers(3, vocab_size, (1, PROMPT + tokens)))
+            ids = torch.from_numpy(
+                np.random.default_rng(0).integers(3, vocab_size, (1, PROMPT + tokens))
+            )
             llama = LlamaCpp(path, threads=1, num_tokens=ids.shape[1], vocab_size=vocab_size)
-            ours, theirs = Contender("ours", partial(decode_seconds, model)), partial(decode_by_llama_cpp, llama)
+            ours, theirs = (
+                Contender("ours", partial(decode_seconds, model)),
+                partial(decode_by_llama_cpp, llama),
+            )
             seconds = run_rounds([ours, Contender("theirs", theirs)], ids, rounds=rounds)
         ratios[f"{name}, {type_} file"] = ratio = Ratio.of(seconds["ours"], seconds["theirs"])
-        rows.append((type_, *(f"{median(own) * 1e3:.2f}" for own in seconds.values()), *ratio.cells()))
-    columns = ("GGUF file", "moectl, ms/token", "llama.cpp, ms/token", "ratio", "quartiles of the ratio")
+        rows.append(
+            (type_, *(f"{median(own) * 1e3:.2f}" for own in seconds.values()), *ratio.cells())
+        )
+    columns = (
+        "GGUF file",
+        "moectl, ms/token",
+        "llama.cpp, ms/token",
+        "ratio",
+        "quartiles of the ratio",
+    )
     note = "experts fused and `--dense` of as many bits; llama.cpp rounds activations to 8 bits, moectl does not"
     return [Table(f"{name}, the same file in few bits", columns, rows, note, ratios)]
 
 
-def _llama_cpp(stack: ExitStack, opened: MoeModel, folder: Path, *, num_tokens: int) -> list[Contender]:
+def _llama_cpp(
+    stack: ExitStack, opened: MoeModel, folder: Path, *, num_tokens: int
+) -> list[Contender]:
     """llama.cpp on the same weights, where it is installed and can read them."""
     type_ = LLAMA_CPP[opened.dtype]
     path = exported(stack, opened, folder, type_)
     if path is None:
         return []
-    llama = LlamaCpp(path, threads=1, num_tokens=num_tokens, vocab_size=opened.model.config.vocab_size)
+    llama = LlamaCpp(
+        path, threads=1, num_tokens=num_tokens, vocab_size=opened.model.config.vocab_size
+    )
     return [Contender(f"llama.cpp {type_}", partial(decode_by_llama_cpp, llama))]
 
 
@@ -119,7 +168,9 @@ def exported(stack: ExitStack, opened: MoeModel, folder: Path, type_: str) -> Pa
     return path
 
 
-def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: int, tokens: int) -> Table:
+def _table(
+    name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: int, tokens: int
+) -> Table:
     fastest = min(STOCK, key=lambda each: median(seconds[each]))
     ratios = {each: Ratio.of(own, seconds[fastest]) for each, own in seconds.items()}
     peers = [each for each in seconds if each.startswith("llama.cpp")]
@@ -133,7 +184,12 @@ def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: in
             *(f"to {each}" for each in peers),
         ),
         [
-            (each, f"{median(own) * 1e3:.2f}", *ratios[each].cells(), *_medians(own, [seconds[peer] for peer in peers]))
+            (
+                each,
+                f"{median(own) * 1e3:.2f}",
+                *ratios[each].cells(),
+                *_medians(own, [seconds[peer] for peer in peers]),
+            )
             for each, own in seconds.items()
         ],
         f"medians over {rounds} rounds of {tokens} tokens; each round begins with another",
@@ -157,7 +213,9 @@ def plain_model(
     return model
 
 
-def run_rounds(contenders: list[Contender], ids: torch.Tensor, *, rounds: int) -> dict[str, list[float]]:
+def run_rounds(
+    contenders: list[Contender], ids: torch.Tensor, *, rounds: int
+) -> dict[str, list[float]]:
     """Median seconds of a token per contender and round, after one round for warm-up. Each round begins with another
     contender."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
@@ -201,5 +259,9 @@ def decode_seconds(
 def random_model(*shape: str) -> Iterator[Path]:
     """A checkpoint of random weights in a temporary folder; `shape` as tools.make.checkpoint takes it."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "tools.make.checkpoint", folder, *shape], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "tools.make.checkpoint", folder, *shape],
+            check=True,
+            capture_output=True,
+        )
         yield Path(folder)

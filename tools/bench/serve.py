@@ -72,7 +72,17 @@ def main() -> int:
             row, sound = _compared(asked, model, preset, options)
             rows.append(row)
             is_sound &= sound
-    columns = ("preset", "answered", "equal", "left", "lost", "tok/s alone", "served", "hits alone", "served")
+    columns = (
+        "preset",
+        "answered",
+        "equal",
+        "left",
+        "lost",
+        "tok/s alone",
+        "served",
+        "hits alone",
+        "served",
+    )
     show_sheet(Sheet("Served and alone", (*columns, "ttft ms"), rows, _note(options)))
     return 0 if is_sound else 1
 
@@ -83,13 +93,18 @@ def _note(options: argparse.Namespace) -> str:
     return f"{options.requests} requests of {options.clients} clients, {way}, {dtype}, seed {options.seed}"
 
 
-def _compared(asked: list[Asked], model: Path, preset: str, options: argparse.Namespace) -> tuple[tuple, bool]:
+def _compared(
+    asked: list[Asked], model: Path, preset: str, options: argparse.Namespace
+) -> tuple[tuple, bool]:
     expected, alone_rate, alone_s = _alone(asked, model, preset, options)
     with _server(model, preset, options, batch=options.batch) as url:
         told, seconds = _load(asked, url, options.clients)
         counted = httpx2.get(f"{url}/live").json()
     row, is_equal, num_lost = _row(preset, asked, told, expected)
-    speeds = f"{sum(map(len, expected)) / alone_s:.1f}", f"{counted['generated_tokens'] / seconds:.1f}"
+    speeds = (
+        f"{sum(map(len, expected)) / alone_s:.1f}",
+        f"{counted['generated_tokens'] / seconds:.1f}",
+    )
     rates = f"{alone_rate:.3f}", f"{hit_rate(counted['counters']):.3f}"
     may_differ = options.batch > 1 and not options.float32
     is_sound = (is_equal or may_differ) and num_lost == counted["requests"]["failed"] == 0
@@ -128,7 +143,15 @@ def _speeds(asked: list[Asked], model: Path, options: argparse.Namespace) -> She
         )
         for name, num_clients in speeds
     ]
-    columns = ("way", "clients", "tok/s", "of turns", "ttft p50 ms", "p95 ms", "p95 of one client's")
+    columns = (
+        "way",
+        "clients",
+        "tok/s",
+        "of turns",
+        "ttft p50 ms",
+        "p95 ms",
+        "p95 of one client's",
+    )
     return Sheet(f"In {options.rounds} rounds by turns", columns, rows, _note(options))
 
 
@@ -136,29 +159,53 @@ def in_float32(path: Path) -> Path:
     """A copy of the bundled model whose weights are float32."""
     shutil.copytree(demo_model(), path)
     weights = load_file(path / "model.safetensors")
-    save_file({name: weight.float() for name, weight in weights.items()}, path / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: weight.float() for name, weight in weights.items()},
+        path / "model.safetensors",
+        {"format": "pt"},
+    )
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     return path
 
 
-def _row(preset: str, asked: list[Asked], told: list[Told], expected: list[list[int]]) -> tuple[tuple, bool, int]:
-    kept = [(one.token_ids, ids) for one, ids in zip(told, expected, strict=True) if one.token_ids is not None]
+def _row(
+    preset: str, asked: list[Asked], told: list[Told], expected: list[list[int]]
+) -> tuple[tuple, bool, int]:
+    kept = [
+        (one.token_ids, ids)
+        for one, ids in zip(told, expected, strict=True)
+        if one.token_ids is not None
+    ]
     num_equal = sum(ours == alone for ours, alone in kept)
-    gone = [one.leaves is not None for one, heard in zip(asked, told, strict=True) if heard.token_ids is None]
+    gone = [
+        one.leaves is not None
+        for one, heard in zip(asked, told, strict=True)
+        if heard.token_ids is None
+    ]
     num_left, num_lost = sum(gone), len(gone) - sum(gone)
     return (preset, len(kept), num_equal, num_left, num_lost), num_equal == len(kept), num_lost
 
 
 def _requests(options: argparse.Namespace) -> list[Asked]:
     rng = random.Random(options.seed)
-    texts = [text for found in islice(documents("builtin:held-out"), 200) if len(text := found.text) > 200]
+    texts = [
+        text
+        for found in islice(documents("builtin:held-out"), 200)
+        if len(text := found.text) > 200
+    ]
     asked = []
     for _ in range(options.requests):
         text = rng.choice(texts)
         begin, length = rng.randrange(len(text) - 150), rng.randrange(20, 150)
         leaves = rng.randrange(1, 8) if rng.random() < options.leave else None
-        asked.append(Asked(text[begin : begin + length].strip() or "x", rng.randrange(8, options.tokens + 1), leaves))
+        asked.append(
+            Asked(
+                text[begin : begin + length].strip() or "x",
+                rng.randrange(8, options.tokens + 1),
+                leaves,
+            )
+        )
     return asked
 
 
@@ -170,7 +217,11 @@ def _alone(
     with Session.open(str(model), settings, store=existing(DEFAULT_STORE)) as session:
         begin_s = time.perf_counter()
         ids = [
-            [token.token_id for token in session.generate(session.encode(one.prompt), _sampling(one))] for one in asked
+            [
+                token.token_id
+                for token in session.generate(session.encode(one.prompt), _sampling(one))
+            ]
+            for one in asked
         ]
         return ids, hit_rate(session.controller.counters.totals()), time.perf_counter() - begin_s
 
@@ -182,7 +233,18 @@ def _sampling(one: Asked) -> Sampling:
 @contextmanager
 def _server(model: Path, preset: str, options: argparse.Namespace, *, batch: int) -> Iterator[str]:
     """A server of its own; yields its address."""
-    own = ("--preset", preset, "--budget", options.budget, "--batch", str(batch), "--threads", "1", "--port", "0")
+    own = (
+        "--preset",
+        preset,
+        "--budget",
+        options.budget,
+        "--batch",
+        str(batch),
+        "--threads",
+        "1",
+        "--port",
+        "0",
+    )
     command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         loading, ready = process.stderr.readline(), process.stderr.readline()
@@ -206,7 +268,9 @@ async def _clients(asked: list[Asked], url: str, num_clients: int) -> list[Told]
     left = iter(range(len(asked)))
 
     async def client() -> None:
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=600) as api:
+        async with AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=600
+        ) as api:
             for number in left:
                 told[number] = await _ask(api, asked[number])
 
@@ -233,16 +297,22 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--presets", default="on-demand", help="one after the other")
     parser.add_argument("--budget", default="25%")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--batch", type=int, default=1, help="requests that share a pass")
     parser.add_argument("--float32", action="store_true", help="serve a copy in float32")
-    parser.add_argument("--rounds", type=int, default=0, help="measure speeds in so many rounds instead")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="measure speeds in so many rounds instead"
+    )
     parser.add_argument("--tokens", type=int, default=32, help="the longest answer")
-    parser.add_argument("--leave", type=float, default=0.15, help="share of clients that hang up in the midst")
+    parser.add_argument(
+        "--leave", type=float, default=0.15, help="share of clients that hang up in the midst"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -62,7 +62,9 @@ KINDS = {
 class Soak:
     """Requests to the server at `port` whose answers are known: token ids by prompt, as a text or as a chat."""
 
-    def __init__(self, port: int, texts: dict[str, list[int]], chats: dict[str, list[int]], long: str) -> None:
+    def __init__(
+        self, port: int, texts: dict[str, list[int]], chats: dict[str, list[int]], long: str
+    ) -> None:
         self.port, self.texts, self.chats, self.long = port, texts, chats, long
 
     def is_right(self, kind: str, seed: int) -> bool:
@@ -85,14 +87,23 @@ class Soak:
             case "2 MB and hung up":
                 return self._raw(_asked("An old dog. " * (HUGE // 12)), wait_s=rng.random()) == b""
             case "2 MB":
-                status, body = self._post(_asked("An old dog. " * (HUGE // 12), is_chat=rng.random() < 0.5))
+                status, body = self._post(
+                    _asked("An old dog. " * (HUGE // 12), is_chat=rng.random() < 0.5)
+                )
                 return status == 400 and b"context_length_exceeded" in body
             case "malformed":
-                return self._post(rng.choice(({"prompt": 3}, {"model": "demo", "promt": "x"}, [], "x")))[0] == 400
+                return (
+                    self._post(
+                        rng.choice(({"prompt": 3}, {"model": "demo", "promt": "x"}, [], "x"))
+                    )[0]
+                    == 400
+                )
             case "wrong host":
                 return self._post(_asked(prompt), Host="elsewhere.example")[0] == 403
             case "template of 3 GB" | "template without end":
-                status, body = self._post(_asked("large" if "3 GB" in kind else "loop", is_chat=True))
+                status, body = self._post(
+                    _asked("large" if "3 GB" in kind else "loop", is_chat=True)
+                )
                 return status == 400 and b"chat template takes more than" in body
             case "preset":
                 return self._post({"preset": rng.choice(PRESETS)}, path="/preset")[0] == 200
@@ -101,7 +112,9 @@ class Soak:
     @contextmanager
     def _sent(self, asked: object, path: str, **headers: str) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        connection.request("POST", path, json.dumps(asked), {"Content-Type": "application/json"} | headers)
+        connection.request(
+            "POST", path, json.dumps(asked), {"Content-Type": "application/json"} | headers
+        )
         try:
             yield connection.getresponse()
         finally:
@@ -118,7 +131,9 @@ class Soak:
     def _raw(self, asked: dict, wait_s: float | None) -> bytes:
         """Send a request, close this side and read the answer; with `wait_s` hang up after so many seconds instead."""
         body = json.dumps(asked).encode()
-        head = f"POST {_path(asked)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head = (
+            f"POST {_path(asked)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
         with socket.create_connection(("127.0.0.1", self.port), timeout=300) as client:
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             if wait_s is not None:
@@ -149,14 +164,20 @@ def main() -> int:
     show_sheet(Sheet("Soak", ("kind", "right", "wrong or lost"), rows, note))
     show_sheet(Sheet("Memory", ("after requests", "MiB"), memory))
     waits.sort()
-    print(f"/health: median {1e3 * waits[len(waits) // 2]:.0f} ms, at most {1e3 * waits[-1]:.0f} ms of {len(waits)}")
+    print(
+        f"/health: median {1e3 * waits[len(waits) // 2]:.0f} ms, at most {1e3 * waits[-1]:.0f} ms of {len(waits)}"
+    )
     print(f"requests: {over['requests']}; running {over['running']}, waiting {over['waiting']}")
     return int(num_wrong + over["running"] + over["waiting"] > 0)
 
 
 def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str]:
     """The answers of a run without a server, to texts and to chats, and the long text among them."""
-    found = [document.text for document in islice(documents("builtin:held-out"), 200) if len(document.text) > 200]
+    found = [
+        document.text
+        for document in islice(documents("builtin:held-out"), 200)
+        if len(document.text) > 200
+    ]
     prompts = [text[:80].strip() for text in found[:NUM_PROMPTS]]
     with Session.open(str(model), Settings(preset="on-demand", budget="25%", threads=1)) as session:
         sampling = Sampling(max_new_tokens=NUM_TOKENS, ignore_eos=True)
@@ -166,12 +187,27 @@ def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str
 
         long = session.opened.tokenizer.decode(session.encode(" ".join(found)[:6000])[0, :900])
         texts = {prompt: answer(prompt) for prompt in (*prompts, long)}
-        return texts, {prompt: answer([{"role": "user", "content": prompt}]) for prompt in prompts}, long
+        return (
+            texts,
+            {prompt: answer([{"role": "user", "content": prompt}]) for prompt in prompts},
+            long,
+        )
 
 
 @contextmanager
 def _server(model: Path, batch: int) -> Iterator[tuple[subprocess.Popen, int]]:
-    own = ("--preset", "on-demand", "--budget", "25%", "--batch", str(batch), "--threads", "1", "--port", "0")
+    own = (
+        "--preset",
+        "on-demand",
+        "--budget",
+        "25%",
+        "--batch",
+        str(batch),
+        "--threads",
+        "1",
+        "--port",
+        "0",
+    )
     command = [sys.executable, "-m", "moectl", "serve", str(model), *own]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -183,9 +219,13 @@ def _server(model: Path, batch: int) -> Iterator[tuple[subprocess.Popen, int]]:
             print(process.stderr.read(), end="", file=sys.stderr)
 
 
-def _run(soak: Soak, pid: int, options: argparse.Namespace) -> tuple[Counter, list[tuple[int, str]], list[float]]:
+def _run(
+    soak: Soak, pid: int, options: argparse.Namespace
+) -> tuple[Counter, list[tuple[int, str]], list[float]]:
     """Send all requests. Returns how many of each kind were right, the memory, and the seconds that /health took."""
-    kinds = random.Random(options.seed).choices(list(KINDS), list(KINDS.values()), k=options.requests)
+    kinds = random.Random(options.seed).choices(
+        list(KINDS), list(KINDS.values()), k=options.requests
+    )
     memory, waits, done, is_over = [(0, _mib(pid))], [], count(1), threading.Event()
 
     def ask(number: int) -> tuple[str, bool]:
@@ -226,7 +266,9 @@ def _get(port: int, path: str) -> bytes:
 
 def _mib(pid: int) -> str:
     children = [
-        int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+        int(child)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in path.read_text().split()
     ]
     kib = 0
     for each in (pid, *children):
@@ -237,11 +279,22 @@ def _mib(pid: int) -> str:
 
 def _asked(prompt: str, *, is_chat: bool = False) -> dict[str, object]:
     said = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
-    return {"model": "demo", **said, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "counters": True}
+    return {
+        "model": "demo",
+        **said,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "counters": True,
+    }
 
 
 def _path(asked: object) -> str:
-    return "/v1/chat/completions" if isinstance(asked, dict) and "messages" in asked else "/v1/completions"
+    return (
+        "/v1/chat/completions"
+        if isinstance(asked, dict) and "messages" in asked
+        else "/v1/completions"
+    )
 
 
 def _took(answer: dict) -> list[int]:
@@ -249,7 +302,9 @@ def _took(answer: dict) -> list[int]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=1, help="requests that share a pass")
     parser.add_argument("--seed", type=int, default=0)

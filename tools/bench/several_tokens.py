@@ -38,7 +38,9 @@ def main() -> None:
     hidden, neurons = options.shape
     names = [name for name in (*map(_name, PLAIN), *variants(GROUP)) if options.only in name]
     measured = {
-        name: ratios(*expert(name, hidden, neurons), (hidden, neurons), options.tokens, rounds=options.rounds)
+        name: ratios(
+            *expert(name, hidden, neurons), (hidden, neurons), options.tokens, rounds=options.rounds
+        )
         for name in names
     }
     show_sheet(sheet(measured, (hidden, neurons), rounds=options.rounds))
@@ -48,7 +50,9 @@ def expert(name: str, hidden: int, neurons: int) -> Expert:
     """A random expert: plain if the name is a dtype's, or in a published format."""
     for dtype in PLAIN:
         if name == _name(dtype):
-            layout = ExpertLayout.of({GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype)
+            layout = ExpertLayout.of(
+                {GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype
+            )
             content = aligned(layout.nbytes)
             for part in layout.views(content).values():
                 part.normal_(std=0.02)
@@ -69,24 +73,35 @@ def ratios(
     copies[:] = content[: layout.nbytes]
     found = {}
     for count in counts:
-        ours, torchs = _both(layout, copies, torch.randn(count, shape[0], dtype=layout.dtype), shape)
+        ours, torchs = _both(
+            layout, copies, torch.randn(count, shape[0], dtype=layout.dtype), shape
+        )
         times = [(_seconds(ours, turn), _seconds(torchs, turn)) for turn in range(rounds + 1)][1:]
         found[count] = min(mine for mine, _ in times) / min(theirs for _, theirs in times)
     return found
 
 
 def _both(
-    layout: ExpertLayout | QuantisedLayout, copies: torch.Tensor, x: torch.Tensor, shape: tuple[int, int]
+    layout: ExpertLayout | QuantisedLayout,
+    copies: torch.Tensor,
+    x: torch.Tensor,
+    shape: tuple[int, int],
 ) -> tuple[Callable[[int], torch.Tensor], Callable[[int], torch.Tensor]]:
     """Functions that compute another copy at each turn, and never one that the other has just read."""
-    form, module, views = form_of(layout, layout.dtype), experts_module(*shape), [layout.views(each) for each in copies]
+    form, module, views = (
+        form_of(layout, layout.dtype),
+        experts_module(*shape),
+        [layout.views(each) for each in copies],
+    )
     like = np.empty(0, _kind(layout.dtype))
 
     def ours(turn: int) -> torch.Tensor:
         return form.forward(_PLACE, copies[2 * turn % len(copies)].data_ptr(), x, like)
 
     def torchs(turn: int) -> torch.Tensor:
-        return expert_forward(module, views[(2 * turn + 1) % len(copies)], x, project=project_in_tiles)
+        return expert_forward(
+            module, views[(2 * turn + 1) % len(copies)], x, project=project_in_tiles
+        )
 
     return ours, torchs
 
@@ -112,18 +127,26 @@ def _seconds(work: Callable[[int], torch.Tensor], turn: int) -> float:
     return time.thread_time() - begin_s
 
 
-def sheet(measured: Mapping[str, Mapping[int, float]], shape: tuple[int, int], *, rounds: int) -> Sheet:
+def sheet(
+    measured: Mapping[str, Mapping[int, float]], shape: tuple[int, int], *, rounds: int
+) -> Sheet:
     counts = list(next(iter(measured.values())))
-    rows = [(name, *(f"{found[count]:.2f}" for count in counts)) for name, found in measured.items()]
+    rows = [
+        (name, *(f"{found[count]:.2f}" for count in counts)) for name, found in measured.items()
+    ]
     note = f"one cold expert, hidden {shape[0]}, intermediate {shape[1]}; processor time, least of {rounds} rounds"
     return Sheet("Compiled code by torch, by tokens", ("format", *map(str, counts)), rows, note)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--only", default="", help="formats whose name contains this")
-    parser.add_argument("--shape", type=int, nargs=2, default=(2048, 1024), help="hidden and intermediate size")
+    parser.add_argument(
+        "--shape", type=int, nargs=2, default=(2048, 1024), help="hidden and intermediate size"
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=(1, 2, 3, 4, 6, 8, 12, 16, 32))
     return parser.parse_args()
 

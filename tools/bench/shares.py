@@ -81,7 +81,9 @@ class Reader:
         self._put(replicas, bits)
         differences, kl, count = [], 0.0, 0
         for part, full in zip(self._parts, self._full, strict=True):
-            for theirs, mine, targets in zip(full, log_probabilities(self.model, part), part, strict=True):
+            for theirs, mine, targets in zip(
+                full, log_probabilities(self.model, part), part, strict=True
+            ):
                 wanted = torch.from_numpy(targets[1:])[:, None]
                 differences.append((float((theirs - mine).gather(1, wanted).sum()), len(wanted)))
                 kl += float((theirs.exp() * (theirs - mine)).sum())
@@ -128,7 +130,9 @@ class Reader:
             logits = self.model(input_ids=ids, attention_mask=mask).logits
             for hook in hooks:
                 hook.remove()
-            drawn = torch.multinomial(logits.detach().softmax(-1).flatten(0, 1), 1, generator=generator)
+            drawn = torch.multinomial(
+                logits.detach().softmax(-1).flatten(0, 1), 1, generator=generator
+            )
             nll = -logits.log_softmax(-1).flatten(0, 1).gather(1, drawn)[:, 0]
             real = torch.ones(ids.shape) if mask is None else mask
             (nll * real.flatten()).sum().backward()
@@ -189,8 +193,13 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
     text = read_data(opened, held, length=LENGTH, num_tokens=tokens, seed=0).sequences
     reader, rows, is_plain = Reader(name, text), [], opened.store.layout.is_plain
     if is_plain:
-        guiding = read_data(opened, data, length=LENGTH, num_tokens=GUIDING_TOKENS, seed=0).sequences
-        weights = {"ramp": passed_on(opened.shape.num_layers), "measured": reader.sensitivity(guiding)}
+        guiding = read_data(
+            opened, data, length=LENGTH, num_tokens=GUIDING_TOKENS, seed=0
+        ).sequences
+        weights = {
+            "ramp": passed_on(opened.shape.num_layers),
+            "measured": reader.sensitivity(guiding),
+        }
     for path in stores:
         recipe, replicas = _stored(path, opened, name)
         whole = opened.shape.nbytes
@@ -204,7 +213,9 @@ def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int
             else:
                 ways = {way: _mixture(replicas, budget, way) for way in MIXTURES}
             for way, bits in ways.items():
-                rows.append((f"{share:.1%}", recipe, way, *_cells(reader.loss(replicas, bits), whole)))
+                rows.append(
+                    (f"{share:.1%}", recipe, way, *_cells(reader.loss(replicas, bits), whole))
+                )
                 if not is_plain:
                     rows[-1] += ((bits == NOTHING).sum(), (bits == FULL_BITS).sum())
                 print(name, *rows[-1], flush=True)
@@ -232,13 +243,24 @@ def _mixture(replicas: Replicas, budget_nbytes: int, named: str) -> np.ndarray:
 
 
 def _cells(loss: Loss, whole_nbytes: int) -> tuple[str, ...]:
-    return f"{loss.nbytes / whole_nbytes:.2%}", f"{loss.ratio:.4f}", f"{loss.error:.4f}", f"{loss.kl:.4f}"
+    return (
+        f"{loss.nbytes / whole_nbytes:.2%}",
+        f"{loss.ratio:.4f}",
+        f"{loss.error:.4f}",
+        f"{loss.kl:.4f}",
+    )
 
 
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    table = measure(options.model or str(demo_model()), options.store, options.held_out, options.data, options.tokens)
+    table = measure(
+        options.model or str(demo_model()),
+        options.store,
+        options.held_out,
+        options.data,
+        options.tokens,
+    )
     if options.write:
         given = ["python -m tools.bench.shares"]
         if options.model:
@@ -249,11 +271,17 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="folder of the model; else the bundled one")
     parser.add_argument("--name", default="bundled", help="of the section in the page")
     parser.add_argument(
-        "--store", type=Path, action="append", required=True, help="with replicas, once for each recipe"
+        "--store",
+        type=Path,
+        action="append",
+        required=True,
+        help="with replicas, once for each recipe",
     )
     parser.add_argument("--held-out", default="builtin:held-out")
     parser.add_argument("--data", default="builtin", help="text on which layers are weighed")

@@ -35,13 +35,17 @@ from runtime.replay.replay import replay
 
 SHAPE = Shape(num_layers=16, num_experts=64, top_k=8, expert_nbytes=1)
 # The policies that need nothing but a trace.
-EVICTIONS = [name for name, policy in POLICIES["eviction"].items() if policy.requires <= {"next_use"}]
+EVICTIONS = [
+    name for name, policy in POLICIES["eviction"].items() if policy.requires <= {"next_use"}
+]
 
 
 def main() -> None:
     options = _options()
     trace, shape = (
-        _read(options.trace, options.num_experts) if options.trace else (synthetic(SHAPE, options.passes), SHAPE)
+        _read(options.trace, options.num_experts)
+        if options.trace
+        else (synthetic(SHAPE, options.passes), SHAPE)
     )
     if options.profile:
         profile(trace, shape, options)
@@ -52,13 +56,23 @@ def main() -> None:
     show_sheet(
         Sheet(
             f"{len(trace):,} steps, {shape.num_keys} keys, budget {options.budget:.0%}, scope {options.scope}",
-            ("eviction", "requests/s", "of lru", "us/step, laid ready", *["us/step, live"] * options.live),
+            (
+                "eviction",
+                "requests/s",
+                "of lru",
+                "us/step, laid ready",
+                *["us/step, live"] * options.live,
+            ),
             [
                 (name, f"{rate:,.0f}", f"{rate / lru:.2f}", f"{us:.1f}", *more)
                 for (name, rate, us), more in zip(rows, live, strict=True)
             ],
             f"{shape.top_k} of {shape.num_experts} experts a step; requests/s: the best of {options.rounds} replays"
-            + ("; live: the bundled model, 4 of 32 experts, one token a pass, one thread" if options.live else ""),
+            + (
+                "; live: the bundled model, 4 of 32 experts, one token a pass, one thread"
+                if options.live
+                else ""
+            ),
         )
     )
 
@@ -86,7 +100,9 @@ def synthetic(shape: Shape, num_passes: int, *, seed: int = 0) -> Trace:
     )
 
 
-def measure(trace: Trace, shape: Shape, eviction: str, options: argparse.Namespace) -> tuple[float, float]:
+def measure(
+    trace: Trace, shape: Shape, eviction: str, options: argparse.Namespace
+) -> tuple[float, float]:
     """Requests per second of a replay, and microseconds of a controller's step by itself; the best round of each."""
     rates, steps_us = [], []
     for _ in range(options.rounds):
@@ -98,7 +114,9 @@ def measure(trace: Trace, shape: Shape, eviction: str, options: argparse.Namespa
     return max(rates), min(steps_us)
 
 
-def controller(trace: Trace, shape: Shape, eviction: str, options: argparse.Namespace) -> Controller:
+def controller(
+    trace: Trace, shape: Shape, eviction: str, options: argparse.Namespace
+) -> Controller:
     policies = build(preset("on-demand").texts() | {"eviction": eviction})
     return build_controller(
         policies,
@@ -106,7 +124,9 @@ def controller(trace: Trace, shape: Shape, eviction: str, options: argparse.Name
         num_slots=round(shape.num_keys * options.budget),
         scope=Scope(options.scope),
         window=0,
-        artefacts=Artefacts(next_use=NextUse.of(trace, shape) if "next_use" in policies.requires else None),
+        artefacts=Artefacts(
+            next_use=NextUse.of(trace, shape) if "next_use" in policies.requires else None
+        ),
     )
 
 
@@ -135,7 +155,12 @@ def live_us(eviction: str, options: argparse.Namespace, *, num_tokens: int = 96)
 
     session = Session.open(
         str(demo_model()),
-        Settings(policies={"eviction": eviction}, scope=options.scope, budget=f"{options.budget:%}", threads=1),
+        Settings(
+            policies={"eviction": eviction},
+            scope=options.scope,
+            budget=f"{options.budget:%}",
+            threads=1,
+        ),
     )
     decide, seconds = session.controller.step, []
 
@@ -176,7 +201,9 @@ def _read(path: Path, num_experts: int) -> tuple[Trace, Shape]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trace", type=Path, help="a Parquet trace instead of the synthetic one")
     parser.add_argument("--num-experts", type=int, default=32, help="of each layer of that trace")
     parser.add_argument("--passes", type=int, default=1000, help="of the synthetic trace")
@@ -184,7 +211,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=0.25, help="share of all keys that fit")
     parser.add_argument("--scope", default="global", choices=list(Scope))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--live", action="store_true", help="also time steps in a decode of the bundled model")
+    parser.add_argument(
+        "--live", action="store_true", help="also time steps in a decode of the bundled model"
+    )
     parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
     return parser.parse_args()
 

@@ -26,32 +26,58 @@ from moectl.show.render import Sheet, show_sheet
 
 def main() -> None:
     options = _options()
-    columns = ("layers x experts x k", "budget", "load / compute", "even", "greedy", "dynamic", "saved by dynamic")
+    columns = (
+        "layers x experts x k",
+        "budget",
+        "load / compute",
+        "even",
+        "greedy",
+        "dynamic",
+        "saved by dynamic",
+    )
     columns += ("curves s", "greedy s", "dynamic s")
     rows = []
     for trace, shape in _traces(options):
         measure(trace.take(np.arange(shape.num_layers)), shape)  # compiles
-        curves, curves_s = _timed(lambda trace=trace, shape=shape: measure(trace, shape, phases=(DECODE,)))
+        curves, curves_s = _timed(
+            lambda trace=trace, shape=shape: measure(trace, shape, phases=(DECODE,))
+        )
         for budget in options.budget:
             for ratio in options.ratio:
                 name = f"{shape.num_layers}x{shape.num_experts}x{shape.top_k}"
                 exposed, seconds = _solved(curves, shape, budget, ratio)
                 even, greedy, dynamic = exposed
                 saved = 1 - dynamic / greedy if greedy else 0.0
-                rows.append((name, f"{budget:.0%}", ratio, *exposed, f"{saved:.1%}", curves_s, *seconds))
+                rows.append(
+                    (name, f"{budget:.0%}", ratio, *exposed, f"{saved:.1%}", curves_s, *seconds)
+                )
     show_sheet(Sheet("Exposed time of a token, in loads of an expert", columns, rows))
 
 
-def _solved(curves: Curves, shape: Shape, budget: float, ratio: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _solved(
+    curves: Curves, shape: Shape, budget: float, ratio: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Exposed time with equal budgets and with each solver, and seconds of the solvers."""
     moe = shape.top_k / ratio
-    given = (moe / 2, moe, moe / 4, 1.0, shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
+    given = (
+        moe / 2,
+        moe,
+        moe / 4,
+        1.0,
+        shape.top_k,
+        curves.hit,
+        curves.prediction,
+        curves.prediction_hit,
+    )
     total = budget * shape.num_keys
     even = expert_split(np.full(shape.num_layers, total / shape.num_layers), *given)[0].sum()
     solved = [
-        _timed(lambda solver=solver: allocate(total, 0.01, *given, solver=solver)) for solver in ("greedy", "dynamic")
+        _timed(lambda solver=solver: allocate(total, 0.01, *given, solver=solver))
+        for solver in ("greedy", "dynamic")
     ]
-    return (even, *(answer[1].sum() for answer, _ in solved)), tuple(seconds for _, seconds in solved)
+    return (even, *(answer[1].sum() for answer, _ in solved)), tuple(
+        seconds for _, seconds in solved
+    )
 
 
 def _timed(work) -> tuple:
@@ -70,7 +96,9 @@ def _traces(options: argparse.Namespace) -> Iterator[tuple[Trace, Shape]]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--num-experts", type=int, default=32)
     parser.add_argument("--shape", nargs="+", default=["24x60x4", "32x8x2", "64x256x8"])

@@ -44,12 +44,25 @@ def main() -> None:
     opened = open_quietly(options.model or str(demo_model()))
     artefacts = stored_artefacts(options.store, opened)
     if artefacts.buddies is None:
-        raise SystemExit("no buddies of this model in the store: run `moectl profile` and `moectl build-buddies`")
+        raise SystemExit(
+            "no buddies of this model in the store: run `moectl profile` and `moectl build-buddies`"
+        )
     texts = documents(options.data, seed=options.seed)
     text = text_of(texts, opened.tokenizer, length=options.length, num_tokens=options.tokens)
     rows = [line for one in _compared(opened, artefacts, text, options) for line in one]
-    columns = ("budget", "quota", "replaced", "stand-in", "perplexity ratio", "KL", "KL less buddies'", "+-")
-    show_sheet(Sheet(f"Who stands in, on {len(text.sequences)} texts of {options.data}", columns, rows))
+    columns = (
+        "budget",
+        "quota",
+        "replaced",
+        "stand-in",
+        "perplexity ratio",
+        "KL",
+        "KL less buddies'",
+        "+-",
+    )
+    show_sheet(
+        Sheet(f"Who stands in, on {len(text.sequences)} texts of {options.data}", columns, rows)
+    )
 
 
 def _compared(
@@ -64,16 +77,32 @@ def _compared(
             prices = {
                 name: _mean(
                     [
-                        _price(opened, artefacts, text, full, budget, f"buddy:stand_in={name},seed={seed},{limits}")
+                        _price(
+                            opened,
+                            artefacts,
+                            text,
+                            full,
+                            budget,
+                            f"buddy:stand_in={name},seed={seed},{limits}",
+                        )
                         for seed in range(options.draws if name == RANDOM else 1)
                     ]
                 )
                 for name in STAND_INS
             }
-            yield [_line(budget, quota, name, price, prices[BUDDY]) for name, price in prices.items()]
+            yield [
+                _line(budget, quota, name, price, prices[BUDDY]) for name, price in prices.items()
+            ]
 
 
-def _price(opened: MoeModel, artefacts: Artefacts, text: BenchText, full: TextReading, budget: str, miss: str) -> Price:
+def _price(
+    opened: MoeModel,
+    artefacts: Artefacts,
+    text: BenchText,
+    full: TextReading,
+    budget: str,
+    miss: str,
+) -> Price:
     settings = Settings("buddymoe", policies={"miss": miss, "prefetch": "none"}, budget=budget)
     with Session(opened, settings, artefacts=artefacts) as session:
         reading = read(session, text.sequences, prefill=text.prefill)
@@ -104,7 +133,9 @@ def _line(budget: str, quota: float, name: str, price: Price, buddy: Price) -> t
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--data", default="builtin:held-out")

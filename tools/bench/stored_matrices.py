@@ -42,9 +42,15 @@ def stored_expert(
     stored: Stored, hidden: int, neurons: int, dtype: torch.dtype
 ) -> tuple[QuantisedLayout, torch.Tensor]:
     """The same with its bytes in the order in which a checkpoint has them."""
-    shapes = ((GATE_UP, 0, neurons, hidden), (GATE_UP, 1, neurons, hidden), (DOWN, 0, hidden, neurons))
+    shapes = (
+        (GATE_UP, 0, neurons, hidden),
+        (GATE_UP, 1, neurons, hidden),
+        (DOWN, 0, hidden, neurons),
+    )
     tensors = {
-        Piece(part, source, role_in_slot(role), stored.format, tensor.dtype, tuple(tensor.shape)): tensor
+        Piece(
+            part, source, role_in_slot(role), stored.format, tensor.dtype, tuple(tensor.shape)
+        ): tensor
         for part, source, rows, columns in shapes
         for role, tensor in stored.make(rows, columns).items()
     }
@@ -60,17 +66,26 @@ def variants(group: int) -> Mapping[str, Stored]:
     blocks = Scaled(block=(group, group))
     eight_bit = {
         "FP8, blocks": Stored(blocks, lambda r, c: _floats(r, c) | _blocks(r, c, group)),
-        "FP8, one scale a row": Stored(Scaled(), lambda r, c: _floats(r, c) | {"scale": _scales(r, 1).bfloat16()}),
-        "FP8, one scale": Stored(Scaled(), lambda r, c: _floats(r, c) | {"scale": torch.tensor(0.3)}),
-        "FP8, e5m2": Stored(Scaled(), lambda r, c: _floats(r, c, torch.float8_e5m2) | {"scale": _scales(r, 1)}),
+        "FP8, one scale a row": Stored(
+            Scaled(), lambda r, c: _floats(r, c) | {"scale": _scales(r, 1).bfloat16()}
+        ),
+        "FP8, one scale": Stored(
+            Scaled(), lambda r, c: _floats(r, c) | {"scale": torch.tensor(0.3)}
+        ),
+        "FP8, e5m2": Stored(
+            Scaled(), lambda r, c: _floats(r, c, torch.float8_e5m2) | {"scale": _scales(r, 1)}
+        ),
         "FP8, scales of 8 bits": Stored(
             Scaled(block=(group, group)), lambda r, c: _floats(r, c) | _powers(r, c, group)
         ),
-        "int8, one scale a row": Stored(Scaled(), lambda r, c: _integers(r, c) | {"scale": _scales(r, 1, 0.001)}),
+        "int8, one scale a row": Stored(
+            Scaled(), lambda r, c: _integers(r, c) | {"scale": _scales(r, 1, 0.001)}
+        ),
     }
     packed = {
         f"compressed-tensors, {bits} bits{name}": Stored(
-            PackedIntegers(bits=bits), lambda r, c, bits=bits, own=own: _packed(r, c, bits, group) | own(r, c, bits)
+            PackedIntegers(bits=bits),
+            lambda r, c, bits=bits, own=own: _packed(r, c, bits, group) | own(r, c, bits),
         )
         for bits in (4, 8)
         for name, own in {
@@ -94,14 +109,17 @@ def variants(group: int) -> Mapping[str, Stored]:
 def _streams(group: int) -> Mapping[str, Stored]:
     """GPTQ's formats."""
     gptq = {
-        f"GPTQ, {bits} bits": Stored(Gptq(bits=bits), lambda r, c, bits=bits: _gptq(r, c, bits, group))
+        f"GPTQ, {bits} bits": Stored(
+            Gptq(bits=bits), lambda r, c, bits=bits: _gptq(r, c, bits, group)
+        )
         for bits in (2, 3, 4, 8)
     }
     return {
         **gptq,
         "GPTQ, 4 bits, gptq_v2": Stored(Gptq(zero_offset=0), lambda r, c: _gptq(r, c, 4, group)),
         "GPTQ, 4 bits, desc_act": Stored(
-            Gptq(is_permuted=True), lambda r, c: _gptq(r, c, 4, group) | {"g_idx": _shuffled(c, group)}
+            Gptq(is_permuted=True),
+            lambda r, c: _gptq(r, c, 4, group) | {"g_idx": _shuffled(c, group)},
         ),
     }
 
@@ -120,7 +138,11 @@ def _shuffled(columns: int, group: int) -> torch.Tensor:
 
 def _floats(rows: int, columns: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensors:
     """Numbers of every size that the dtype has: also the least, which have no leading one."""
-    return {"weight": (torch.randn(rows, columns) * torch.randint(-9, 1, (rows, columns)).float().exp2()).to(dtype)}
+    return {
+        "weight": (
+            torch.randn(rows, columns) * torch.randint(-9, 1, (rows, columns)).float().exp2()
+        ).to(dtype)
+    }
 
 
 def _integers(rows: int, columns: int) -> Tensors:
@@ -137,7 +159,10 @@ def _powers(rows: int, columns: int, size: int) -> Tensors:
 
 def _mxfp4(rows: int, columns: int) -> Tensors:
     blocks = torch.randint(0, 256, (rows, columns // 32, 16), dtype=torch.uint8)
-    return {"blocks": blocks, "scales": torch.randint(118, 122, (rows, columns // 32), dtype=torch.uint8)}
+    return {
+        "blocks": blocks,
+        "scales": torch.randint(118, 122, (rows, columns // 32), dtype=torch.uint8),
+    }
 
 
 def _nvfp4(rows: int, columns: int) -> Tensors:
@@ -148,7 +173,11 @@ def _nvfp4(rows: int, columns: int) -> Tensors:
 
 def _packed(rows: int, columns: int, bits: int, group: int) -> Tensors:
     scale = _scales(rows, columns // group, 0.1 / 2**bits).bfloat16()
-    return {"packed": _words(rows, columns * bits // 32), "scale": scale, "size": torch.tensor([rows, columns])}
+    return {
+        "packed": _words(rows, columns * bits // 32),
+        "scale": scale,
+        "size": torch.tensor([rows, columns]),
+    }
 
 
 def _gptq(rows: int, columns: int, bits: int, group: int) -> Tensors:
@@ -159,15 +188,27 @@ def _gptq(rows: int, columns: int, bits: int, group: int) -> Tensors:
 
 def _awq(rows: int, columns: int, group: int) -> Tensors:
     scales = _scales(columns // group, rows, 0.1 / 2**4).half()
-    return {"qweight": _words(columns, rows // 8), "qzeros": _words(columns // group, rows // 8), "scales": scales}
+    return {
+        "qweight": _words(columns, rows // 8),
+        "qzeros": _words(columns // group, rows // 8),
+        "scales": scales,
+    }
 
 
-_HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where scales are
+_HALVES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}  # where scales are
 
 
 def _blocks_of(form: GgmlBlocks, rows: int, columns: int) -> Tensors:
     """Blocks of random codes; those of MXFP4 have a scale of one byte, the others one or two of float16."""
-    blocks = torch.randint(0, 256, (rows, columns // form.num_weights, form.nbytes), dtype=torch.uint8)
+    blocks = torch.randint(
+        0, 256, (rows, columns // form.num_weights, form.nbytes), dtype=torch.uint8
+    )
     if form.name == "MXFP4":
         blocks[..., 0] = torch.randint(118, 122, blocks.shape[:-1], dtype=torch.uint8)
         return {"blocks": blocks.flatten(1)}

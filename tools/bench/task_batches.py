@@ -43,14 +43,23 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     opened = open_quietly(options.model or str(demo_model()))
-    tables = [_table(opened, name, _measured(opened, given, options), options) for name, given in SETTINGS.items()]
+    tables = [
+        _table(opened, name, _measured(opened, given, options), options)
+        for name, given in SETTINGS.items()
+    ]
     for table in tables:
         print(table.markdown())
     if options.write:
-        write(options.write, [Section("task-batches", tables)], conditions("python -m tools.bench.task_batches"))
+        write(
+            options.write,
+            [Section("task-batches", tables)],
+            conditions("python -m tools.bench.task_batches"),
+        )
 
 
-def _measured(opened: MoeModel, given: Mapping[str, str], options: argparse.Namespace) -> dict[int, Found]:
+def _measured(
+    opened: MoeModel, given: Mapping[str, str], options: argparse.Namespace
+) -> dict[int, Found]:
     found: dict[int, Found] = {}
     for _ in range(options.rounds):
         for batch in BATCHES:
@@ -59,7 +68,9 @@ def _measured(opened: MoeModel, given: Mapping[str, str], options: argparse.Name
     return found
 
 
-def score(opened: MoeModel, given: Mapping[str, str], batch: int, count: int) -> tuple[float, np.ndarray, int]:
+def score(
+    opened: MoeModel, given: Mapping[str, str], batch: int, count: int
+) -> tuple[float, np.ndarray, int]:
     """Return the seconds that scoring took, the log probability of each choice per token, and the bytes moved."""
     from lm_eval.api.instance import Instance
 
@@ -76,10 +87,16 @@ def score(opened: MoeModel, given: Mapping[str, str], batch: int, count: int) ->
         seconds = time.perf_counter() - begin_s
         counters = session.controller.counters.totals()
     log_p = np.array([answer for answer, _ in answers]) / lengths
-    return seconds, log_p.reshape(-1, CHOICES), counters["demand_bytes"] + counters["prefetch_bytes"]
+    return (
+        seconds,
+        log_p.reshape(-1, CHOICES),
+        counters["demand_bytes"] + counters["prefetch_bytes"],
+    )
 
 
-def _table(opened: MoeModel, name: str, found: Mapping[int, Found], options: argparse.Namespace) -> Table:
+def _table(
+    opened: MoeModel, name: str, found: Mapping[int, Found], options: argparse.Namespace
+) -> Table:
     alone, rows = found[1], []
     for batch, one in found.items():
         apart = np.abs(one.log_p - alone.log_p)
@@ -87,14 +104,19 @@ def _table(opened: MoeModel, name: str, found: Mapping[int, Found], options: arg
         ratio = Ratio.of(alone.seconds, one.seconds)
         differences = f"{np.median(apart):.2g}", f"{apart.max():.2g}", others
         rows.append((batch, *ratio.cells(), f"{one.nbytes / alone.nbytes:.3f}", *differences))
-    speed, apart = ("items a second, one at a time = 1", "quartiles"), ("log p a token apart, median", "largest")
+    speed, apart = (
+        ("items a second, one at a time = 1", "quartiles"),
+        ("log p a token apart, median", "largest"),
+    )
     columns = ("batch", *speed, "bytes moved", *apart, "other choices")
     note = f"{options.items} items of {CHOICES} choices in {opened.expert_format}, {options.rounds} rounds; one thread"
     return Table(name, columns, rows, note)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model")
     parser.add_argument("--items", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)

@@ -17,7 +17,14 @@ from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tools.bench.performance import Ratio, Section, Table
-from tools.bench.resident import PROMPT, Contender, decode_by_llama_cpp, decode_seconds, exported, run_rounds
+from tools.bench.resident import (
+    PROMPT,
+    Contender,
+    decode_by_llama_cpp,
+    decode_seconds,
+    exported,
+    run_rounds,
+)
 
 COUNTS = (1, 2, 4, 8)
 
@@ -33,21 +40,33 @@ def table(name: str, folder: Path, *, rounds: int, tokens: int) -> Table:
     with ExitStack() as stack:
         opened = open_model(str(folder), dtype=torch.bfloat16)
         vocab_size = opened.model.config.vocab_size
-        ids = torch.from_numpy(np.random.default_rng(0).integers(3, vocab_size, (1, PROMPT + tokens)))
+        ids = torch.from_numpy(
+            np.random.default_rng(0).integers(3, vocab_size, (1, PROMPT + tokens))
+        )
         contenders = []
         for count in counts:
             settings = Settings("full", experts=FUSED, threads=count)
-            session = stack.enter_context(Session(open_model(str(folder), dtype=torch.bfloat16), settings))
-            contenders.append(Contender(f"moectl {count}", partial(decode_seconds, session.opened.model)))
+            session = stack.enter_context(
+                Session(open_model(str(folder), dtype=torch.bfloat16), settings)
+            )
+            contenders.append(
+                Contender(f"moectl {count}", partial(decode_seconds, session.opened.model))
+            )
         if file := exported(stack, opened, folder, "bf16"):
             for count in counts:
-                llama = LlamaCpp(file, threads=count, num_tokens=ids.shape[1], vocab_size=vocab_size)
-                contenders.append(Contender(f"llama.cpp {count}", partial(decode_by_llama_cpp, llama)))
+                llama = LlamaCpp(
+                    file, threads=count, num_tokens=ids.shape[1], vocab_size=vocab_size
+                )
+                contenders.append(
+                    Contender(f"llama.cpp {count}", partial(decode_by_llama_cpp, llama))
+                )
         seconds = run_rounds(contenders, ids, rounds=rounds)
     return _table(name, counts, seconds, rounds=rounds, tokens=tokens)
 
 
-def _table(name: str, counts: list[int], seconds: dict[str, list[float]], *, rounds: int, tokens: int) -> Table:
+def _table(
+    name: str, counts: list[int], seconds: dict[str, list[float]], *, rounds: int, tokens: int
+) -> Table:
     rows, ratios = [], {}
     for count in counts:
         own, theirs = seconds[f"moectl {count}"], seconds.get(f"llama.cpp {count}")

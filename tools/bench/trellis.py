@@ -82,19 +82,34 @@ def rows_of(shape: tuple[int, int], bits: int, tokens: list[int], rounds: int) -
             direct = statistics.median(np.divide(seconds["trellis"], seconds["packed"]))
             where, size = "cold" if is_cold else "hot", "x".join(map(str, shape))
             us = statistics.median(plain) * 1e6
-            rows.append((size, bits, count, where, f"{us:.1f}", *(f"{each:.2f}" for each in ratios), f"{direct:.2f}"))
+            rows.append(
+                (
+                    size,
+                    bits,
+                    count,
+                    where,
+                    f"{us:.1f}",
+                    *(f"{each:.2f}" for each in ratios),
+                    f"{direct:.2f}",
+                )
+            )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--bits", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [
-        row for shape in SHAPES for bits in options.bits for row in rows_of(shape, bits, options.tokens, options.rounds)
+        row
+        for shape in SHAPES
+        for bits in options.bits
+        for row in rows_of(shape, bits, options.tokens, options.rounds)
     ]
     columns = ("out x in", "bits", "tokens", "weights", "bfloat16 us", *NAMES[1:], "to packed")
     note = f"ratios to bfloat16, the last of trellis to packed; medians of {options.rounds} rounds in turns; one thread"

@@ -14,7 +14,9 @@ from tools import ROOT
 _BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _PROMPT = "$ "
 OF_A_CLONE = re.compile(r"\bpython (-m tools\.|tools/)")  # what a reader types in a clone
-STAMP = re.compile(r"\n\*(Run as shown on \d{4}-\d\d-\d\d, in .+|Not run as shown yet: .+)\.\*\n")  # below a long block
+STAMP = re.compile(
+    r"\n\*(Run as shown on \d{4}-\d\d-\d\d, in .+|Not run as shown yet: .+)\.\*\n"
+)  # below a long block
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,9 @@ class Block:
 
 def pages() -> list[Path]:
     """Return README and the pages that show commands, by name."""
-    return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if blocks(path)]
+    return [
+        path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if blocks(path)
+    ]
 
 
 def blocks(page: Path) -> list[Block]:

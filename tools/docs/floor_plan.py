@@ -48,7 +48,9 @@ def drawn(packages: Mapping[str, Arrows]) -> str:
         parts += lines
         top += height + 34
     for (_, bottom), (next_top, _) in pairwise(frames):
-        parts.append(f'<path class="down" marker-end="url(#big)" d="M{_WIDTH / 2},{bottom} V{next_top}"/>')
+        parts.append(
+            f'<path class="down" marker-end="url(#big)" d="M{_WIDTH / 2},{bottom} V{next_top}"/>'
+        )
     heads = "".join(_HEADS.format(name=name) for name in ("head", "big"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top - 14}" role="img" '
@@ -94,8 +96,12 @@ def _package(package: str, arrows: Arrows, top: float) -> tuple[list[str], float
         if wing.said:
             size = f'width="{wing.right - wing.left}" height="{height - 44}"'
             lines.append(f'<rect class="wing" x="{wing.left}" y="{top + 36}" {size} rx="6"/>')
-            lines.append(f'<text class="said" x="{wing.left + 12}" y="{top + 54}">{wing.said}</text>')
-    lines += [_arrow(places[a], places[b], a, b) for a in arrows for b in sorted(_direct(arrows, a))]
+            lines.append(
+                f'<text class="said" x="{wing.left + 12}" y="{top + 54}">{wing.said}</text>'
+            )
+    lines += [
+        _arrow(places[a], places[b], a, b) for a in arrows for b in sorted(_direct(arrows, a))
+    ]
     return [*lines, *(_room(name, *place) for name, place in places.items())], height
 
 
@@ -113,8 +119,12 @@ def _levels(arrows: Arrows, rooms: tuple[str, ...]) -> list[list[str]]:
     """Rooms by the longest way down from them: those that import none of the others first."""
     depth: dict[str, int] = {}
     for room in rooms:
-        depth[room] = 1 + max((depth[other] for other in arrows[room] if other in depth), default=-1)
-    return [[room for room in rooms if depth[room] == level] for level in range(max(depth.values()) + 1)]
+        depth[room] = 1 + max(
+            (depth[other] for other in arrows[room] if other in depth), default=-1
+        )
+    return [
+        [room for room in rooms if depth[room] == level] for level in range(max(depth.values()) + 1)
+    ]
 
 
 def _direct(arrows: Arrows, room: str) -> set[str]:
@@ -145,7 +155,9 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], first: str, las
         y1 += _BOX
         bend = (y2 - y1) / 2
         aside = 60 if x1 == x2 and y2 - y1 > _ROW else 0  # around the room between them
-        curve = f"{x1 + aside:.0f},{y1 + bend:.0f} {x2 + aside:.0f},{y2 - bend:.0f} {x2:.0f},{y2:.0f}"
+        curve = (
+            f"{x1 + aside:.0f},{y1 + bend:.0f} {x2 + aside:.0f},{y2 - bend:.0f} {x2:.0f},{y2:.0f}"
+        )
         line = f"M{x1:.0f},{y1:.0f} C{curve}"
     else:
         side = 1 if x2 > x1 else -1

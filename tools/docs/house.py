@@ -42,9 +42,16 @@ class Sizes:
     def problems(self) -> list[str]:
         """A line for each limit that is passed."""
         limits = ((self.files, LONGEST_FILE), (self.functions, LONGEST_FUNCTION))
-        found = [f"{where}: {n} lines, more than {most}" for places, most in limits for n, where in places if n > most]
+        found = [
+            f"{where}: {n} lines, more than {most}"
+            for places, most in limits
+            for n, where in places
+            if n > most
+        ]
         if self.p90 > LONG_FUNCTION:
-            found.append(f"{self.package}: nine functions in ten reach {self.p90} lines, more than {LONG_FUNCTION}")
+            found.append(
+                f"{self.package}: nine functions in ten reach {self.p90} lines, more than {LONG_FUNCTION}"
+            )
         return found
 
 
@@ -54,7 +61,9 @@ def sizes(package: str) -> Sizes:
     for name, path in modules(package):
         text = path.read_text(encoding="utf-8")
         files.append((len(text.splitlines()), name))
-        functions += [(length, f"{name}.{function}") for function, length in _functions(ast.parse(text))]
+        functions += [
+            (length, f"{name}.{function}") for function, length in _functions(ast.parse(text))
+        ]
     return Sizes(package, sorted(files), sorted(functions))
 
 
@@ -65,7 +74,9 @@ def arrows(package: str) -> dict[str, set[str]]:
         room = room_of(name)[1]
         others = {room_of(one.target) for one in imports(name, path)}
         if room:
-            found[room] |= {other for owner, other in others if owner == package and other not in ("", room)}
+            found[room] |= {
+                other for owner, other in others if owner == package and other not in ("", room)
+            }
     return found
 
 
@@ -73,7 +84,12 @@ def table() -> str:
     """The rooms of each package as Markdown, the outermost first."""
     lines = []
     for package in reversed(PACKAGES):
-        lines += [f"**`{package}/`** {_sentence(package)}", "", "| room | what it is for |", "|---|---|"]
+        lines += [
+            f"**`{package}/`** {_sentence(package)}",
+            "",
+            "| room | what it is for |",
+            "|---|---|",
+        ]
         lines += [f"| `{room}` | {purpose(package, room)} |" for room in reversed(ROOMS[package])]
         lines.append("")
     return "\n".join(lines)
@@ -86,8 +102,12 @@ def picture() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the house, or write it into a page; 1 where a limit is passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, help="the page that has a place for the table of rooms")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", type=Path, help="the page that has a place for the table of rooms"
+    )
     page = parser.parse_args(arguments).write
     if page:
         page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
@@ -98,7 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every = [sizes(package) for package in PACKAGES]
     for one in every:
         (lines, file), (length, function) = one.files[-1], one.functions[-1]
-        print(f"{one.package}: functions p50 {one.median}, p90 {one.p90}, longest {length} ({function}); ", end="")
+        print(
+            f"{one.package}: functions p50 {one.median}, p90 {one.p90}, longest {length} ({function}); ",
+            end="",
+        )
         print(f"{len(one.files)} files, longest {lines} ({file})")
     problems = [problem for one in every for problem in one.problems()]
     print("\n".join(problems) or "every limit holds")
@@ -114,7 +137,10 @@ def written(text: str) -> str:
 
 
 def _sentence(package: str) -> str:
-    text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    text = (
+        ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8")))
+        or ""
+    )
     return text.split("\n\n")[0].replace("\n", " ")
 
 

@@ -22,7 +22,11 @@ MODELS = {
 }
 """The sections of the page, `shares-NAME`, by what their panels are called."""
 
-_RECIPES = {"trellis": ("trellis", "strong"), "refined": ("GPTQ, refined", "warm"), "plain": ("GPTQ, plain", "quiet")}
+_RECIPES = {
+    "trellis": ("trellis", "strong"),
+    "refined": ("GPTQ, refined", "warm"),
+    "plain": ("GPTQ, plain", "quiet"),
+}
 _TICKS = (1, 1.5, 2, 2.5, 3)
 _LINE, _GAP = 14.0, 8.0  # pixels between names and between panels
 
@@ -55,16 +59,27 @@ def drawing(models: dict[str, list[Row]]) -> Drawing:
     ]
     title = "What experts lose in few bits"
     says = "; ".join(
-        f"{MODELS[name]}, {_RECIPES[recipe][0]}: " + ", ".join(f"{row.kl:g} at {row.bits:.2f} bits" for row in group)
+        f"{MODELS[name]}, {_RECIPES[recipe][0]}: "
+        + ", ".join(f"{row.kl:g} at {row.bits:.2f} bits" for row in group)
         for name, own in models.items()
         for recipe, group in groupby(own, key=lambda row: row.recipe)
     )
-    return Drawing(title, "".join(panels), frame.width, len(panels) * (frame.height + _GAP), f"{title}: KL of {says}")
+    return Drawing(
+        title,
+        "".join(panels),
+        frame.width,
+        len(panels) * (frame.height + _GAP),
+        f"{title}: KL of {says}",
+    )
 
 
 def _rows(page: str, name: str) -> list[Row]:
     table = page.partition(f"<!-- shares-{name}: -->")[2].partition(f"<!-- :shares-{name} -->")[0]
-    head, _, *rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in table.splitlines() if line.startswith("|")]
+    head, _, *rows = [
+        re.split(r"\s*\|\s*", line.strip("| "))
+        for line in table.splitlines()
+        if line.startswith("|")
+    ]
     records = [dict(zip(head, row, strict=True)) for row in rows]
     return [
         Row(record["recipe"], 16 * float(record["bytes"].rstrip("%")) / 100, float(record["KL"]))

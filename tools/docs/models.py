@@ -19,7 +19,9 @@ from runtime.model.families import REFUSED
 from runtime.model.gguf_architectures import ARCHITECTURES
 from tools.make.families import FAMILIES, PUBLISHED
 
-_TESTED = PUBLISHED | {"gguf": tuple(family for form in ARCHITECTURES.values() for family in form.families)}
+_TESTED = PUBLISHED | {
+    "gguf": tuple(family for form in ARCHITECTURES.values() for family in form.families)
+}
 _ABOVE = """# Models
 
 Which model families open, and which are refused and why: find the `model_type` of your checkpoint's `config.json` in
@@ -65,9 +67,15 @@ This page is written by `python -m tools.docs.models --write docs/models.md`.
 def page() -> str:
     """The whole page."""
     heads = ["`model_type`", "class of transformers", "is", *_TESTED]
-    table = [_line(heads), "|---|---|---|" + ":-:|" * len(_TESTED) + "\n", *map(_family, sorted(FAMILIES))]
+    table = [
+        _line(heads),
+        "|---|---|---|" + ":-:|" * len(_TESTED) + "\n",
+        *map(_family, sorted(FAMILIES)),
+    ]
     refused = [_line([f"`{family}`", why]) for family, why in sorted(REFUSED.items())]
-    return "".join([_ABOVE.format(version=version("transformers")), *table, _REFUSED, *refused, _BELOW])
+    return "".join(
+        [_ABOVE.format(version=version("transformers")), *table, _REFUSED, *refused, _BELOW]
+    )
 
 
 def _family(family: str) -> str:
@@ -76,7 +84,12 @@ def _family(family: str) -> str:
     names = first | second if is_multimodal else second | first
     tested = ["yes" if family in families else "" for families in _TESTED.values()]
     return _line(
-        [f"`{family}`", names[family], "text part of a multimodal model" if is_multimodal else "text model", *tested]
+        [
+            f"`{family}`",
+            names[family],
+            "text part of a multimodal model" if is_multimodal else "text model",
+            *tested,
+        ]
     )
 
 
@@ -85,7 +98,9 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page there")
     options = parser.parse_args()
     if options.write:

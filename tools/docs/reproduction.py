@@ -41,16 +41,22 @@ def main(names: Sequence[str]) -> None:
         parts[name] = part(REPRODUCTIONS[name](), name)
         print(f"{name}: {time.perf_counter() - begin_s:.0f} s")
     with replacing(PAGE) as temporary:
-        temporary.write_text(page({name: parts[name] for name in REPRODUCTIONS if name in parts}), encoding="utf-8")
+        temporary.write_text(
+            page({name: parts[name] for name in REPRODUCTIONS if name in parts}), encoding="utf-8"
+        )
 
 
 def page(parts: dict[str, str]) -> str:
     agreed = {name: _AGREED.search(text) for name, text in parts.items()}
-    rows = [_line([f"[{name}](#{name})", f"{found[1]} of {found[2]}"]) for name, found in agreed.items()]
+    rows = [
+        _line([f"[{name}](#{name})", f"{found[1]} of {found[2]}"]) for name, found in agreed.items()
+    ]
     of_all = [sum(int(found[place]) for found in agreed.values()) for place in (1, 2)]
     rows.append(_line(["all", f"{of_all[0]} of {of_all[1]}, {of_all[0] / of_all[1]:.0%}"]))
     table = "\n".join([_line(["paper", "statements that agree"]), _line(["---"] * 2), *rows])
-    return f"{_HEAD}{table}\n\n" + "\n".join(f"## `{name}`\n\n{text}" for name, text in parts.items())
+    return f"{_HEAD}{table}\n\n" + "\n".join(
+        f"## `{name}`\n\n{text}" for name, text in parts.items()
+    )
 
 
 def written(text: str) -> dict[str, str]:
@@ -82,7 +88,11 @@ def markdown(sheet: Sheet, *, heading: str) -> list[str]:
     rows = [[_cell(value) for value in row] for row in sheet.rows]
     above = [f"**{heading}**", ""] if heading else []
     below = ["", sheet.note] if sheet.note else []
-    table = [_line([_cell(name) for name in sheet.columns]), _line(["---"] * len(sheet.columns)), *map(_line, rows)]
+    table = [
+        _line([_cell(name) for name in sheet.columns]),
+        _line(["---"] * len(sheet.columns)),
+        *map(_line, rows),
+    ]
     return [*above, *table, *below]
 
 

@@ -109,7 +109,9 @@ def imports(name: str, path: Path) -> Iterator[Import]:
             asked = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (Import(name, node.lineno, each) for each in asked if each.partition(".")[0] in PACKAGES)
+        yield from (
+            Import(name, node.lineno, each) for each in asked if each.partition(".")[0] in PACKAGES
+        )
 
 
 def is_allowed(one: Import) -> bool:

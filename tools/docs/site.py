@@ -12,7 +12,9 @@ from mkdocs.structure.files import File, Files
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # `mkdocs` has the folder of its own program there, not this one
+sys.path.insert(
+    0, str(Path(__file__).parents[2])
+)  # `mkdocs` has the folder of its own program there, not this one
 
 from artifacts.store.schema import SCHEMA_VERSION, TABLES, StoredColumn
 from moectl.cli import app
@@ -63,7 +65,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def pages() -> dict[str, str]:
     """Generated Markdown by path."""
     commands = get_command(app).commands
-    index = "\n\n".join(["# Commands", *(_chapter(*each) for each in _by_panel(commands.items()))]) + "\n"
+    index = (
+        "\n\n".join(["# Commands", *(_chapter(*each) for each in _by_panel(commands.items()))])
+        + "\n"
+    )
     made = {f"commands/{name}.md": _command(name, command) for name, command in commands.items()}
     security = (ROOT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "](")
     return {"commands/index.md": index, "schema.md": _schema(), "security.md": security, **made}
@@ -78,7 +83,9 @@ def _by_panel(named: Iterable[tuple[str, TyperCommand | TyperOption]]) -> list[t
 
 
 def _chapter(title: str, commands: dict[str, TyperCommand]) -> str:
-    rows = [(f"[moectl {name}]({name}.md)", _line(command.help)) for name, command in commands.items()]
+    rows = [
+        (f"[moectl {name}]({name}.md)", _line(command.help)) for name, command in commands.items()
+    ]
     return _titled(title, _table(("command", "what it does"), rows))
 
 
@@ -95,16 +102,21 @@ def _command(name: str, command: TyperCommand) -> str:
     tables += [_titled(title, _options(group)) for title, group in _by_panel(options)]
     table = "\n\n".join(tables)
     told = f"More: [{TOLD[name]}](../{TOLD[name]}.md)."
-    return f"# moectl {name}\n\n{_line(command.help)}\n\n```text\n{usage}\n```\n\n{table}\n\n{told}\n"
+    return (
+        f"# moectl {name}\n\n{_line(command.help)}\n\n```text\n{usage}\n```\n\n{table}\n\n{told}\n"
+    )
 
 
 def _arguments(arguments: list[TyperArgument]) -> str:
-    return _table(("argument", "what it is"), [(f"`{_place(one)}`", _line(one.help)) for one in arguments])
+    return _table(
+        ("argument", "what it is"), [(f"`{_place(one)}`", _line(one.help)) for one in arguments]
+    )
 
 
 def _options(group: dict[str, TyperOption]) -> str:
     rows = [
-        (f"`{', '.join((*one.opts, *one.secondary_opts))}`", _line(one.help), _default(one)) for one in group.values()
+        (f"`{', '.join((*one.opts, *one.secondary_opts))}`", _line(one.help), _default(one))
+        for one in group.values()
     ]
     return _table(("option", "what it does", "default"), rows)
 
@@ -115,10 +127,16 @@ def _place(argument: TyperArgument) -> str:
 
 
 def _default(option: TyperOption) -> str:
-    if isinstance(option.show_default, str):  # depends on the reader's machine, not on the one that builds the site
+    if isinstance(
+        option.show_default, str
+    ):  # depends on the reader's machine, not on the one that builds the site
         return option.show_default
     value = option.default
-    return "" if value is None or isinstance(value, bool) or callable(value) or value == () else f"`{value}`"
+    return (
+        ""
+        if value is None or isinstance(value, bool) or callable(value) or value == ()
+        else f"`{value}`"
+    )
 
 
 def _schema() -> str:
@@ -128,7 +146,9 @@ def _schema() -> str:
     ]
     for name, each in TABLES.items():
         rows = [_column(*column) for column in each.columns.items()]
-        parts.append(f"## {name}\n\nOne row per {each.row}.\n\n{_table(('column', 'type', '', 'what it is'), rows)}")
+        parts.append(
+            f"## {name}\n\nOne row per {each.row}.\n\n{_table(('column', 'type', '', 'what it is'), rows)}"
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -15,7 +15,9 @@ _BEGIN, _END = "<!-- tables: -->\n", "<!-- :tables -->"
 def tables() -> str:
     """Return a row for each table: what it has one row for, and its columns."""
     lines = ["| table | one row per | columns |", "|---|---|---|"]
-    lines += [f"| `{name}` | {each.row} | `{', '.join(each.columns)}` |" for name, each in TABLES.items()]
+    lines += [
+        f"| `{name}` | {each.row} | `{', '.join(each.columns)}` |" for name, each in TABLES.items()
+    ]
     return "\n".join(lines) + "\n"
 
 

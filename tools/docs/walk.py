@@ -39,8 +39,14 @@ def walk(page: Path, folder: Path) -> None:
 def _run(line: str, folder: Path) -> None:
     print(f"{folder.name}$ {line}", flush=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MOECTL_STORE")}
-    done = subprocess.run(line, shell=True, cwd=folder, env=environment | {"PATH": path}, check=False)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "MOECTL_STORE")
+    }
+    done = subprocess.run(
+        line, shell=True, cwd=folder, env=environment | {"PATH": path}, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{line}: exit code {done.returncode}")
 
@@ -54,21 +60,32 @@ def _make(folder: Path, commands: Iterable[str]) -> None:
 
 def _stamp(block: Block, seconds: float) -> None:
     text = block.page.read_text(encoding="utf-8")
-    after = STAMP.sub("", text[block.end :], count=1) if STAMP.match(text[block.end :]) else text[block.end :]
+    after = (
+        STAMP.sub("", text[block.end :], count=1)
+        if STAMP.match(text[block.end :])
+        else text[block.end :]
+    )
     took = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
     stamp = f"\n*Run as shown on {datetime.now(UTC):%Y-%m-%d}, in {took}.*\n"
     block.page.write_text(text[: block.end] + stamp + after, encoding="utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="names of pages, as tune; all without one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "pages", nargs="*", metavar="PAGE", help="names of pages, as tune; all without one"
+    )
     named = parser.parse_args().pages
     with tempfile.TemporaryDirectory() as scratch:
         for page in pages():
             if not named or page.stem in named:
                 folder = Path(scratch) / page.stem
-                _make(folder, [line for block in blocks(page) if block.takes_long for line in block.commands])
+                _make(
+                    folder,
+                    [line for block in blocks(page) if block.takes_long for line in block.commands],
+                )
                 walk(page, folder)
 
 

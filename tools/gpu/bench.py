@@ -64,7 +64,9 @@ def run(device: str, options: argparse.Namespace) -> dict:
         report["models"][name] = model = {"rows": []}
         deadline_s = begin_s + number * each_s  # time that a model does not use goes to the next
         with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-            work = _rows(name, Path(folder), device, rates, options, told=model, deadline_s=deadline_s)
+            work = _rows(
+                name, Path(folder), device, rates, options, told=model, deadline_s=deadline_s
+            )
             for row in _survived(work):
                 model["rows"].append(asdict(row) | {"floor_share": row.floor_share})
                 if options.lines:
@@ -114,7 +116,9 @@ def _rows(
         in_ram = sparse.with_experts(opened, pin=pin)
     else:
         yield from _plain(folder, device, text, active, rates, told)
-        in_ram = replace(opened, store=RamStore(opened.store, pin=pin))  # measured once, not for every session
+        in_ram = replace(
+            opened, store=RamStore(opened.store, pin=pin)
+        )  # measured once, not for every session
     runs = Runs(name, in_ram, folder, text, rates, device, options, told)
     for row_name, budget, work in runs.all(options.only):
         if time.perf_counter() > deadline_s:
@@ -144,18 +148,30 @@ class Runs:
 
     def _all(self) -> list[Run]:
         return [
-            ("moectl, full, the model's own bits", "100%", partial(self._row, "full", "100%", fused=False)),
+            (
+                "moectl, full, the model's own bits",
+                "100%",
+                partial(self._row, "full", "100%", fused=False),
+            ),
             ("moectl, full", "100%", partial(self._row, "full", "100%")),
             ("moectl, perfect prefetching", AIMED_AT, self._oracle),
             ("moectl, tuned", AIMED_AT, self._tuned),
-            *([] if self.device == "cpu" else [("moectl, on-demand, the GPU decides", AIMED_AT, self._on_device)]),
+            *(
+                []
+                if self.device == "cpu"
+                else [("moectl, on-demand, the GPU decides", AIMED_AT, self._on_device)]
+            ),
             *self._prompts(),
             *(
                 (f"moectl, {preset}", budget, partial(self._row, preset, budget))
                 for budget in sorted(self.options.budgets, key=AIMED_AT.__ne__)
                 for preset in PRESETS
             ),
-            *([] if SHAPES[self.name].is_sparse else [("Accelerate, CPU offload", AIMED_AT, self._accelerate)]),
+            *(
+                []
+                if SHAPES[self.name].is_sparse
+                else [("Accelerate, CPU offload", AIMED_AT, self._accelerate)]
+            ),
         ]
 
     @property
@@ -176,7 +192,9 @@ class Runs:
         return Forecast(self.opened, self.text, self.rates, link=self._link)
 
     def _oracle(self) -> Row:
-        settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, policies=ORACLE)
+        settings = gpu_rows.settings_of(
+            self.opened, "on-demand", AIMED_AT, link=self._link, policies=ORACLE
+        )
         known = known_future(self.opened, self.text, link=self._link)
         return gpu_rows.session_row(self.opened, settings, self.text, self.rates, artefacts=known)
 
@@ -190,7 +208,9 @@ class Runs:
         return replace(row, predicted_ms=self._predicted(settings))
 
     def _on_device(self) -> Row:
-        settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, decide=DEVICE)
+        settings = gpu_rows.settings_of(
+            self.opened, "on-demand", AIMED_AT, link=self._link, decide=DEVICE
+        )
         row = gpu_rows.session_row(self.opened, settings, self.text, self.rates)
         return replace(row, stall_ms=None)  # loads and products are kernels of one stream
 
@@ -203,7 +223,9 @@ class Runs:
             ("on-demand, the model's own bits", "on-demand", AIMED_AT, False),
             ("on-demand", "on-demand", AIMED_AT, True),
         ):
-            settings = gpu_rows.settings_of(self.opened, preset, budget, link=self._link, fused=fused)
+            settings = gpu_rows.settings_of(
+                self.opened, preset, budget, link=self._link, fused=fused
+            )
             work = partial(gpu_rows.prompt_row, self.opened, settings, prompts, self.rates)
             yield f"prompt of {length}, moectl, {name}", budget, work
 
@@ -212,17 +234,24 @@ class Runs:
         return gpu_rows.accelerate_row(self.opened, self.folder, AIMED_AT, self.text, **own)
 
 
-def _plain(folder: Path, device: str, text: Text, active: int, rates: Rates, told: dict) -> list[Row]:
+def _plain(
+    folder: Path, device: str, text: Text, active: int, rates: Rates, told: dict
+) -> list[Row]:
     """Rows of every implementation of transformers; statistics of the routing are added to `told`."""
     from tools.bench.resident import STOCK, plain_model
 
     try:
         model = plain_model(folder, device=device)
         told["routing"] = asdict(models.routing(model, text.sequences[0]))
-    except Exception as error:  # for instance too little memory, with which moectl may run nevertheless
+    except (
+        Exception
+    ) as error:  # for instance too little memory, with which moectl may run nevertheless
         return [gpu_rows.failed("transformers", "all resident", error)]
     measure = partial(gpu_rows.plain_row, model, text=text, active=active, rates=rates)
-    found = [gpu_rows.attempt(f"transformers, {way}", "all resident", partial(measure, way)) for way in STOCK]
+    found = [
+        gpu_rows.attempt(f"transformers, {way}", "all resident", partial(measure, way))
+        for way in STOCK
+    ]
     del model, measure
     forget()
     return found
@@ -248,22 +277,36 @@ def _told(row: Row) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the JSON report to this file")
     parser.add_argument("--table", type=Path, help="write the Markdown table to this file")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=ON_DISK)
     parser.add_argument("--layers", type=int, help="of every model, instead of its own number")
-    parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help="beside 100%%, the largest first")
+    parser.add_argument(
+        "--budgets", nargs="+", default=list(BUDGETS), help="beside 100%%, the largest first"
+    )
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
-    parser.add_argument("--long-prompt", type=int, default=512, help="tokens of the prompts that nothing follows")
+    parser.add_argument(
+        "--long-prompt", type=int, default=512, help="tokens of the prompts that nothing follows"
+    )
     parser.add_argument("--tokens", type=int, default=32, help="decoded after each prompt")
-    parser.add_argument("--sequences", type=int, default=2, help="that are measured, after one that warms up")
-    parser.add_argument("--limit", type=float, default=450.0, help="seconds after which no row is begun")
+    parser.add_argument(
+        "--sequences", type=int, default=2, help="that are measured, after one that warms up"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=450.0, help="seconds after which no row is begun"
+    )
     parser.add_argument("--threads", type=int, default=4, help="of torch on the CPU")
-    parser.add_argument("--scratch", type=Path, help="folder for the models, 14 GB each; a temporary one by default")
+    parser.add_argument(
+        "--scratch", type=Path, help="folder for the models, 14 GB each; a temporary one by default"
+    )
     parser.add_argument("--only", default="", help="rows of moectl whose name contains this")
     parser.add_argument("--lines", action="store_true", help="print each row as a line of JSON")
-    parser.add_argument("--tiny", action="store_true", help="very small models, to try the road itself")
+    parser.add_argument(
+        "--tiny", action="store_true", help="very small models, to try the road itself"
+    )
     parser.add_argument("--device", help="cuda:1, or cpu with --tiny")
     return parser.parse_args()
 

@@ -61,20 +61,32 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch) / "lines.jsonl"
-        out.write_text(json.dumps({"gpu": gpu(device), "versions": versions()}) + "\n", encoding="utf-8")
+        out.write_text(
+            json.dumps({"gpu": gpu(device), "versions": versions()}) + "\n", encoding="utf-8"
+        )
         if gpu(device) is None and not options.device:
             print("no GPU is visible to torch: nothing was checked")
             return
         lines = run_groups(groups(options), out, limit_s=inf)
     passed = [line["passed"] for line in lines if "passed" in line]
     broken = [line["group"] for line in lines if line.get("ended", "well") != "well"]
-    print(f"{sum(passed)} of {len(passed)} checks passed" + "".join(f"; {name} did not end" for name in broken))
+    print(
+        f"{sum(passed)} of {len(passed)} checks passed"
+        + "".join(f"; {name} did not end" for name in broken)
+    )
     sys.exit(0 if all(passed) and not broken else 1)
 
 
 def groups(options: argparse.Namespace) -> list[Group]:
     """A process for each group of checks."""
-    own = ["--layers", str(options.layers), "--tokens", str(options.tokens), "--threads", str(options.threads)]
+    own = [
+        "--layers",
+        str(options.layers),
+        "--tokens",
+        str(options.tokens),
+        "--threads",
+        str(options.threads),
+    ]
     own += ["--device", options.device] if options.device else []
     return [
         Group(name, "tools.gpu.check", ("--group", name, *own), group.limit_s)
@@ -89,7 +101,11 @@ def _attempts(checks: Attempts) -> Iterator[Check]:
 
 
 def _tell(check: Check) -> Check:
-    print(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}", file=sys.stderr, flush=True)
+    print(
+        f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}",
+        file=sys.stderr,
+        flush=True,
+    )
     forget()
     return check
 
@@ -104,11 +120,16 @@ def forget() -> None:
 
 def _exactness(dtype: str) -> Checks:
     def checks(scratch: Path, device: str, options: argparse.Namespace) -> Attempts:
-        models = {"small random": lambda: save_random(scratch / "small", **SMALL), "bundled": _bundled}
+        models = {
+            "small random": lambda: save_random(scratch / "small", **SMALL),
+            "bundled": _bundled,
+        }
         for model, folder in models.items():
             for run_name, check in exactness(folder, DTYPES[dtype], device):
                 yield f"exact: {model} model, {dtype}, {run_name}", check
-        generated = partial(forwards_then_generates, save_random(scratch / "small", **SMALL), DTYPES[dtype], device)
+        generated = partial(
+            forwards_then_generates, save_random(scratch / "small", **SMALL), DTYPES[dtype], device
+        )
         yield f"a session forwards, then another thread generates, {dtype}", generated
 
     return checks
@@ -121,9 +142,18 @@ def _kernels(scratch: Path, device: str, options: argparse.Namespace) -> Attempt
         yield f"kernels: prompts of {name}", partial(kernels.prompts, device, sizes)
         yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
     own = {"kind": kernels.GPT_OSS}
-    yield "kernels: experts of gpt-oss-20b", partial(kernels.experts, device, kernels.GPT_OSS_SIZES, **own)
-    yield "kernels: prompts of gpt-oss-20b", partial(kernels.prompts, device, kernels.GPT_OSS_SIZES, **own)
-    yield "kernels: experts in trellis codes of olmoe-1b-7b", partial(_coded, device, kernels.SIZES["olmoe-1b-7b"])
+    yield (
+        "kernels: experts of gpt-oss-20b",
+        partial(kernels.experts, device, kernels.GPT_OSS_SIZES, **own),
+    )
+    yield (
+        "kernels: prompts of gpt-oss-20b",
+        partial(kernels.prompts, device, kernels.GPT_OSS_SIZES, **own),
+    )
+    yield (
+        "kernels: experts in trellis codes of olmoe-1b-7b",
+        partial(_coded, device, kernels.SIZES["olmoe-1b-7b"]),
+    )
 
 
 def _formats(scratch: Path, device: str, options: argparse.Namespace) -> Attempts:
@@ -154,7 +184,13 @@ def _replicas(scratch: Path, device: str, options: argparse.Namespace) -> Attemp
         yield f"replicas: {bits} bits, exact", lambda bits=bits: low_bit.agreement(device, bits)
         yield f"replicas: {bits} bits, speed", lambda bits=bits: low_bit.speed(device, bits)
     for run_name in FEW_BITS:
-        check = partial(few_bits, save_random(scratch / "small", **SMALL), scratch / "replicas", device, run_name)
+        check = partial(
+            few_bits,
+            save_random(scratch / "small", **SMALL),
+            scratch / "replicas",
+            device,
+            run_name,
+        )
         yield f"replicas: {run_name}", check
 
 
@@ -171,7 +207,10 @@ def _speed(scratch: Path, device: str, options: argparse.Namespace) -> Attempts:
     yield "a large random model", lambda: _make(large, device, options.layers)
     yield "speed, stock", noted("stock", lambda: stock_speed(large, device, tokens=options.tokens))
     for name in SPEED_RUNS:
-        yield f"speed, {name}", noted(name, partial(session_speed, large, device, name, tokens=options.tokens))
+        yield (
+            f"speed, {name}",
+            noted(name, partial(session_speed, large, device, name, tokens=options.tokens)),
+        )
     yield from compared(measured)
 
 
@@ -202,7 +241,11 @@ def _make(folder: Path, device: str, layers: int) -> Finding:
     begin_s = time.perf_counter()
     save_random(folder, device=device, **LARGE | {"num_hidden_layers": layers})
     nbytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return True, f"{nbytes / 2**30:.1f} GiB in {time.perf_counter() - begin_s:.0f} s", {"nbytes": nbytes}
+    return (
+        True,
+        f"{nbytes / 2**30:.1f} GiB in {time.perf_counter() - begin_s:.0f} s",
+        {"nbytes": nbytes},
+    )
 
 
 def gpu(device: str) -> dict[str, object] | None:
@@ -230,15 +273,31 @@ def _version(package: str) -> str | None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write lines of JSON to this file, each as it comes")
-    parser.add_argument("--group", choices=GROUPS, help="run one group, here, and print lines of JSON")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--layers", type=int, default=LARGE["num_hidden_layers"], help="of the large model, 0.8 GB a layer"
+        "--out", type=Path, help="write lines of JSON to this file, each as it comes"
+    )
+    parser.add_argument(
+        "--group", choices=GROUPS, help="run one group, here, and print lines of JSON"
+    )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=LARGE["num_hidden_layers"],
+        help="of the large model, 0.8 GB a layer",
     )
     parser.add_argument("--tokens", type=int, default=48, help="decoded where speed is measured")
-    parser.add_argument("--threads", type=int, default=4, help="of torch on the CPU, where near experts are computed")
-    parser.add_argument("--device", help="cuda:1, or cpu to try the checks themselves without a GPU")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=4,
+        help="of torch on the CPU, where near experts are computed",
+    )
+    parser.add_argument(
+        "--device", help="cuda:1, or cpu to try the checks themselves without a GPU"
+    )
     return parser.parse_args()
 
 

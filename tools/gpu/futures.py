@@ -93,11 +93,15 @@ class Forecast:
             return None
         scope = settings.scope or preset(settings.preset).scope
         search = self.search(preset(settings.preset).budget or settings.budget)
-        return search.replay(Combination(**settings.texts(), scope=str(scope)), search.num_passes).ms
+        return search.replay(
+            Combination(**settings.texts(), scope=str(scope)), search.num_passes
+        ).ms
 
 
 def _candidates() -> list[Combination]:
-    plain = [one for one in space.lossless(1.0) if (one.miss, one.residency) == ("fetch", "uniform")]
+    plain = [
+        one for one in space.lossless(1.0) if (one.miss, one.residency) == ("fetch", "uniform")
+    ]
     left_out = set() if has_numba() else _COMPILED
     return [one for one in plain if left_out.isdisjoint(one) and not build(one.policies).requires]
 

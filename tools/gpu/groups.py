@@ -15,7 +15,12 @@ from typing import IO
 
 from tools import ROOT
 
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "0"}
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "TOKENIZERS_PARALLELISM": "0",
+}
 _LAST_LINES = 5  # of what a group that fails said, kept as its reason
 
 
@@ -59,10 +64,19 @@ def run_group(group: Group, limit_s: float, note: Callable[[dict], None]) -> Non
     """Run one group and `note` its lines; its process and all that it started end with it."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", group.module, *group.arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "errors": "replace",
+    }
     begin_s, late = time.monotonic(), []
     process = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | _OFFLINE | {"PYTHONPATH": path}, start_new_session=True, **pipes
+        command,
+        cwd=ROOT,
+        env=os.environ | _OFFLINE | {"PYTHONPATH": path},
+        start_new_session=True,
+        **pipes,
     )
 
     def end() -> None:
@@ -79,7 +93,13 @@ def run_group(group: Group, limit_s: float, note: Callable[[dict], None]) -> Non
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    ended = f"after its limit of {limit_s:.0f} s" if late else "well" if code == 0 else f"exit code {code}: {said}"
+    ended = (
+        f"after its limit of {limit_s:.0f} s"
+        if late
+        else "well"
+        if code == 0
+        else f"exit code {code}: {said}"
+    )
     note({"group": group.name, "ended": ended, "seconds": round(time.monotonic() - begin_s, 1)})
 
 

@@ -89,7 +89,12 @@ SHAPES = {
             "num_experts_per_tok": 8,
             "norm_topk_prob": True,
         },
-        tiny={"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 16},
+        tiny={
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+        },
         is_sparse=True,
     ),
 }
@@ -145,7 +150,10 @@ def give_routing(model: nn.Module) -> None:
 def texts(vocabulary: int, *, count: int, length: int, seed: int = 0) -> list[np.ndarray]:
     """Token ids that follow a topic for a while, without the three special ones."""
     random = np.random.default_rng(seed)
-    by_topic = [np.arange(3, vocabulary)[np.arange(3, vocabulary) % TOPICS == topic] for topic in range(TOPICS)]
+    by_topic = [
+        np.arange(3, vocabulary)[np.arange(3, vocabulary) % TOPICS == topic]
+        for topic in range(TOPICS)
+    ]
     found = []
     for _ in range(count):
         topic, ids = random.integers(TOPICS), []
@@ -172,7 +180,10 @@ def routing(model: nn.Module, ids: np.ndarray) -> Routing:
     from runtime.model.layers import moe_layers
 
     layers, said = moe_layers(model), []
-    hooks = [layer.gate.register_forward_hook(lambda gate, args, output: said.append(output[0])) for layer in layers]
+    hooks = [
+        layer.gate.register_forward_hook(lambda gate, args, output: said.append(output[0]))
+        for layer in layers
+    ]
     model(input_ids=torch.from_numpy(ids)[None].to(model.device))
     for hook in hooks:
         hook.remove()

@@ -39,7 +39,9 @@ class NullDriver:
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": 1 << 20}
 
-    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+    def load_binary(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[int, int, int, int, int]:
         return 0, 0, 0, 0, 1024
 
     def launcher_cls(self, src, metadata):
@@ -54,7 +56,9 @@ class NullDriver:
         def launch(x, y, z, stream, function, packed, metadata, enter, leave, *arguments) -> None:
             self.num_launches += 1
             if sends:
-                (NullGraph.under_way.sends.append if NullGraph.under_way else _do)(partial(send, arguments))
+                (NullGraph.under_way.sends.append if NullGraph.under_way else _do)(
+                    partial(send, arguments)
+                )
 
         return launch
 
@@ -99,14 +103,24 @@ def _do(work: Callable[[], None]) -> None:
     work()
 
 
-def _send(ids_ptr: torch.Tensor, values_ptr: torch.Tensor, words_ptr: torch.Tensor, number: int, **_: object) -> None:
+def _send(
+    ids_ptr: torch.Tensor,
+    values_ptr: torch.Tensor,
+    words_ptr: torch.Tensor,
+    number: int,
+    **_: object,
+) -> None:
     ids, values = ids_ptr.flatten().int(), values_ptr.flatten().float().view(torch.int32)
     words_ptr[1 : 1 + len(ids) + len(values)] = torch.cat([ids, values])
     words_ptr[0] = number
 
 
 def _send_next(
-    values_ptr: torch.Tensor, number_ptr: torch.Tensor, words_ptr: torch.Tensor, count: int, **_: object
+    values_ptr: torch.Tensor,
+    number_ptr: torch.Tensor,
+    words_ptr: torch.Tensor,
+    count: int,
+    **_: object,
 ) -> None:
     number_ptr += 1
     letter = words_ptr.view(count, -1)[number_ptr.item() % count]

@@ -17,7 +17,10 @@ from pathlib import Path
 from runtime.kernels.load import OLDEST_TRITON
 from tools import ROOT
 
-TESTS = tuple(f"tests/runtime/kernels/test_{name}_gpu.py" for name in ("compiled", "published", "trellis", "decide"))
+TESTS = tuple(
+    f"tests/runtime/kernels/test_{name}_gpu.py"
+    for name in ("compiled", "published", "trellis", "decide")
+)
 WANTED = (f"triton=={OLDEST_TRITON}.*", "numpy<2.4")
 
 
@@ -40,17 +43,25 @@ def run(folder: Path, tests: list[str]) -> int:
     Triton would be tested."""
     environment = os.environ | {"PYTHONPATH": str(folder)}
     ask = [sys.executable, "-c", "import triton; print(triton.__version__)"]
-    found = subprocess.run(ask, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    found = subprocess.run(
+        ask, env=environment, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
     if not found.startswith(f"{OLDEST_TRITON}."):
-        raise RuntimeError(f"{folder} has triton {found}, not {OLDEST_TRITON}: give --folder another one")
+        raise RuntimeError(
+            f"{folder} has triton {found}, not {OLDEST_TRITON}: give --folder another one"
+        )
     print(f"triton {found}", flush=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="of the packages, kept; else one that is removed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="of the packages, kept; else one that is removed"
+    )
     parser.add_argument("tests", nargs="*", default=list(TESTS), help="files of tests, or tests")
     return parser.parse_args()
 

@@ -39,7 +39,9 @@ ROADS = {
     "host decides, next gate": replace(_PLAIN, policies={"prefetch": "next_gate"}),
     "device decides": replace(_PLAIN, decide=DEVICE),
     "device decides, next gate": replace(_PLAIN, decide=DEVICE, policies={"prefetch": "next_gate"}),
-    "device decides, late horizon": replace(_PLAIN, decide=DEVICE, policies={"eviction": "late_horizon"}),
+    "device decides, late horizon": replace(
+        _PLAIN, decide=DEVICE, policies={"eviction": "late_horizon"}
+    ),
     "all resident": replace(_PLAIN, preset="full"),
 }
 
@@ -57,7 +59,9 @@ def main() -> None:
         models.save(DEEP, deep, layers=1, device="cpu", tiny=True)
         for road in options.road:
             opened = open_model(str(shallow))
-            found = measured(opened, ROADS[road], driver, tokens=options.tokens, profiles=options.profile)
+            found = measured(
+                opened, ROADS[road], driver, tokens=options.tokens, profiles=options.profile
+            )
             opened.store.close()
             rows.append((road, *quartiles(found.us), f"{found.launches:.2f}"))
             opened = open_model(str(deep))
@@ -79,9 +83,15 @@ class Python:
     launches: float = 0.0
 
 
-def measured(opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int, profiles: bool) -> Python:
+def measured(
+    opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int, profiles: bool
+) -> Python:
     """Decode `tokens` tokens after a third as many that warm up."""
-    found, profiler, (layers, warm) = Python(), cProfile.Profile() if profiles else None, (opened.shape.num_layers, 0)
+    found, profiler, (layers, warm) = (
+        Python(),
+        cProfile.Profile() if profiles else None,
+        (opened.shape.num_layers, 0),
+    )
     with counted_gpu.with_mailbox(Session(opened, settings)) as session:
         session.engine.captured.stop()
         past = session.forward(torch.arange(3, 11)[None]).past_key_values
@@ -98,7 +108,9 @@ def measured(opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens
     return found
 
 
-def replayed_us(opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int) -> list[float]:
+def replayed_us(
+    opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int
+) -> list[float]:
     """Microseconds of each token's forward, replayed as graphs: with hooks, counters and the few operations before,
     between and behind them, by torch on a CPU. What routers say is drawn at random before each token."""
     us, random, num_experts = [], np.random.default_rng(0), opened.shape.num_experts
@@ -123,7 +135,9 @@ def _silent(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda *given: run(*given).zero_()
 
 
-def _time(experts, count: int, us: list[float], driver: NullDriver, profiler: cProfile.Profile | None) -> None:
+def _time(
+    experts, count: int, us: list[float], driver: NullDriver, profiler: cProfile.Profile | None
+) -> None:
     """Make a layer's experts note the time of each call, with experts at random; what they return is not computed."""
     run, random = experts.moectl_forward, np.random.default_rng(count)
 
@@ -144,7 +158,9 @@ def _time(experts, count: int, us: list[float], driver: NullDriver, profiler: cP
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--road", nargs="+", default=list(ROADS), choices=ROADS)
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--profile", action="store_true", help="say where the time goes, too")

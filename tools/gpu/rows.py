@@ -105,7 +105,11 @@ def active_nbytes(opened: MoeModel) -> int:
     model, shape = opened.model, opened.shape
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
-    others = sum(one.nbytes for one in model.parameters() if not one.is_meta and (one is not table or table is head))
+    others = sum(
+        one.nbytes
+        for one in model.parameters()
+        if not one.is_meta and (one is not table or table is head)
+    )
     return others + shape.num_layers * shape.top_k * shape.expert_nbytes
 
 
@@ -144,7 +148,10 @@ def settings_of(
     decide: str = HOST,
 ) -> Settings:
     """Settings of a row; a budget below one expert a layer has global scope."""
-    has_few = sizes.budget_nbytes(budget, opened.shape) < opened.shape.num_layers * opened.shape.expert_nbytes
+    has_few = (
+        sizes.budget_nbytes(budget, opened.shape)
+        < opened.shape.num_layers * opened.shape.expert_nbytes
+    )
     return Settings(
         preset,
         policies or {},
@@ -157,7 +164,12 @@ def settings_of(
 
 
 def session_row(
-    opened: MoeModel, settings: Settings, text: Text, rates: Rates, *, artefacts: Artefacts | None = None
+    opened: MoeModel,
+    settings: Settings,
+    text: Text,
+    rates: Rates,
+    *,
+    artefacts: Artefacts | None = None,
 ) -> Row:
     """A row of moectl, with experts over the machine's link or an emulated one."""
     from profilers.compare.quality import read
@@ -183,7 +195,9 @@ def session_row(
     )
 
 
-def prompt_row(opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates) -> Row:
+def prompt_row(
+    opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates
+) -> Row:
     """A row of moectl on prompts, the first of which warms up; the floor counts each wanted expert once and no
     arithmetic."""
     from tools.gpu.timing import finish
@@ -222,17 +236,27 @@ def _experts(receipt: dict) -> str:
 
 
 def _budget(settings: Settings) -> str:
-    return f"{settings.budget}, all layers together" if settings.scope == Scope.GLOBAL else settings.budget
+    return (
+        f"{settings.budget}, all layers together"
+        if settings.scope == Scope.GLOBAL
+        else settings.budget
+    )
 
 
-def accelerate_row(opened: MoeModel, folder: Path, budget: str, text: Text, *, device: str, threads: int) -> Row:
+def accelerate_row(
+    opened: MoeModel, folder: Path, budget: str, text: Text, *, device: str, threads: int
+) -> Row:
     """A row of Accelerate with equal bytes of experts on the device and the rest on the host, in its own process."""
     from profilers.compare.peers import PEERS, PeerTask, read_apart
 
     others = sum(one.nbytes for one in opened.model.parameters() if not one.is_meta)
     room = others + sizes.budget_nbytes(budget, opened.shape)
-    few = tuple(ids[: text.prompt + 4] for ids in text.sequences[:1])  # its tokens are ten times as slow
-    found = read_apart(PeerTask(PEERS["accelerate-cpu"], folder, device, threads, few, text.prompt, room))
+    few = tuple(
+        ids[: text.prompt + 4] for ids in text.sequences[:1]
+    )  # its tokens are ten times as slow
+    found = read_apart(
+        PeerTask(PEERS["accelerate-cpu"], folder, device, threads, few, text.prompt, room)
+    )
     return Row(
         "Accelerate, CPU offload",
         budget,

@@ -46,12 +46,27 @@ def stage(number: int, *, device: str, tiny: bool) -> list[Group]:
 
     def check(name: str, limit_s: float) -> Group:
         sizes = ("--layers", "1", "--tokens", "4") if tiny else ()
-        return Group(name, "tools.gpu.check", ("--group", name, "--device", device, *sizes), limit_s)
+        return Group(
+            name, "tools.gpu.check", ("--group", name, "--device", device, *sizes), limit_s
+        )
 
     def bench(model: str, limit_s: float, *more: str) -> Group:
-        sizes = ("--prompt", "8", "--tokens", "2", "--sequences", "1", "--long-prompt", "16") if tiny else ()
+        sizes = (
+            ("--prompt", "8", "--tokens", "2", "--sequences", "1", "--long-prompt", "16")
+            if tiny
+            else ()
+        )
         sizes += ("--budgets", "25%") if tiny else ()
-        arguments = ("--models", model, "--limit", str(0.85 * limit_s), "--lines", *own, *more, *sizes)
+        arguments = (
+            "--models",
+            model,
+            "--limit",
+            str(0.85 * limit_s),
+            "--lines",
+            *own,
+            *more,
+            *sizes,
+        )
         return Group(f"bench {model}", "tools.gpu.bench", arguments, limit_s)
 
     stages = {
@@ -75,7 +90,10 @@ def stage(number: int, *, device: str, tiny: bool) -> list[Group]:
             check("speed", 120),
         ],
         3: [bench("qwen3-30b-a3b", 520, "--budgets", "50%", "25%", "12.5%")],
-        4: [bench("mixtral-8x7b", 300), bench("olmoe-1b-7b", 160, "--budgets", "25%", "--only", "Accelerate")],
+        4: [
+            bench("mixtral-8x7b", 300),
+            bench("olmoe-1b-7b", 160, "--budgets", "25%", "--only", "Accelerate"),
+        ],
     }
     needs_gpu = {"kernels", "formats"}
     return [group for group in stages[number] if device != "cpu" or group.name not in needs_gpu]
@@ -119,12 +137,18 @@ def _number(value: float) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage", type=int, choices=LIMITS_S)
-    parser.add_argument("--out", type=Path, default=Path("session.jsonl"), help="lines of JSON are appended here")
+    parser.add_argument(
+        "--out", type=Path, default=Path("session.jsonl"), help="lines of JSON are appended here"
+    )
     parser.add_argument("--limit", type=float, help="seconds of the stage")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="very small sizes, to try the session itself")
+    parser.add_argument(
+        "--tiny", action="store_true", help="very small sizes, to try the session itself"
+    )
     return parser.parse_args()
 
 

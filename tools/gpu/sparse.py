@@ -27,7 +27,9 @@ def save(config, folder: Path, *, device: str, give_routing) -> None:
     for module in model.modules():
         for name, one in module.named_parameters(recurse=False):
             if id(one) not in experts:
-                setattr(module, name, nn.Parameter(_weights(one, random, device), requires_grad=False))
+                setattr(
+                    module, name, nn.Parameter(_weights(one, random, device), requires_grad=False)
+                )
     give_routing(model)
     _write(dict(model.named_parameters()), folder / "model.safetensors")
     config.dtype = torch.bfloat16
@@ -48,7 +50,11 @@ def _write(parameters: dict[str, torch.Tensor], path: Path) -> None:
     spans = {}
     for name, end in zip(names, ends, strict=True):
         own = parameters[name]
-        spans[name] = {"dtype": "BF16", "shape": list(own.shape), "data_offsets": [end - own.nbytes, end]}
+        spans[name] = {
+            "dtype": "BF16",
+            "shape": list(own.shape),
+            "data_offsets": [end - own.nbytes, end],
+        }
     header = json.dumps(spans | {"__metadata__": {"format": "pt"}}).encode()
     header += b" " * (-len(header) % 8)
     with path.open("wb") as file:
@@ -81,4 +87,6 @@ class RandomExperts:
 
 def with_experts(opened: MoeModel, *, pin: bool) -> MoeModel:
     """The model with random experts in RAM."""
-    return replace(opened, store=RamStore(RandomExperts(opened.store.layout, opened.shape), pin=pin))
+    return replace(
+        opened, store=RamStore(RandomExperts(opened.store.layout, opened.shape), pin=pin)
+    )

@@ -6,11 +6,15 @@ def markdown(report: dict) -> str:
     about, rates, lines = report["gpu"] or {"name": "no GPU, emulated link"}, report["rates"], []
     lines.append(
         f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory {rates['memory'] / 1e9:.0f} GB/s; "
-        + ", ".join(f"{package} {version}" for package, version in report["versions"].items() if version)
+        + ", ".join(
+            f"{package} {version}" for package, version in report["versions"].items() if version
+        )
     )
     for name, model in report["models"].items():
         lines += ["", _headline(name, model), ""]
-        lines += ["| | budget | experts by | TTFT ms | TPOT ms | floor ms | share of the floor | predicted ms "]
+        lines += [
+            "| | budget | experts by | TTFT ms | TPOT ms | floor ms | share of the floor | predicted ms "
+        ]
         lines[-1] += "| hit rate | MB moved | link used | stall ms |"
         lines.append("|---" * 12 + "|")
         lines += [_line(row) for row in model["rows"]]
@@ -39,9 +43,19 @@ def _line(row: dict) -> str:
     if row["why_not"]:
         return f"| {row['name']} | {row['budget']} | {row['why_not']} |" + " |" * 9
     cells = [row["name"], row["budget"], row["experts"]]
-    cells += [_cell(row[key], digits) for key, digits in (("ttft_ms", 1), ("tpot_ms", 2), ("floor_ms", 2))]
-    cells += [_cell(row["floor_share"], 2), _cell(row["predicted_ms"], 2), _cell(row["hit_rate"], 2)]
-    cells += [_cell(row["moved_nbytes"] / 1e6, 1), _cell(row["link_utilisation"], 2), _cell(row["stall_ms"], 2)]
+    cells += [
+        _cell(row[key], digits) for key, digits in (("ttft_ms", 1), ("tpot_ms", 2), ("floor_ms", 2))
+    ]
+    cells += [
+        _cell(row["floor_share"], 2),
+        _cell(row["predicted_ms"], 2),
+        _cell(row["hit_rate"], 2),
+    ]
+    cells += [
+        _cell(row["moved_nbytes"] / 1e6, 1),
+        _cell(row["link_utilisation"], 2),
+        _cell(row["stall_ms"], 2),
+    ]
     return f"| {' | '.join(cells)} |"
 
 

@@ -13,7 +13,11 @@ def microseconds(work: Callable[[int], object], turns: int, calls: int, device: 
     by the host's clock."""
     for turn in range(turns):
         work(turn)  # compiles, and makes room
-    return host_microseconds(work, turns, calls, device) if device == "cpu" else _replayed(work, turns, calls, device)
+    return (
+        host_microseconds(work, turns, calls, device)
+        if device == "cpu"
+        else _replayed(work, turns, calls, device)
+    )
 
 
 def host_microseconds(work: Callable[[int], object], turns: int, calls: int, device: str) -> float:

@@ -53,14 +53,18 @@ def main() -> None:
         tensors = layer_tensors(single, layer, fused=options.layout == "fused")
         save_file(tensors, options.out / shard, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, shard)
-        log.info("%s: %d tensors, %d bytes", shard, len(tensors), (options.out / shard).stat().st_size)
+        log.info(
+            "%s: %d tensors, %d bytes", shard, len(tensors), (options.out / shard).stat().st_size
+        )
     index = {"metadata": {}, "weight_map": weight_map}
     (options.out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     make_config(options, tokenizer, layers=options.layers).save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
 
 
-def make_config(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, *, layers: int) -> PreTrainedConfig:
+def make_config(
+    options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, *, layers: int
+) -> PreTrainedConfig:
     names = FAMILIES[options.family]
     return AutoConfig.for_model(
         options.family,
@@ -93,14 +97,18 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Every byte is a token, plus one pair, without which llama.cpp opens no vocabulary, and one that ends a text."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
     merges = [("t", "h")]
-    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--family", choices=sorted(FAMILIES), default="olmoe")
     parser.add_argument("--layout", choices=("hub", "fused"), default="hub")

@@ -42,14 +42,20 @@ def figures(model: torch.nn.Module, sequences: Sequence[np.ndarray]) -> Figures:
         loss, selected = observe(model, torch.from_numpy(sequence)[None])
         losses.append(loss)
         overlaps.append(neighbour_overlap(selected))
-        counts.append(torch.stack([layer.flatten().bincount(minlength=model.config.num_experts) for layer in selected]))
+        counts.append(
+            torch.stack(
+                [layer.flatten().bincount(minlength=model.config.num_experts) for layer in selected]
+            )
+        )
     num_pairs = np.array([len(sequence) - 1 for sequence in sequences])
     num_tokens, counts = sum(map(len, sequences)), sum(counts)
     return Figures(
         num_tokens=num_tokens,
         perplexity=round(math.exp(np.average(losses, weights=num_pairs)), 2),
         overlap=rounded(np.average(torch.stack(overlaps), axis=0, weights=num_pairs)),
-        popularity=rounded((counts / num_tokens).square().sum(dim=1) / model.config.num_experts_per_tok),
+        popularity=rounded(
+            (counts / num_tokens).square().sum(dim=1) / model.config.num_experts_per_tok
+        ),
         use_entropy=rounded(entropy(counts)),
     )
 
@@ -63,7 +69,9 @@ def observe(model: torch.nn.Module, ids: torch.Tensor) -> tuple[float, torch.Ten
     """Mean loss of the next token, and the selected experts: int64 [L, T, K]."""
     output = model(input_ids=ids, output_router_logits=True, use_cache=False)
     loss = torch.nn.functional.cross_entropy(output.logits[0, :-1].float(), ids[0, 1:])
-    return loss.item(), torch.stack(output.router_logits).topk(model.config.num_experts_per_tok).indices
+    return loss.item(), torch.stack(output.router_logits).topk(
+        model.config.num_experts_per_tok
+    ).indices
 
 
 def neighbour_overlap(selected: torch.Tensor) -> torch.Tensor:
@@ -86,17 +94,27 @@ def measure(folder: Path) -> dict[str, Figures]:
 
 
 def held_out_sequences(kind: str, tokenizer) -> list[np.ndarray]:
-    return list(token_sequences(kind_documents(kind, held_out=True), tokenizer, length=LENGTH, num_tokens=NUM_TOKENS))
+    return list(
+        token_sequences(
+            kind_documents(kind, held_out=True), tokenizer, length=LENGTH, num_tokens=NUM_TOKENS
+        )
+    )
 
 
 def write_card(folder: Path, run: dict, measured: dict[str, Figures]) -> str:
     """README.md for readers and figures.json for programs; returns the card's table."""
-    run = run | {"python": platform.python_version(), "torch": torch.__version__, "machine": machine()}
+    run = run | {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": machine(),
+    }
     facts = {"run": run, "held_out": {kind: asdict(values) for kind, values in measured.items()}}
     (folder / "figures.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     template = Path(__file__).with_name("demo_card.md").read_text(encoding="utf-8")
     rows, minutes = table(run, measured), run["seconds"] / 60
-    (folder / "README.md").write_text(template.format(table=rows, minutes=minutes, **run), encoding="utf-8")
+    (folder / "README.md").write_text(
+        template.format(table=rows, minutes=minutes, **run), encoding="utf-8"
+    )
     return rows
 
 
@@ -107,8 +125,12 @@ def table(run: dict, measured: dict[str, Figures]) -> str:
     ]
     for kind, values in measured.items():
         layers = " ".join(f"{value:.2f}" for value in values.overlap)
-        means = " | ".join(f"{np.mean(of):.2f}" for of in (values.overlap, values.popularity, values.use_entropy))
-        rows.append(f"| {kind} | {run['corpus_tokens'][kind]:,} | {values.perplexity:.1f} | {layers} | {means} |")
+        means = " | ".join(
+            f"{np.mean(of):.2f}" for of in (values.overlap, values.popularity, values.use_entropy)
+        )
+        rows.append(
+            f"| {kind} | {run['corpus_tokens'][kind]:,} | {values.perplexity:.1f} | {layers} | {means} |"
+        )
     return "\n".join(rows)
 
 

@@ -53,7 +53,10 @@ def train_tokenizer(texts: dict[str, list[str]]) -> PreTrainedTokenizerFast:
     """Byte-level BPE over an equal amount of each kind; digits stay single, so that sums can be learned."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -62,9 +65,15 @@ def train_tokenizer(texts: dict[str, list[str]]) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((excerpt for kind in texts.values() for excerpt in excerpts(kind, 400_000)), trainer)
+    tokenizer.train_from_iterator(
+        (excerpt for kind in texts.values() for excerpt in excerpts(kind, 400_000)), trainer
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=BOUNDARY, eos_token=BOUNDARY, pad_token=PADDING, model_max_length=1024
+        tokenizer_object=tokenizer,
+        bos_token=BOUNDARY,
+        eos_token=BOUNDARY,
+        pad_token=PADDING,
+        model_max_length=1024,
     )
 
 
@@ -77,7 +86,9 @@ def excerpts(texts: list[str], num_characters: int) -> list[str]:
 def token_stream(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """All texts one after another, the boundary token before each: uint16 [N]."""
     ids = tokenizer(texts, add_special_tokens=False).input_ids
-    return np.concatenate([np.array([tokenizer.bos_token_id, *document], dtype=np.uint16) for document in ids])
+    return np.concatenate(
+        [np.array([tokenizer.bos_token_id, *document], dtype=np.uint16) for document in ids]
+    )
 
 
 def new_model(plan: Plan) -> OlmoeForCausalLM:
@@ -134,7 +145,11 @@ def new_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
 
 
 def train_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor, *, learning_rate: float
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ids: torch.Tensor,
+    *,
+    learning_rate: float,
 ) -> float:
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
@@ -184,7 +199,10 @@ def new_run(plan: Plan, streams: dict[str, np.ndarray]) -> dict:
 
 
 def keep(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, run: dict) -> None:
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "run": run}, work / "state.new")
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "run": run},
+        work / "state.new",
+    )
     (work / "state.new").replace(work / "state.pt")
 
 
@@ -196,7 +214,9 @@ def restore(plan: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     run = state["run"]
     if plan.seed != run["seed"] or plan.steps not in (0, run["steps"]):
         told = f"--steps {run['steps']} --seed {run['seed']}"
-        sys.exit(f"{plan.work} holds an unfinished run with {told}: give the same, another --work, or remove it")
+        sys.exit(
+            f"{plan.work} holds an unfinished run with {told}: give the same, another --work, or remove it"
+        )
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return run
@@ -204,14 +224,19 @@ def restore(plan: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 
 def arguments() -> Plan:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=0, help="training steps; by default as many as fit --minutes")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="training steps; by default as many as fit --minutes"
+    )
     parser.add_argument("--minutes", type=float, default=40.0, help="time for training")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("moectl/demo"))
     for name, size in zip(("hidden", "intermediate", "experts"), BUNDLED, strict=True):
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument(
-        "--work", type=Path, default=Path("build/demo_train"), help="folder for the state of an unfinished run"
+        "--work",
+        type=Path,
+        default=Path("build/demo_train"),
+        help="folder for the state of an unfinished run",
     )
     return Plan(**vars(parser.parse_args()))
 
@@ -220,8 +245,12 @@ def training_texts() -> dict[str, list[str]]:
     kinds = present_kinds()
     print("kinds of text:", ", ".join(kinds), flush=True)
     if "headers" not in kinds:
-        print("no C headers: install the development files of Python to train on them too", flush=True)
-    return {kind: [document.text for document in kind_documents(kind, held_out=False)] for kind in kinds}
+        print(
+            "no C headers: install the development files of Python to train on them too", flush=True
+        )
+    return {
+        kind: [document.text for document in kind_documents(kind, held_out=False)] for kind in kinds
+    }
 
 
 def main() -> None:

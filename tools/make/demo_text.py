@@ -9,7 +9,12 @@ from tools.make.word_problems import word_problems
 
 # Kind -> its share of the training sequences.
 SHARES = {"docstrings": 0.27, "code": 0.28, "reference": 0.13, "headers": 0.12, "problems": 0.20}
-SOURCES = {"docstrings": docstrings, "code": source_code, "reference": reference, "headers": headers}
+SOURCES = {
+    "docstrings": docstrings,
+    "code": source_code,
+    "reference": reference,
+    "headers": headers,
+}
 TRAINING_SEED, HELD_OUT_SEED = 1, 2
 TRAINING_PROBLEMS, HELD_OUT_PROBLEMS = 750, 20
 
@@ -17,7 +22,9 @@ TRAINING_PROBLEMS, HELD_OUT_PROBLEMS = 750, 20
 def kind_documents(kind: str, *, held_out: bool) -> Iterator[Document]:
     """The training or the held-out documents of one kind, in an order that is the same everywhere."""
     if kind == "problems":
-        seed, count = (HELD_OUT_SEED, HELD_OUT_PROBLEMS) if held_out else (TRAINING_SEED, TRAINING_PROBLEMS)
+        seed, count = (
+            (HELD_OUT_SEED, HELD_OUT_PROBLEMS) if held_out else (TRAINING_SEED, TRAINING_PROBLEMS)
+        )
         return itertools.islice(word_problems(seed=seed), count)
     return SOURCES[kind](held_out=held_out)
 

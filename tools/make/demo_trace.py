@@ -52,7 +52,9 @@ def record() -> Trace:
 
 def fitted(opened: MoeModel) -> Predictor:
     """Predictors of the bundled model, fitted to text that the requests are not of."""
-    texts = token_sequences(documents("builtin", seed=0), opened.tokenizer, length=128, num_tokens=FITTED_ON)
+    texts = token_sequences(
+        documents("builtin", seed=0), opened.tokenizer, length=128, num_tokens=FITTED_ON
+    )
     model = ModelInfo("bundled", opened.fingerprint, opened.family, opened.shape)
     with TemporaryDirectory() as folder, Session(opened, Settings(budget="100%")) as session:
         found = build_predictors(
@@ -76,7 +78,9 @@ def shortened(values: np.ndarray, bits: int = MANTISSA_BITS) -> np.ndarray:
 
 def write(trace: Trace, path: Path) -> None:
     """As `write_parquet`, packed tighter: bytes of one significance lie together and compress better."""
-    floats = [f"{name}.list.element" for name in ("weights", "probabilities", "predicted", "learned")]
+    floats = [
+        f"{name}.list.element" for name in ("weights", "probabilities", "predicted", "learned")
+    ]
     with replacing(path) as temporary:
         pq.write_table(
             to_table(trace),
@@ -97,7 +101,9 @@ def main() -> None:
     kept = {name: shortened(getattr(trace, name)) for name in ("probabilities", "embeddings")}
     near, far = shortened(trace.predicted[:, :1]), shortened(trace.predicted[:, 1:], FEW_BITS)
     learned = shortened(trace.learned, FEW_BITS)
-    write(replace(trace, **kept, predicted=np.concatenate((near, far), axis=1), learned=learned), path)
+    write(
+        replace(trace, **kept, predicted=np.concatenate((near, far), axis=1), learned=learned), path
+    )
     print(f"{path}: {len(trace)} rows, {path.stat().st_size} bytes")
 
 

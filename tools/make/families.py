@@ -106,8 +106,16 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "deepseek_v4": {},
     "dots1": {},
     "dots3_note": {
-        "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32, "downsample_hidden_size": 16},
-        "vision_config": {"adapter_in_dim": 32, "adapter_out_dim": 32, "mlp_layer_types": ["dense", "dense"]},
+        "audio_config": {
+            "adapter_input_size": 32,
+            "adapter_out_dim": 32,
+            "downsample_hidden_size": 16,
+        },
+        "vision_config": {
+            "adapter_in_dim": 32,
+            "adapter_out_dim": 32,
+            "mlp_layer_types": ["dense", "dense"],
+        },
     },
     "dots3_note_text": _LATENT
     | _SPARSE
@@ -117,7 +125,10 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "flex_olmo": {},
     "flint": {"mlp_only_layers": []},
     "gemma4": {},
-    "gemma4_text": {"enable_moe_block": True, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "glm4_moe": {},
     "glm4_moe_lite": _LATENT,
     "glm4v_moe": {},
@@ -135,7 +146,12 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "inkling2_text": {},
     "inkling_mm_model": {},
     "inkling_text": {},
-    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 0, "expert_layer_period": 1},
+    "jamba": {
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "expert_layer_offset": 0,
+        "expert_layer_period": 1,
+    },
     "kimi_k25": {},
     "kimi_linear": _LATENT | _LINEAR | _SPARSE | _LINEAR_HEADS,
     "kolibri1": {},
@@ -151,8 +167,13 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "mistral4": _LATENT,
     "mistral_large4": {},
     "mixtral": {},
-    "muse_spark": {"audio_config": {"depths": [1, 1], "hidden_sizes": [32, 32], "patch_sizes": [4, 2]}},
-    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "n_groups": 2},
+    "muse_spark": {
+        "audio_config": {"depths": [1, 1], "hidden_sizes": [32, 32], "patch_sizes": [4, 2]}
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "n_groups": 2,
+    },
     "olmoe": {},
     "phimoe": {},
     "qwen2_moe": {},
@@ -223,13 +244,19 @@ def tiny(family: str, sizes: Mapping[str, object] = MappingProxyType({})) -> Pre
         torch.manual_seed(0)
         model = auto_class(config).from_config(config, experts_implementation="eager").eval()
         for parameter in model.parameters():
-            if parameter.numel() > 1 and parameter.data.unique().numel() == 1:  # norms and biases are born alike
+            if (
+                parameter.numel() > 1 and parameter.data.unique().numel() == 1
+            ):  # norms and biases are born alike
                 parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 
 
 def _config(
-    kind: type[PreTrainedConfig], own: Mapping[str, object], sizes: Mapping[str, object], *, is_text: bool
+    kind: type[PreTrainedConfig],
+    own: Mapping[str, object],
+    sizes: Mapping[str, object],
+    *,
+    is_text: bool,
 ) -> PreTrainedConfig:
     names = {field.name for field in fields(kind)}
     alike = _ANY | _TEXT | dict(sizes) if is_text else _ANY
@@ -238,7 +265,9 @@ def _config(
         part = dict(own.get(name, {}))
         part_kind = spec if isinstance(spec, type) else spec.config_class
         published = (
-            {} if isinstance(spec, type) else {k: v for k, v in spec.init_kwargs.items() if k not in _ANY | _TEXT}
+            {}
+            if isinstance(spec, type)
+            else {k: v for k, v in spec.init_kwargs.items() if k not in _ANY | _TEXT}
         )
         default = None if isinstance(spec, type) else spec.model_type
         if part_family := part.pop("model_type", default):

@@ -24,21 +24,25 @@ from tools.make.shards import Entry, write_shards
 
 SHARD_NBYTES = 4_500_000_000
 _MOST_POOLED = 1 << 25  # numbers in a block, at most
-_STEP = 15_485_863  # numbers from the beginning of a tensor in its block to that of the next; a prime
-_STD = 0.02  # of weights, as at the beginning of training
-_EMBEDDED_STD = (
-    8  # so large that tokens stay apart through all layers: else attention makes them alike, and routers too
+_STEP = (
+    15_485_863  # numbers from the beginning of a tensor in its block to that of the next; a prime
 )
+_STD = 0.02  # of weights, as at the beginning of training
+_EMBEDDED_STD = 8  # so large that tokens stay apart through all layers: else attention makes them alike, and routers too
 _FP8_STD = 64  # of codes: the largest of a million is below the largest of e4m3, 448
 _EXPONENTS = (119, 122)  # of MXFP4: codes have a standard deviation of 3
 
 
-def make(model: str, folder: Path, *, changes: Mapping[str, int] | None = None, seed: int = 0) -> int:
+def make(
+    model: str, folder: Path, *, changes: Mapping[str, int] | None = None, seed: int = 0
+) -> int:
     """Write the checkpoint `model` to `folder`, with these entries of its config changed; return the bytes of it."""
     config = CONFIGS[model](changes or {})
     folder.mkdir(parents=True, exist_ok=True)
     tensors = list(entries(config))
-    nbytes = write_shards(folder, tensors, _Blocks(tensors, seed).content, shard_nbytes=SHARD_NBYTES)
+    nbytes = write_shards(
+        folder, tensors, _Blocks(tensors, seed).content, shard_nbytes=SHARD_NBYTES
+    )
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     byte_tokenizer().save_pretrained(folder)
     return nbytes
@@ -46,9 +50,15 @@ def make(model: str, folder: Path, *, changes: Mapping[str, int] | None = None, 
 
 def entries(config: Mapping) -> Iterator[Entry]:
     """Every tensor of the checkpoint, layer by layer; other than experts as transformers' model has them."""
-    given = {name: value for name, value in config.items() if name not in ("model_type", "quantization_config")}
+    given = {
+        name: value
+        for name, value in config.items()
+        if name not in ("model_type", "quantization_config")
+    }
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **given))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(config["model_type"], **given)
+        )
     of_experts = _EXPERTS[config["quantization_config"]["quant_method"]]
     begun: set[str] = set()
     for name, tensor in model.state_dict().items():
@@ -65,12 +75,21 @@ def _dense(name: str, shape: tuple[int, ...], quantization: Mapping) -> Iterator
     if quantization["quant_method"] == "fp8" and ".self_attn." in name and len(shape) == 2:
         yield from _fp8(name, shape)
     else:
-        yield Entry(name, "BF16", shape, next((of for end, of in _CONTENT.items() if name.endswith(end)), "normal"))
+        yield Entry(
+            name,
+            "BF16",
+            shape,
+            next((of for end, of in _CONTENT.items() if name.endswith(end)), "normal"),
+        )
 
 
 def _fp8_experts(stem: str, config: Mapping) -> Iterator[Entry]:
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
-    shapes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    shapes = {
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
     for expert in range(config["num_experts"]):
         for name, shape in shapes.items():
             yield from _fp8(f"{stem}.{expert}.{name}.weight", shape)
@@ -82,7 +101,9 @@ def _fp8(name: str, shape: Sequence[int]) -> Iterator[Entry]:
 
 
 def _mxfp4_experts(stem: str, config: Mapping) -> Iterator[Entry]:
-    experts, hidden, inner = (config[name] for name in ("num_local_experts", "hidden_size", "intermediate_size"))
+    experts, hidden, inner = (
+        config[name] for name in ("num_local_experts", "hidden_size", "intermediate_size")
+    )
     for name, rows, columns in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
         yield Entry(f"{stem}.{name}_blocks", "U8", (experts, rows, columns // 32, 16), "codes")
         yield Entry(f"{stem}.{name}_scales", "U8", (experts, rows, columns // 32), "exponents")
@@ -99,7 +120,10 @@ class _Blocks:
     def __init__(self, tensors: Sequence[Entry], seed: int) -> None:
         # Odd, so that rows of large matrices do not begin at the same places of the block again.
         self._size = min(_MOST_POOLED, max(prod(entry.shape) for entry in tensors)) | 1
-        self._made = {name: _make_block(name, self._size, seed) for name in {entry.content for entry in tensors}}
+        self._made = {
+            name: _make_block(name, self._size, seed)
+            for name in {entry.content for entry in tensors}
+        }
         self._numbers = count()
 
     def content(self, entry: Entry) -> Iterator[memoryview]:
@@ -134,10 +158,18 @@ def _make_block(content: str, size: int, seed: int) -> memoryview:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", choices=sorted(CONFIGS))
     parser.add_argument("out", type=Path, help="folder to write to")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another size in config.json")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another size in config.json",
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     changes = {name: int(value) for name, _, value in (one.partition("=") for one in options.set)}

@@ -23,7 +23,16 @@ from tools import DATA, TRACE
 GOLDEN = DATA / "golden.json"
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
 NUM_MAPS = 200  # of the requests that are not replayed
-SLOTS = (16, 32, 48, 64, 96, 128, 192, 240)  # of 256; the first two are fewer than one token wants, or just as many
+SLOTS = (
+    16,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    240,
+)  # of 256; the first two are fewer than one token wants, or just as many
 QUARTER = (64,)  # for the other axes, which run over lru
 REQUESTS = 2
 VARIANTS = (
@@ -56,10 +65,16 @@ def count(row: str) -> Row:
     """Replay the trace by one policy, the other axes plain."""
     axis, name = row.split("/")
     recorded = read_parquet(TRACE, num_experts=SHAPE.num_experts)
-    trace, others = recorded.take(recorded.request < REQUESTS), recorded.take(recorded.request >= REQUESTS)
+    trace, others = (
+        recorded.take(recorded.request < REQUESTS),
+        recorded.take(recorded.request >= REQUESTS),
+    )
     slots = SLOTS if axis == "eviction" else QUARTER
     return {
-        scope: [_count(Case(SHAPE, trace, n, scope, 2 * SHAPE.expert_nbytes), axis, name, others) for n in slots]
+        scope: [
+            _count(Case(SHAPE, trace, n, scope, 2 * SHAPE.expert_nbytes), axis, name, others)
+            for n in slots
+        ]
         for scope in Scope
     }
 
@@ -73,7 +88,11 @@ def _count(case: Case, axis: str, name: str, others: Trace) -> list[int]:
 def main() -> None:
     kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
     asked = sys.argv[1:] or every_row()
-    rows = {row: count(row) if row in asked else kept[row] for row in every_row() if row in asked or row in kept}
+    rows = {
+        row: count(row) if row in asked else kept[row]
+        for row in every_row()
+        if row in asked or row in kept
+    }
     lines = [f" {json.dumps(row)}: {json.dumps(counts)}" for row, counts in rows.items()]
     with replacing(GOLDEN) as temporary:
         temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -29,7 +29,9 @@ Hashes = dict[tuple[str, str], set[str]]  # by name and version
 def resolved() -> Hashes:
     """What pip would install of constraints.txt, and whatever that needs. Raises CalledProcessError."""
     asked = ["install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-", "-r"]
-    done = subprocess.run([sys.executable, "-m", "pip", *asked, CONSTRAINTS], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *asked, CONSTRAINTS], stdout=subprocess.PIPE, check=True
+    )
     return {
         _key(each["metadata"]["name"], each["metadata"]["version"]): {
             each["download_info"]["archive_info"]["hashes"]["sha256"]
@@ -48,10 +50,16 @@ def add_files(hashes: Hashes, wheels: Iterable[Path]) -> None:
 def text_of(hashes: Hashes) -> str:
     """The content of the file, by name."""
     lines = (
-        " \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{each}" for each in sorted(values))])
+        " \\\n    ".join(
+            [f"{name}=={version}", *(f"--hash=sha256:{each}" for each in sorted(values))]
+        )
         for (name, version), values in sorted(hashes.items())
     )
-    return _HEAD.format(python="{}.{}".format(*platform.python_version_tuple())) + "\n".join(lines) + "\n"
+    return (
+        _HEAD.format(python="{}.{}".format(*platform.python_version_tuple()))
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def _key(name: str, version: str) -> tuple[str, str]:
@@ -61,7 +69,9 @@ def _key(name: str, version: str) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--besides", nargs="*", type=Path, default=[], metavar="WHEEL", help="files from elsewhere")
+    parser.add_argument(
+        "--besides", nargs="*", type=Path, default=[], metavar="WHEEL", help="files from elsewhere"
+    )
     options = parser.parse_args()
     hashes = resolved()
     add_files(hashes, options.besides)

@@ -57,7 +57,9 @@ def publish(model: Path, out: Path, quantization: Mapping, choose: Choose) -> Te
     return numbers
 
 
-def _encode(tensor: torch.Tensor, name: str, spelling: Spelling, encode: Encode, stored: Tensors) -> torch.Tensor:
+def _encode(
+    tensor: torch.Tensor, name: str, spelling: Spelling, encode: Encode, stored: Tensors
+) -> torch.Tensor:
     """Put the tensors of a matrix [out, in], or of those of all experts, into `stored`; return its numbers."""
     stem = name.removesuffix(".weight") if spelling.is_module else name
     if tensor.dim() == 2:
@@ -96,10 +98,14 @@ def mxfp4(matrix: torch.Tensor) -> Tensors:
     values = torch.tensor(E2M1[:8])
     magnitude = (groups.abs() / exponent.exp2()[:, :, None]).clamp(max=values[-1])
     codes = (
-        torch.bucketize(magnitude, (values[1:] + values[:-1]) / 2).to(torch.uint8) | (groups < 0).to(torch.uint8) << 3
+        torch.bucketize(magnitude, (values[1:] + values[:-1]) / 2).to(torch.uint8)
+        | (groups < 0).to(torch.uint8) << 3
     )
     codes = codes.flatten(1)
-    return {"blocks": codes[:, ::2] | codes[:, 1::2] << 4, "scales": (exponent + 127).to(torch.uint8)}
+    return {
+        "blocks": codes[:, ::2] | codes[:, 1::2] << 4,
+        "scales": (exponent + 127).to(torch.uint8),
+    }
 
 
 def int4(matrix: torch.Tensor) -> Tensors:
@@ -115,7 +121,11 @@ def int4(matrix: torch.Tensor) -> Tensors:
 
 def _compressed(format: str, weights: Mapping) -> Mapping:
     group = {"weights": weights, "targets": ["Linear"]}
-    return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": {"group_0": group},
+    }
 
 
 _FOUR_BITS = {"num_bits": 4, "group_size": _GROUP, "symmetric": True}
@@ -133,7 +143,9 @@ def experts_in(format: str) -> tuple[Mapping, Choose]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, help="folder of the checkpoint")
     parser.add_argument("out", type=Path, help="folder to write to, which must not exist")
     parser.add_argument("--format", choices=FORMATS, default="mxfp4")

@@ -45,7 +45,12 @@ def gpt_oss_20b(changes: Mapping[str, int]) -> dict:
     }
     config = _changed(config, changes)
     kinds = ("sliding_attention", "full_attention")
-    plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    plain = [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ]
     return config | {
         "layer_types": [kinds[layer % 2] for layer in range(config["num_hidden_layers"])],
         "quantization_config": {"modules_to_not_convert": plain, "quant_method": "mxfp4"},
@@ -91,7 +96,11 @@ def qwen3_30b_a3b_fp8(changes: Mapping[str, int]) -> dict:
     }
     config = _changed(config, changes)
     parts = ("input_layernorm", "mlp.gate", "post_attention_layernorm")
-    plain = [f"model.layers.{layer}.{part}" for layer in range(config["num_hidden_layers"]) for part in parts]
+    plain = [
+        f"model.layers.{layer}.{part}"
+        for layer in range(config["num_hidden_layers"])
+        for part in parts
+    ]
     return config | {
         "quantization_config": {
             "activation_scheme": "dynamic",

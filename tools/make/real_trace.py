@@ -24,7 +24,10 @@ MANTISSA_BITS = 7
 def beginnings(trace: Trace) -> Trace:
     """The beginning of each of the first requests; passes keep their order."""
     first = trace.take(np.flatnonzero(np.isin(trace.request, np.unique(trace.request)[:REQUESTS])))
-    begins = {number: first.token[first.request == number].min() for number in np.unique(first.request).tolist()}
+    begins = {
+        number: first.token[first.request == number].min()
+        for number in np.unique(first.request).tolist()
+    }
     at = first.token - np.array([begins[number] for number in first.request.tolist()])
     return first.take(np.flatnonzero(at < TOKENS))
 
@@ -34,9 +37,13 @@ def joined(parts: list[Trace]) -> Trace:
     request = pass_ = 0
     numbered = []
     for part in parts:
-        own_request, own_pass = (np.unique(column, return_inverse=True)[1] for column in (part.request, part.pass_))
+        own_request, own_pass = (
+            np.unique(column, return_inverse=True)[1] for column in (part.request, part.pass_)
+        )
         columns = {"request": own_request + request, "pass_": own_pass + pass_}
-        numbered.append(replace(part, **{name: column.astype(np.int32) for name, column in columns.items()}))
+        numbered.append(
+            replace(part, **{name: column.astype(np.int32) for name, column in columns.items()})
+        )
         request, pass_ = request + int(own_request.max()) + 1, pass_ + int(own_pass.max()) + 1
     whole = concatenate(numbered)
     return replace(whole, weights=shortened(whole.weights, MANTISSA_BITS))
@@ -49,7 +56,9 @@ def main() -> None:
     options = parser.parse_args()
     trace = joined([beginnings(read_parquet(path)) for path in options.traces])
     write(trace, options.path)
-    print(f"{options.path}: {len(np.unique(trace.pass_))} tokens, {options.path.stat().st_size} bytes")
+    print(
+        f"{options.path}: {len(np.unique(trace.pass_))} tokens, {options.path.stat().st_size} bytes"
+    )
 
 
 if __name__ == "__main__":

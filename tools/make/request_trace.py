@@ -25,7 +25,9 @@ def in_turn(opened: MoeModel, texts: list[str], *, count: int, length: int) -> l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
     parser.add_argument("--first", nargs="+", required=True)
@@ -42,7 +44,9 @@ def main() -> None:
     before = before[: 3 * len(after)]
     trace = told(opened, [*before, *after], prefill=options.prefill, distance=options.distance)
     write_parquet(trace, options.out)
-    print(f"{options.out}: {len(before)} requests for maps, {len(after)} to replay, {len(trace):,} rows")
+    print(
+        f"{options.out}: {len(before)} requests for maps, {len(after)} to replay, {len(trace):,} rows"
+    )
 
 
 if __name__ == "__main__":

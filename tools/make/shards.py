@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-_ITEM_NBYTES = {"BF16": 2, "F8_E4M3": 1, "U8": 1}  # in the order that safetensors gives to the tensors of a file
+_ITEM_NBYTES = {
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "U8": 1,
+}  # in the order that safetensors gives to the tensors of a file
 
 Content = Callable[["Entry"], Iterator[memoryview]]
 """The bytes of a tensor, in pieces."""
@@ -27,7 +31,9 @@ class Entry:
         return prod(self.shape) * _ITEM_NBYTES[self.dtype]
 
 
-def write_shards(folder: Path, entries: Iterable[Entry], content: Content, *, shard_nbytes: int) -> int:
+def write_shards(
+    folder: Path, entries: Iterable[Entry], content: Content, *, shard_nbytes: int
+) -> int:
     """Write the tensors in their order into shards of at most `shard_nbytes` bytes, unless a tensor is larger, and the
     index beside them. Return the bytes of all files."""
     shards = _divided(entries, shard_nbytes)
@@ -74,7 +80,11 @@ def _header(entries: Sequence[Entry]) -> bytes:
     offset = 0
     for entry in entries:
         place = [offset, offset := offset + entry.nbytes]
-        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": place}
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": place,
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 
 from profilers.text.files import Document
 
-Question = tuple[str, list[str], int]  # the question, the steps of its answer, the number they come to
+Question = tuple[
+    str, list[str], int
+]  # the question, the steps of its answer, the number they come to
 
 
 def words(text: str) -> list[str]:
@@ -21,9 +23,13 @@ THINGS = words(
     "apples|pencils|stickers|marbles|books|cards|shells|stamps|buttons|coins|cookies|oranges|beads|tickets|balloons"
 )
 BOXES = words("boxes|bags|crates|baskets|shelves|jars|rows|trays")
-PLACES = words("the market|the school fair|the library|the bakery|the farm|the beach|the museum|the station")
+PLACES = words(
+    "the market|the school fair|the library|the bakery|the farm|the beach|the museum|the station"
+)
 DAYS = words("Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday")
-JOBS = words("washing cars|walking dogs|mowing lawns|delivering papers|painting fences|teaching chess")
+JOBS = words(
+    "washing cars|walking dogs|mowing lawns|delivering papers|painting fences|teaching chess"
+)
 VEHICLES = words("train|bus|car|bicycle|boat|van")
 PLANTS = words("roses|tulips|tomatoes|carrots|beans|sunflowers|lemons")
 
@@ -81,7 +87,12 @@ def wages(r: random.Random) -> Question:
 
 def travel(r: random.Random) -> Question:
     name, vehicle = r.choice(NAMES), r.choice(VEHICLES)
-    speed, hours, slower, more = 10 * r.randint(2, 9), r.randint(2, 6), 5 * r.randint(1, 3), r.randint(1, 5)
+    speed, hours, slower, more = (
+        10 * r.randint(2, 9),
+        r.randint(2, 6),
+        5 * r.randint(1, 3),
+        r.randint(1, 5),
+    )
     first, second = speed * hours, (speed - slower) * more
     question = (
         f"A {vehicle} with {name} on board goes at {speed} kilometres an hour for {hours} hours. "
@@ -99,7 +110,12 @@ def travel(r: random.Random) -> Question:
 
 def ages(r: random.Random) -> Question:
     one, two, three = r.sample(NAMES, 3)
-    age, times, younger, years = r.randint(4, 15), r.randint(2, 4), r.randint(1, 3), r.randint(2, 12)
+    age, times, younger, years = (
+        r.randint(4, 15),
+        r.randint(2, 4),
+        r.randint(1, 3),
+        r.randint(2, 12),
+    )
     total = age + age * times + age - younger + 3 * years
     question = (
         f"{one} is {age} years old. {two} is {times} times as old as {one}, "
@@ -195,4 +211,6 @@ def word_problems(*, seed: int, per_document: int = 20) -> Iterator[Document]:
     """Documents of `per_document` problems each, without end."""
     r = random.Random(seed)
     for number in itertools.count():
-        yield Document(f"problems-{seed}-{number}", "\n".join(problem(r) for _ in range(per_document)))
+        yield Document(
+            f"problems-{seed}-{number}", "\n".join(problem(r) for _ in range(per_document))
+        )

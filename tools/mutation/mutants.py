@@ -28,14 +28,19 @@ from tools import ROOT
 
 OURS = ("artifacts", "runtime", "profilers", "moectl", "tests", "tools")
 _THEIRS = ("numpy", "numba", "pyarrow.parquet", "hypothesis.strategies")
-_OF_MODELS = ("transformers.models.olmoe.modeling_olmoe", "transformers.convert_slow_tokenizer", "tabulate")
-_WITHOUT_MODELS = ("artifacts/", "runtime/policies/")  # tests of these files need not wait for the import of torch
+_OF_MODELS = (
+    "transformers.models.olmoe.modeling_olmoe",
+    "transformers.convert_slow_tokenizer",
+    "tabulate",
+)
+_WITHOUT_MODELS = (
+    "artifacts/",
+    "runtime/policies/",
+)  # tests of these files need not wait for the import of torch
 _MOST_BYTES = 8 << 30
 _WAITS = 3  # times as long as it computes at most: a mutant may wait for a thread for ever
 
-_BINARY = (
-    "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Add Pow_Mul BitOr_BitAnd BitAnd_BitOr LShift_RShift RShift_LShift"
-)
+_BINARY = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Add Pow_Mul BitOr_BitAnd BitAnd_BitOr LShift_RShift RShift_LShift"
 _COMPARISON = (
     "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq Eq_LtE Eq_GtE NotEq_Eq NotEq_Lt NotEq_Gt "
     "Is_IsNot IsNot_Is"
@@ -82,7 +87,9 @@ def seconds_of(name: str, tests: Sequence[str]) -> float:
     """CPU seconds of the tests without a mutant. Raises RuntimeError if they fail."""
     code, seconds = _in_a_child(None, name, tests, limit_s=3600)
     if code:
-        raise RuntimeError(f"the tests of {name} fail, or find nothing, before anything is changed: {' '.join(tests)}")
+        raise RuntimeError(
+            f"the tests of {name} fail, or find nothing, before anything is changed: {' '.join(tests)}"
+        )
     return seconds
 
 
@@ -100,11 +107,15 @@ def _prepare(path: str) -> None:
     }
     for name in _THEIRS if path.startswith(_WITHOUT_MODELS) else (*_THEIRS, *_OF_MODELS):
         importlib.import_module(name)
-    assert importlib.import_module("numba").config.DISABLE_JIT, "numba was imported before, and compiles"
+    assert importlib.import_module("numba").config.DISABLE_JIT, (
+        "numba was imported before, and compiles"
+    )
     gc.freeze()
 
 
-def _in_a_child(mutant: Mutant | None, path: str, tests: Sequence[str], *, limit_s: int) -> tuple[int, float]:
+def _in_a_child(
+    mutant: Mutant | None, path: str, tests: Sequence[str], *, limit_s: int
+) -> tuple[int, float]:
     """Exit status and CPU seconds of a child process."""
     _prepare(path)
     child = os.fork()
@@ -131,9 +142,18 @@ def _test(mutant: Mutant | None, path: str, tests: Sequence[str], limit_s: int) 
         sys.meta_path.insert(0, _Finder(path.removesuffix(".py").replace("/", "."), mutant))
     # The same examples every time, without shrinking: only the failure counts.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-    hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
+    hypothesis.settings.register_profile(
+        "mutants", derandomize=True, database=None, deadline=None, phases=phases
+    )
     hypothesis.settings.load_profile("mutants")
-    quick = ("--assert=plain", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--import-mode=importlib")
+    quick = (
+        "--assert=plain",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:unraisableexception",
+        "--import-mode=importlib",
+    )
     # One file after another: if the first fails, the others need not be imported.
     by_file = groupby(tests, key=lambda test: test.partition("::")[0])
     return int(any(pytest.main(["-x", "-q", *quick, *some]) for _, some in by_file))
@@ -145,7 +165,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, mutant: Mutant) -> None:
         self._name, self._mutant = name, mutant
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: object, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self._name:
             return None
         return importlib.util.spec_from_loader(fullname, _Loader(fullname, self._mutant))
@@ -179,7 +201,9 @@ def _spans_left_out(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, i
     """Spans of (line, column) that are not mutated: annotations, compiling decorators, and the star of keyword-only
     arguments."""
     for number, line in enumerate(source.splitlines(), start=1):
-        yield from (((number, star.start()), (number, star.end())) for star in re.finditer(r"\*(?=,)", line))
+        yield from (
+            ((number, star.start()), (number, star.end())) for star in re.finditer(r"\*(?=,)", line)
+        )
     for node in ast.walk(ast.parse(source)):
         parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
         if isinstance(node, ast.FunctionDef):
@@ -202,4 +226,6 @@ def _change(source: str, changed: str, operator: str) -> str:
     start = len(os.path.commonprefix([old, new]))
     end = min(len(os.path.commonprefix([old[::-1], new[::-1]])), len(old) - start, len(new) - start)
     first = max(0, start - 18)
-    return " -> ".join(" ".join(line[first : len(line) - max(0, end - 18)].split()) for line in (old, new))
+    return " -> ".join(
+        " ".join(line[first : len(line) - max(0, end - 18)].split()) for line in (old, new)
+    )

@@ -57,7 +57,13 @@ _HORIZON = tuple(
         "test_a_wait_below_a_pass_weighs_as_a_pass_does",
     )
 )
-_BUDDY_ROWS = ("", *(f":quota=0.2,stand_in={name}" for name in ("buddy", "random_resident", "best_resident", "zero")))
+_BUDDY_ROWS = (
+    "",
+    *(
+        f":quota=0.2,stand_in={name}"
+        for name in ("buddy", "random_resident", "best_resident", "zero")
+    ),
+)
 _MODEL, _DAMAGED = "tests/runtime/model", "tests/faults/test_11_checkpoint.py"
 _OPENED = f"{_MODEL}/test_open.py::test_everything_equals_the_plain_model"
 _SPLITS, _STAGES = "tests/artifacts/splits/test_solve.py", "tests/artifacts/splits/test_kernels.py"
@@ -67,13 +73,20 @@ TESTS = {
         for name in ("belady", "fld", "lcp", "least_stale", "lfu", "lhu", "lru", "random", "score")
     },
     "runtime/policies/eviction/shared.py": _policy("eviction", "lhu", _EVICTIONS),
-    "runtime/policies/eviction/activation.py": _policy("eviction", "activation", f"{_POLICIES}/test_activation.py"),
+    "runtime/policies/eviction/activation.py": _policy(
+        "eviction", "activation", f"{_POLICIES}/test_activation.py"
+    ),
     "runtime/policies/eviction/map.py": _policy(
-        "eviction", "map", f"{_POLICIES}/test_maps.py", f"{_EVICTIONS}::test_a_policy_that_needs_more_than_uses_says_so"
+        "eviction",
+        "map",
+        f"{_POLICIES}/test_maps.py",
+        f"{_EVICTIONS}::test_a_policy_that_needs_more_than_uses_says_so",
     ),
     "runtime/policies/eviction/horizon.py": _HORIZON,
     "runtime/policies/eviction/horizon_kernels.py": _HORIZON,
-    "runtime/policies/miss/buddy.py": _policy("miss", "buddy", f"{_POLICIES}/test_buddy.py", rows=_BUDDY_ROWS),
+    "runtime/policies/miss/buddy.py": _policy(
+        "miss", "buddy", f"{_POLICIES}/test_buddy.py", rows=_BUDDY_ROWS
+    ),
     **{
         f"runtime/policies/miss/{name}.py": _policy("miss", name, _MISSES)
         for name in ("best_resident", "random_resident", "substitute", "zero")
@@ -97,12 +110,17 @@ TESTS = {
             "a_full_store_of_maps_stays_as_large",
         )
     ),
-    "runtime/links/link.py": ("tests/runtime/links/test_link.py", "tests/runtime/links/test_thread_link.py"),
+    "runtime/links/link.py": (
+        "tests/runtime/links/test_link.py",
+        "tests/runtime/links/test_thread_link.py",
+    ),
     "runtime/links/emulated.py": ("tests/runtime/links/test_emulated.py",),
     "runtime/links/disk.py": ("tests/runtime/links/test_disk_link.py",),
     "runtime/session/generate.py": ("tests/runtime/session/test_generate.py",),
     "moectl/serving/scheduler.py": ("tests/moectl/serving/test_scheduler.py",),
-    "artifacts/quantisation/bit_allocation.py": ("tests/artifacts/quantisation/test_bit_allocation.py",),
+    "artifacts/quantisation/bit_allocation.py": (
+        "tests/artifacts/quantisation/test_bit_allocation.py",
+    ),
     "artifacts/splits/solve.py": (
         *(
             f"{_SPLITS}::test_{name}"
@@ -143,7 +161,10 @@ TESTS = {
             f"{_DAMAGED}::test_{what}"
             for what in ("missing_expert_tensor", "missing_experts_of_a_layer", "surplus_expert")
         ),
-        *(f"{_OPENED}[{case}-float32]" for case in ("olmoe-fused", "olmoe-hub", "phimoe-hub", "gpt_oss-hub")),
+        *(
+            f"{_OPENED}[{case}-float32]"
+            for case in ("olmoe-fused", "olmoe-hub", "phimoe-hub", "gpt_oss-hub")
+        ),
         f"{_MODEL}/test_quantised_tensor.py::test_an_expert_in_another_format_than_the_others_opens",
         *(
             f"{_MODEL}/test_quantised_tensor.py::test_logits_and_tokens_are_those_of_the_dequantised_model"
@@ -186,14 +207,20 @@ def outcome_of(path: str, tests: Sequence[str], *, sample: int | None = None) ->
     # Twice the usual time and some seconds for a busy machine; a mutant that takes longer counts as an endless loop.
     limit_s = int(2 * seconds_of(path, tests) + 5)
     every = list(mutants(path))
-    tried = every if sample is None or sample >= len(every) else random.Random(0).sample(every, sample)
+    tried = (
+        every if sample is None or sample >= len(every) else random.Random(0).sample(every, sample)
+    )
     survivors = tuple(each for each in tried if not is_killed(each, tests, limit_s=limit_s))
     return Outcome(path, len(tried), survivors, len(every))
 
 
 def reasons_on(page: str) -> dict[tuple[str, str], str]:
     """The reasons on the page for each survivor, by file and change."""
-    rows = [[cell.strip() for cell in line.split(" | ")] for line in page.splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.split(" | ")]
+        for line in page.splitlines()
+        if line.startswith("| `")
+    ]
     return {(row[0].strip("|` "), row[2]): row[3].rstrip("| ") for row in rows if len(row) == 4}
 
 
@@ -221,7 +248,9 @@ def _cell(change: str) -> str:
 
 def _show(outcome: Outcome, seconds: float) -> None:
     killed = outcome.tried - len(outcome.survivors)
-    tried = f"{outcome.path}: {killed} of {outcome.tried} killed, {100 * outcome.share_killed:.1f} %"
+    tried = (
+        f"{outcome.path}: {killed} of {outcome.tried} killed, {100 * outcome.share_killed:.1f} %"
+    )
     print(f"{tried} ({outcome.count} mutants, {seconds:.0f} s)", flush=True)
     for mutant in sorted(outcome.survivors, key=lambda mutant: mutant.line):
         print(f"  {mutant.line}: {mutant.change}", flush=True)
@@ -229,9 +258,15 @@ def _show(outcome: Outcome, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("files", nargs="*", metavar="FILE", help="of the table; all of them where none is named")
-    parser.add_argument("--sample", type=int, metavar="N", help="of the mutants of each file; all by default")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/mutation.md; needs all files")
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="of the table; all of them where none is named"
+    )
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="of the mutants of each file; all by default"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="put the tables into docs/mutation.md; needs all files"
+    )
     options = parser.parse_args()
     if unknown := [path for path in options.files if path not in TESTS]:
         parser.error(f"no tests are named for {', '.join(unknown)}: files are {', '.join(TESTS)}")

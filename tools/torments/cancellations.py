@@ -114,7 +114,9 @@ def in_turns(case: EngineCase, session: Session) -> None:
         for one in generations:
             one.close()
         rows.close()
-    if len(failed) > 1 or any(found[n] != alone[n] for n in range(3) if n != left and n not in failed):
+    if len(failed) > 1 or any(
+        found[n] != alone[n] for n in range(3) if n != left and n not in failed
+    ):
         raise Lost(f"18: {found} in turns, {failed} failed, alone {alone}")
 
 

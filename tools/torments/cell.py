@@ -66,7 +66,9 @@ class Cell:
         ground.mkdir()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_cell, args=(theirs, self._torment, ground, self._seed))
+        self._process = context.Process(
+            target=_cell, args=(theirs, self._torment, ground, self._seed)
+        )
         self._process.start()
         theirs.close()
         if problem := self._answer():

@@ -25,7 +25,9 @@ def content_hash(store: Store, run_id: int) -> str:
     for table in sorted(run.contents):
         store.read(table, run_id)  # counts its rows
         left_out = ", ".join(sorted({"run_id", *_TIMES.get(table, ())}))
-        rows = store.query(f"SELECT * EXCLUDE ({left_out}) FROM {table} WHERE run_id = {int(run_id)} ORDER BY ALL")
+        rows = store.query(
+            f"SELECT * EXCLUDE ({left_out}) FROM {table} WHERE run_id = {int(run_id)} ORDER BY ALL"
+        )
         digest.update(f"{table} {rows.num_rows}".encode())
         for name in sorted(rows.column_names):
             digest.update(name.encode())
@@ -37,7 +39,8 @@ def _description(run: StoredRun) -> dict[str, object]:
     info = run.info
     parameters = {name: value for name, value in info.parameters.items() if name not in _VARYING}
     description = {
-        name: getattr(info, name) for name in ("command", "model_id", "data", "data_digest", "tokens", "seed")
+        name: getattr(info, name)
+        for name in ("command", "model_id", "data", "data_digest", "tokens", "seed")
     }
     return description | {"parameters": parameters}
 
@@ -45,8 +48,14 @@ def _description(run: StoredRun) -> dict[str, object]:
 def _update(digest: "hashlib._Hash", values: pa.Array) -> None:
     """Add the values of a column alone: neither slices nor the bytes behind empty places count."""
     digest.update(values.is_valid().to_numpy(zero_copy_only=False).tobytes())
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
-        digest.update(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).tobytes())
+    if (
+        pa.types.is_list(values.type)
+        or pa.types.is_large_list(values.type)
+        or pa.types.is_fixed_size_list(values.type)
+    ):
+        digest.update(
+            pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).tobytes()
+        )
         _update(digest, values.flatten())
     elif pa.types.is_floating(values.type) or pa.types.is_integer(values.type):
         digest.update(values.drop_null().to_numpy(zero_copy_only=False).tobytes())

@@ -27,7 +27,10 @@ class Asked:
     def plain_options(self) -> dict[str, object]:
         """The keyword arguments of generate() that ask the same of plain transformers."""
         one = self.sampling
-        options: dict[str, object] = {"max_new_tokens": one.max_new_tokens, "do_sample": one.temperature > 0}
+        options: dict[str, object] = {
+            "max_new_tokens": one.max_new_tokens,
+            "do_sample": one.temperature > 0,
+        }
         if one.repetition_penalty is not None:
             options["repetition_penalty"] = one.repetition_penalty
         if one.ignore_eos:
@@ -60,8 +63,13 @@ def _draw_prompt(rng: random.Random, length: int, positions: int) -> list[int] |
     kind = rng.choice(("ids", "ids", "text", "chat"))
     if kind == "text":
         return "a" + _text(rng, length - 1)
-    if kind == "chat" and 2 * length + 36 < positions:  # the roles and as many new tokens as there may be
-        return [{"role": role, "content": _text(rng, length)} for role in ("system", "user")[: rng.randint(1, 2)]]
+    if (
+        kind == "chat" and 2 * length + 36 < positions
+    ):  # the roles and as many new tokens as there may be
+        return [
+            {"role": role, "content": _text(rng, length)}
+            for role in ("system", "user")[: rng.randint(1, 2)]
+        ]
     return [rng.randrange(_FIRST, VOCABULARY) for _ in range(length)]
 
 
@@ -74,7 +82,9 @@ def draw_fields(rng: random.Random) -> dict[str, object]:
     fields = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     if rng.random() < 0.5:
         return fields
-    return fields | {name: FIELDS[name](rng) for name in rng.sample(sorted(FIELDS), rng.randint(1, _MOST_FIELDS))}
+    return fields | {
+        name: FIELDS[name](rng) for name in rng.sample(sorted(FIELDS), rng.randint(1, _MOST_FIELDS))
+    }
 
 
 def _token(rng: random.Random) -> int:
@@ -109,7 +119,9 @@ FIELDS: Mapping[str, Callable[[random.Random], object]] = {
     "remove_invalid_values": lambda rng: True,
     "renormalize_logits": lambda rng: True,
     "repetition_penalty": lambda rng: rng.choice((0.5, 1.7)),
-    "sequence_bias": lambda rng: [[_tokens(rng, 2), rng.choice((-5.0, 5.0))] for _ in range(rng.randint(1, 4))],
+    "sequence_bias": lambda rng: [
+        [_tokens(rng, 2), rng.choice((-5.0, 5.0))] for _ in range(rng.randint(1, 4))
+    ],
     "stop_strings": lambda rng: [rng.choice(_CHARACTERS) for _ in range(rng.randint(1, 9))],
     "suppress_tokens": lambda rng: _tokens(rng, 60),
     "temperature": lambda rng: rng.choice((0.2, 1.8)),

@@ -41,7 +41,9 @@ class EngineCase:
                         self.exact(session, "a request before")
                     fault(self, session)
                     self.faults.mend()
-                    if name != "18: interrupted":  # after which the next pass repairs the controller's state
+                    if (
+                        name != "18: interrupted"
+                    ):  # after which the next pass repairs the controller's state
                         check(session, name)
                     self.exact(session, name)
                     self.exact(session, name)
@@ -62,7 +64,9 @@ class EngineCase:
     def wrong(self, session: Session) -> str:
         """How the logits of a random request are wrong; empty if they are right."""
         number = self.rng.randrange(len(self.expected))
-        return self.differs(lossless.said(session, self.model.requests[number]), self.expected[number])
+        return self.differs(
+            lossless.said(session, self.model.requests[number]), self.expected[number]
+        )
 
     def differs(self, ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> str:
         """How the logits differ. Split experts add up in order of arrival, so that bfloat16 may route otherwise."""

@@ -25,10 +25,14 @@ def check(session: Session, after: str) -> None:
         should = torch.empty(lies.numel() + 64, dtype=torch.uint8)[: lies.numel()]
         slow.read(*divmod(place.key, session.opened.shape.num_experts), should, bits=place.bits)
         layout = slow.stores[place.bits].layout
-        parts = zip(slow.weights(place, lies).items(), slow.weights(place, should).items(), strict=True)
+        parts = zip(
+            slow.weights(place, lies).items(), slow.weights(place, should).items(), strict=True
+        )
         for (name, own), (_, theirs) in parts:
             if not torch.equal(own, theirs):
-                raise Lost(f"17: after {after}: slot {place.slot} does not hold {name} of key {place.key} ({layout})")
+                raise Lost(
+                    f"17: after {after}: slot {place.slot} does not hold {name} of key {place.key} ({layout})"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,13 @@ class Held:
     @classmethod
     def now(cls) -> "Held":
         gc.collect()
-        tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+        tensors = [
+            one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)
+        ]
         storages = [one.untyped_storage() for one in tensors if one.device.type == "cpu"]
-        names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
+        names = sorted(
+            thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
+        )
         return cls(
             tuple(names),
             len(list(Path("/proc/self/fd").iterdir())),
@@ -58,4 +66,6 @@ class Held:
         if self.num_files > before.num_files:
             raise Lost(f"17: {what} left {self.num_files - before.num_files} open files")
         if self.tensor_nbytes > before.tensor_nbytes:
-            raise Lost(f"17: {what} left {self.tensor_nbytes - before.tensor_nbytes:,} bytes of tensors")
+            raise Lost(
+                f"17: {what} left {self.tensor_nbytes - before.tensor_nbytes:,} bytes of tensors"
+            )

@@ -95,7 +95,10 @@ class FaultyEmulatedLink(EmulatedLink):
 @contextmanager
 def installed(faults: Faults) -> Iterator[Faults]:
     """Give sessions built within the context links with these faults."""
-    disk, emulated = partial(FaultyDiskLink, faults=faults), partial(FaultyEmulatedLink, faults=faults)
+    disk, emulated = (
+        partial(FaultyDiskLink, faults=faults),
+        partial(FaultyEmulatedLink, faults=faults),
+    )
     with patch.object(tiers, "DiskLink", disk), patch.object(tiers, "EmulatedLink", emulated):
         yield faults
 

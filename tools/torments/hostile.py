@@ -18,11 +18,46 @@ from artifacts.errors import Problem
 from tools.torments.cases import Lost
 
 SECONDS = 30.0  # longer than any legitimate case
-NBYTES = 4 << 30  # address space beyond that of the process; allocators reserve far more than they use
+NBYTES = (
+    4 << 30
+)  # address space beyond that of the process; allocators reserve far more than they use
 LONGEST = 12_000  # characters of a refusal, which may quote the input
-NUMBERS = (0, -1, 1, 2, 3, 7, 255, 65536, 2**31 - 1, 2**31, 2**32, 2**40, 2**61, 2**63 - 1, 2**63, 2**64, 10**30)
+NUMBERS = (
+    0,
+    -1,
+    1,
+    2,
+    3,
+    7,
+    255,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**40,
+    2**61,
+    2**63 - 1,
+    2**63,
+    2**64,
+    10**30,
+)
 FRACTIONS = (0.5, -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf)
-TEXTS = ("", "x", "0", "-1", "nan", "é", "\ud800", "\x00", "../x", "/etc/passwd", "a" * 5000, "{}", "F32", "I64")
+TEXTS = (
+    "",
+    "x",
+    "0",
+    "-1",
+    "nan",
+    "é",
+    "\ud800",
+    "\x00",
+    "../x",
+    "/etc/passwd",
+    "a" * 5000,
+    "{}",
+    "F32",
+    "I64",
+)
 
 
 def refusal(what: str, call: Callable[[], object]) -> Problem | None:
@@ -88,7 +123,9 @@ def as_text(value: object, rng: random.Random) -> str:
 
 def write(path: Path, content: str | bytes) -> Path:
     """Write a file; characters that UTF-8 cannot encode are kept as surrogates."""
-    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    path.write_bytes(
+        content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+    )
     return path
 
 
@@ -151,7 +188,17 @@ def _flipped(data: bytes, rng: random.Random) -> bytes:
 def _replaced(data: bytes, rng: random.Random) -> bytes:
     at = rng.randrange(len(data) + 1)
     new = rng.choice(
-        (b"\x00", b"\xff" * 8, b"-1", b"9" * 30, b'"', b"[", b"{}", b"\n", rng.randbytes(rng.randrange(9)))
+        (
+            b"\x00",
+            b"\xff" * 8,
+            b"-1",
+            b"9" * 30,
+            b'"',
+            b"[",
+            b"{}",
+            b"\n",
+            rng.randbytes(rng.randrange(9)),
+        )
     )
     return data[:at] + new + data[at + rng.choice((0, len(new))) :]
 
@@ -177,8 +224,20 @@ def _doubled(data: bytes, rng: random.Random) -> bytes:
 
 def _of_another_length(data: bytes, rng: random.Random) -> bytes:
     """Change the first 8 bytes, which are a length in many formats."""
-    length = rng.choice((0, 1, 2, len(data), 2**20, 100 << 20, 2**32, 2**40, 2**63, 2**64 - 8, 2**64 - 1))
+    length = rng.choice(
+        (0, 1, 2, len(data), 2**20, 100 << 20, 2**32, 2**40, 2**63, 2**64 - 8, 2**64 - 1)
+    )
     return length.to_bytes(8, "little") + data[8:]
 
 
-_DAMAGES = (_flipped, _flipped, _replaced, _replaced, _cut, _longer, _without, _doubled, _of_another_length)
+_DAMAGES = (
+    _flipped,
+    _flipped,
+    _replaced,
+    _replaced,
+    _cut,
+    _longer,
+    _without,
+    _doubled,
+    _of_another_length,
+)

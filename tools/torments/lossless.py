@@ -30,8 +30,26 @@ PRESETS = (
     "fmoe",
 )
 PRESETS += ("moepic",)
-EVICTIONS = ("lru", "lfu", "lcp", "least_stale", "fld", "score", "random", "horizon", "late_horizon", "activation")
-PREFETCHES = ("none", "next_gate", "next_gate:distance=2,overfetch=0.5,through=yes", "score", "frequency", "popular")
+EVICTIONS = (
+    "lru",
+    "lfu",
+    "lcp",
+    "least_stale",
+    "fld",
+    "score",
+    "random",
+    "horizon",
+    "late_horizon",
+    "activation",
+)
+PREFETCHES = (
+    "none",
+    "next_gate",
+    "next_gate:distance=2,overfetch=0.5,through=yes",
+    "score",
+    "frequency",
+    "popular",
+)
 PREFETCHES += ("random", "activation", "affinity")
 MISSES = ("fetch", "near", "near:fill=no", "near:ratio=0.3,fill=no", "qstar:ratio=0.5")
 LINKS = ("disk", "300MB/s+5us", "2GB/s")
@@ -71,7 +89,10 @@ class Model:
     def requests(self) -> list[Request]:
         """Requests of one to three prompts."""
         generator = torch.Generator().manual_seed(11)
-        return [self._request(batch, length, generator) for batch, length in ((1, 3), (1, 12), (3, 7), (2, 1), (1, 25))]
+        return [
+            self._request(batch, length, generator)
+            for batch, length in ((1, 3), (1, 12), (3, 7), (2, 1), (1, 25))
+        ]
 
     def generated(self, prompt: torch.Tensor, count: int) -> list[int]:
         """Greedy tokens of the plain model."""
@@ -88,7 +109,11 @@ class Model:
             output = self.plain(prompts, use_cache=True)
             logits = [output.logits]
             for step in range(NUM_DECODED):
-                output = self.plain(tokens[:, step : step + 1], past_key_values=output.past_key_values, use_cache=True)
+                output = self.plain(
+                    tokens[:, step : step + 1],
+                    past_key_values=output.past_key_values,
+                    use_cache=True,
+                )
                 logits.append(output.logits)
         return Request(prompts, tokens, logits)
 
@@ -116,8 +141,14 @@ def _choices() -> list[tuple[str, int, str, str]]:
 
 def _written(family: str, number: int, dtype: str, stored: str, ground: Path) -> Path:
     """A new checkpoint. The experts of GPT-OSS cannot be packed."""
-    folder, fields = ground / f"{family}-{number}-{dtype}", VARIED[family][number - 1] if number else {}
-    layout, size = ("fused" if stored == "fused" else "hub"), ("40KB" if stored == "shards" else "50GB")
+    folder, fields = (
+        ground / f"{family}-{number}-{dtype}",
+        VARIED[family][number - 1] if number else {},
+    )
+    layout, size = (
+        ("fused" if stored == "fused" else "hub"),
+        ("40KB" if stored == "shards" else "50GB"),
+    )
     save(family, layout, folder, getattr(torch, dtype), size, fields)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     if stored != "packed" or family == "gpt_oss":
@@ -134,13 +165,25 @@ def draw_settings(rng: random.Random, shape: Shape) -> Settings:
     scope = rng.choice(("layer", "global"))
     policies = {}
     if rng.random() < 0.5 and name not in ("monde", "monde-static", "fmoe", "moepic", "full"):
-        policies = {"eviction": rng.choice(EVICTIONS), "prefetch": rng.choice(PREFETCHES), "miss": rng.choice(MISSES)}
+        policies = {
+            "eviction": rng.choice(EVICTIONS),
+            "prefetch": rng.choice(PREFETCHES),
+            "miss": rng.choice(MISSES),
+        }
     if name == "moepic":
         policies["residency"] = "split:theta=" + rng.choice(("0.25", "0.5", "0.75"))
     least = 1 if scope == "global" and name not in ("monde-static", "moepic") else shape.num_layers
     least = max(least, shape.num_keys // 2) if name == "moepic" else least
-    link, near, window = rng.choice(LINKS), rng.choice((None, "1GB/s")), rng.choice(("1B", "2KiB", "64KiB"))
-    devices = 1 if name == "moepic" or rng.random() < 0.4 else rng.randint(1, min(_MOST_DEVICES, shape.num_experts))
+    link, near, window = (
+        rng.choice(LINKS),
+        rng.choice((None, "1GB/s")),
+        rng.choice(("1B", "2KiB", "64KiB")),
+    )
+    devices = (
+        1
+        if name == "moepic" or rng.random() < 0.4
+        else rng.randint(1, min(_MOST_DEVICES, shape.num_experts))
+    )
     return Settings(
         name,
         policies,
@@ -171,11 +214,15 @@ def is_exact(session: Session) -> bool:
     return session.parts.fast.split is None and not session.parts.is_fused
 
 
-def differs(ours: list[torch.Tensor], theirs: list[torch.Tensor], *, to_the_bit: bool = True) -> str:
+def differs(
+    ours: list[torch.Tensor], theirs: list[torch.Tensor], *, to_the_bit: bool = True
+) -> str:
     """How the logits differ from those of the plain model; empty if they agree."""
     for number, (own, plain) in enumerate(zip(ours, theirs, strict=True)):
         off = float((own.float() - plain.float()).abs().max())
-        if not torch.equal(own, plain) and (to_the_bit or off > _TOLERANCE * float(plain.float().abs().max())):
+        if not torch.equal(own, plain) and (
+            to_the_bit or off > _TOLERANCE * float(plain.float().abs().max())
+        ):
             return f"pass {number} is {off:.2e} off"
     return ""
 

@@ -19,7 +19,9 @@ _MANY = 1000
 
 
 def transfer_fails(case: EngineCase, session: Session) -> None:
-    error = case.rng.choice((lambda: OSError(5, "Input/output error"), MemoryError, lambda: RuntimeError("broken")))
+    error = case.rng.choice(
+        (lambda: OSError(5, "Input/output error"), MemoryError, lambda: RuntimeError("broken"))
+    )
     case.faults.moving = failing(case.rng.randint(0, 40), error)
     with case.ends_with(Problem, OSError, MemoryError, RuntimeError):
         lossless.said(session, case.request())
@@ -75,7 +77,10 @@ def out_of_memory(case: EngineCase, session: Session) -> None:
     request = case.request()
     with OutOfMemory() as counted:
         lossless.said(session, request)
-    with case.ends_with(torch.OutOfMemoryError, Problem), OutOfMemory(case.rng.randint(1, counted.count)):
+    with (
+        case.ends_with(torch.OutOfMemoryError, Problem),
+        OutOfMemory(case.rng.randint(1, counted.count)),
+    ):
         lossless.said(session, request)
 
 

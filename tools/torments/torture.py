@@ -91,12 +91,21 @@ def _by_class(found: list[Found], options: argparse.Namespace) -> performance.Se
             tried[number] += 1
             lost[number] += bool(case.loss)
     rows = [
-        (number, words, *(f"{count:,}" for count in (tried[number], tried[number] - lost[number], lost[number])))
+        (
+            number,
+            words,
+            *(
+                f"{count:,}"
+                for count in (tried[number], tried[number] - lost[number], lost[number])
+            ),
+        )
         for number, words in _classes().items()
     ]
     columns = ("class", "what goes wrong", "tried", "survived", "lost")
     note = f"seed {options.seed}, {options.minutes:g} minutes: {tried.total():,} cases, {lost.total()} lost"
-    return performance.Section("classes", [performance.Table("By class of fault", columns, rows, note)])
+    return performance.Section(
+        "classes", [performance.Table("By class of fault", columns, rows, note)]
+    )
 
 
 def _by_torment(found: list[Found], name: str) -> performance.Section:
@@ -112,7 +121,15 @@ def _by_torment(found: list[Found], name: str) -> performance.Section:
         )
         for one in found
     ]
-    columns = ("torment", "cases", "kinds of fault", "seconds", "slowest, s", "peak MiB", "lost cases")
+    columns = (
+        "torment",
+        "cases",
+        "kinds of fault",
+        "seconds",
+        "slowest, s",
+        "peak MiB",
+        "lost cases",
+    )
     note = "a process each; a case is repeated by `python -m tools.torments.torture --only NAME --case N`"
     return performance.Section(name, [performance.Table("By torment", columns, rows, note)])
 
@@ -120,7 +137,9 @@ def _by_torment(found: list[Found], name: str) -> performance.Section:
 def _classes() -> dict[int, str]:
     """A sentence on each class, by number: the first line of its file in tests/faults."""
     return {
-        int(path.name.split("_")[1]): ast.get_docstring(ast.parse(path.read_text())).partition("\n")[0].rstrip(".")
+        int(path.name.split("_")[1]): ast.get_docstring(ast.parse(path.read_text()))
+        .partition("\n")[0]
+        .rstrip(".")
         for path in sorted(FAULTS.glob("test_*.py"))
     }
 
@@ -130,11 +149,20 @@ def _command() -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=1.0, help="for all torments together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=cases.names(), default=cases.names(), help="these torments")
-    parser.add_argument("--cases", type=int, metavar="N", help="so many cases of one torment, however long they take")
+    parser.add_argument(
+        "--only", nargs="+", choices=cases.names(), default=cases.names(), help="these torments"
+    )
+    parser.add_argument(
+        "--cases",
+        type=int,
+        metavar="N",
+        help="so many cases of one torment, however long they take",
+    )
     parser.add_argument("--case", type=int, metavar="N", help="one case of one torment")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the figures into this page")
     options = parser.parse_args()

@@ -6,9 +6,31 @@ from pathlib import Path
 
 _STORE = ("--store", "{folder}/moe.duckdb")
 _TEXT = ("--data", "text.jsonl", "--threads", "1", *_STORE)
-_QUANTIZE = ("quantize", "model", "--data", "text.jsonl", "--samples", "4", "--length", "48", "--jobs", "1")
+_QUANTIZE = (
+    "quantize",
+    "model",
+    "--data",
+    "text.jsonl",
+    "--samples",
+    "4",
+    "--length",
+    "48",
+    "--jobs",
+    "1",
+)
 _QUANTIZE += ("--recipe", "refined", *_STORE)
-_LIVE = ("--budget", "50%", "--threads", "1", "--prompt", "a cat", "--max-new-tokens", "5", "--greedy", *_STORE)
+_LIVE = (
+    "--budget",
+    "50%",
+    "--threads",
+    "1",
+    "--prompt",
+    "a cat",
+    "--max-new-tokens",
+    "5",
+    "--greedy",
+    *_STORE,
+)
 _SHORT = ("--tokens", "32", "--length", "16")
 
 COMMANDS = {
@@ -18,7 +40,18 @@ COMMANDS = {
     "bench": ("bench", "model", *_TEXT, *_SHORT, "--rounds", "2")
     + ("--presets", "importance", "--budgets", "50%", "--links", "50MB/s"),
     "learn": ("run", "model", "--learn", "--preset", "fmoe", "--link", "50MB/s", *_LIVE),
-    "tune": ("tune", "model", *_TEXT, *_SHORT, "--held-out", "text.jsonl", "--rounds", "1", "--jobs", "1")
+    "tune": (
+        "tune",
+        "model",
+        *_TEXT,
+        *_SHORT,
+        "--held-out",
+        "text.jsonl",
+        "--rounds",
+        "1",
+        "--jobs",
+        "1",
+    )
     + ("--candidates", "2", "--budget", "50%", "--link", "50MB/s"),
     "report": ("report", "{folder}/report.html", *_STORE),
     "pack": ("pack", "model", "{folder}/packed"),
@@ -49,7 +82,9 @@ def outputs(folder: Path) -> frozenset[tuple[str, str]]:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
+    for file in (
+        [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    ):
         digest.update(f"{file.relative_to(path)} {file.stat().st_size} ".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()

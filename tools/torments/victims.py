@@ -26,10 +26,40 @@ from tools.torments.content_hash import content_hash
 from tools.torments.victim_commands import BEFORE, COMMANDS, NEW_FOLDER, TIMED, outputs
 
 SLOWEST_S = 120.0  # a command; they take two seconds on a quiet machine
-_WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "an", "old", "dog", "by", "the", "gate", "all", "day")
+_WORDS = (
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "saw",
+    "an",
+    "old",
+    "dog",
+    "by",
+    "the",
+    "gate",
+    "all",
+    "day",
+)
 # Calls that may change files: a process killed there is the most likely to leave something half done.
 _EVENTS = frozenset(
-    ("execute", "commit", "begin", "close", "write", "tofile", "fsync", "replace", "rename", "unlink", "link", "mkdir")
+    (
+        "execute",
+        "commit",
+        "begin",
+        "close",
+        "write",
+        "tofile",
+        "fsync",
+        "replace",
+        "rename",
+        "unlink",
+        "link",
+        "mkdir",
+    )
     + ("rmdir", "open", "read", "preadv", "flock", "dumps")
 )
 
@@ -60,7 +90,11 @@ class Victims:
     def __init__(self, ground: Path) -> None:
         self._ground = ground
         self._context = multiprocessing.get_context("forkserver")
-        os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        os.environ |= {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         self._context.set_forkserver_preload([__name__, *_modules()])
         self._make()
         self._known: dict[tuple[str, bool, int], tuple[Runs, Ended]] = {}
@@ -72,10 +106,17 @@ class Victims:
             self._whole(command, self.with_runs)
 
     def start(
-        self, command: str, folder: Path, death: Death | None = None, *, longest_file: int | None = None
+        self,
+        command: str,
+        folder: Path,
+        death: Death | None = None,
+        *,
+        longest_file: int | None = None,
     ) -> "Child":
         """On the store of a folder; no file it writes can be longer than so many bytes."""
-        return Child(self._context, ((COMMANDS | BEFORE)[command], self._ground, folder, death, longest_file))
+        return Child(
+            self._context, ((COMMANDS | BEFORE)[command], self._ground, folder, death, longest_file)
+        )
 
     def known(self, command: str, *, has_runs: bool, times: int = 1) -> tuple[Runs, Ended]:
         """All runs after this many undisturbed executions of the command, and how the last one ended."""
@@ -101,13 +142,20 @@ class Victims:
         if before and not (folder / "moe.duckdb").exists():
             raise Lost(f"{command}: the store is gone")
         now = found(folder)
-        wanted = {n: self.known(command, has_runs=has_runs, times=n)[0] if n else before for n in (times, times + 1)}
+        wanted = {
+            n: self.known(command, has_runs=has_runs, times=n)[0] if n else before
+            for n in (times, times + 1)
+        }
         may = [n for n, whole in wanted.items() if before <= now <= whole | before]
         if not may:
-            raise Lost(f"{command}: runs are {_told(now)}, not {_told(before)} and some of {_told(wanted[times + 1])}")
+            raise Lost(
+                f"{command}: runs are {_told(now)}, not {_told(before)} and some of {_told(wanted[times + 1])}"
+            )
         return may[0]
 
-    def finish(self, command: str, folder: Path, *, has_runs: bool, times: int) -> tuple[StoreFinding, ...]:
+    def finish(
+        self, command: str, folder: Path, *, has_runs: bool, times: int
+    ) -> tuple[StoreFinding, ...]:
         """Run the command again, which must give the undisturbed result; return the files left beside the store. It had
         completed `times` before."""
         if not (times and command in NEW_FOLDER):
@@ -176,7 +224,9 @@ def found(folder: Path) -> Runs:
         if wrong := [finding for finding in findings(folder) if finding.is_loss]:
             raise Lost(f"{len(wrong)} findings, first {wrong[0]}")
         with Store.open(path, read_only=True) as store:
-            return frozenset((run.info.command, _content(store, run)) for run in store.runs()) | outputs(folder)
+            return frozenset(
+                (run.info.command, _content(store, run)) for run in store.runs()
+            ) | outputs(folder)
     except Problem as problem:
         raise Lost(f"the store does not open: {problem}") from problem
 
@@ -199,10 +249,23 @@ def _told(runs: Runs) -> str:
 
 def _modules() -> list[str]:
     """The modules that commands import."""
-    verbs = ("profile", "quantize", "build_maps", "bench", "run", "tune", "report", "pack", "export")
-    return ["torch", "transformers.models.olmoe.modeling_olmoe", "tools.make.checkpoint", "moectl.cli"] + [
-        f"moectl.commands.{verb}" for verb in verbs
-    ]
+    verbs = (
+        "profile",
+        "quantize",
+        "build_maps",
+        "bench",
+        "run",
+        "tune",
+        "report",
+        "pack",
+        "export",
+    )
+    return [
+        "torch",
+        "transformers.models.olmoe.modeling_olmoe",
+        "tools.make.checkpoint",
+        "moectl.cli",
+    ] + [f"moectl.commands.{verb}" for verb in verbs]
 
 
 def _made(arguments: list[str]) -> None:

@@ -10,7 +10,15 @@ from artifacts.store.store import Store
 from moectl.commands.inspect.artefacts import ARTEFACTS, find_artefact
 from moectl.commands.inspect.knowledge import KNOWLEDGE, one_preset, presets_in_brief
 from moectl.show import store as store_views
-from moectl.show.render import Heatmap, Sheet, console, human_bytes, show_heatmap, show_json, show_sheet
+from moectl.show.render import (
+    Heatmap,
+    Sheet,
+    console,
+    human_bytes,
+    show_heatmap,
+    show_json,
+    show_sheet,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +33,17 @@ class View:
     brief: Sequence[Sheet] = ()
 
 
-def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verify: bool = False) -> View:
+def inspect(
+    name: str, store: Path, *, run: int | None, layer: int | None, verify: bool = False
+) -> View:
     """Return the view of a name; with `verify`, replica files are read and compared with their hashes.
 
     Raises BadUsage (unknown name or layer), BadInput (store, replica files) and Incompatible (store).
     """
     if verify and name != "replicas":
-        raise BadUsage(f"--verify reads what is on the disk: it goes with store and replicas, not with {name}")
+        raise BadUsage(
+            f"--verify reads what is on the disk: it goes with store and replicas, not with {name}"
+        )
     if name in KNOWLEDGE:
         brief = presets_in_brief(store) if name == "presets" else ()
         return View(name, {"rows": KNOWLEDGE[name](store)}, brief=brief)
@@ -39,7 +51,9 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verif
         raise BadUsage(unknown("name", name, (*_STORED, *ARTEFACTS, *KNOWLEDGE, *_MEASURED)))
     with Store.open(store, read_only=True) as opened:
         if name in _STORED:
-            return View(name, _STORED[name](opened), facts={"store": str(store), "nbytes": opened.nbytes})
+            return View(
+                name, _STORED[name](opened), facts={"store": str(store), "nbytes": opened.nbytes}
+            )
         table, look = ARTEFACTS[name]
         artefact = find_artefact(opened, table, run, layer, verify=verify)
         sheet, heatmap = look(artefact)
@@ -105,4 +119,8 @@ def _runs(store: Store) -> dict[str, Sheet]:
 
 
 _STORED: dict[str, Callable[[Store], dict[str, Sheet]]] = {"store": _store, "runs": _runs}
-_MEASURED = ("substitution", "precision", "prefetch")  # each has a module of its own beside this one
+_MEASURED = (
+    "substitution",
+    "precision",
+    "prefetch",
+)  # each has a module of its own beside this one

@@ -41,7 +41,9 @@ class Artefact:
         return self.shape.num_layers, self.shape.num_experts
 
 
-def find_artefact(store: Store, table: str, run_id: int | None, layer: int | None, *, verify: bool) -> Artefact:
+def find_artefact(
+    store: Store, table: str, run_id: int | None, layer: int | None, *, verify: bool
+) -> Artefact:
     """Return the artefact of the run asked for, else of the newest run that wrote the table.
 
     Raises Incompatible when no run wrote it, BadUsage for a layer that the model does not have.
@@ -53,7 +55,9 @@ def find_artefact(store: Store, table: str, run_id: int | None, layer: int | Non
         raise Incompatible(f"{where} holds no {table}; moectl inspect runs lists what there is")
     shape = _shape(store, runs[-1])
     if layer is not None and layer >= shape.num_layers:
-        raise BadUsage(f"there is no layer {layer}: the model's MoE layers are 0 to {shape.num_layers - 1}")
+        raise BadUsage(
+            f"there is no layer {layer}: the model's MoE layers are 0 to {shape.num_layers - 1}"
+        )
     return Artefact(store, runs[-1], shape, layer, verify)
 
 
@@ -65,18 +69,24 @@ def _shape(store: Store, run: StoredRun) -> Shape:
 
 def activations(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     by_phase = matrices.activation_matrices(artefact.read("activations"), *artefact.size)
-    return store_views.activations(by_phase, artefact.shape, artefact.layer), store_views.activations_heatmap(by_phase)
+    return store_views.activations(
+        by_phase, artefact.shape, artefact.layer
+    ), store_views.activations_heatmap(by_phase)
 
 
 def coactivation(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     layer = artefact.layer
     pairs, weighted = matrices.coactivation_matrices(artefact.read("coactivations"), *artefact.size)
-    return store_views.coactivation(pairs, weighted, layer), store_views.coactivation_heatmap(pairs, layer)
+    return store_views.coactivation(pairs, weighted, layer), store_views.coactivation_heatmap(
+        pairs, layer
+    )
 
 
 def entropy(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     percentiles = matrices.entropy_percentiles(artefact.read("entropy"))
-    return store_views.entropy(percentiles, artefact.layer), store_views.entropy_heatmap(percentiles)
+    return store_views.entropy(percentiles, artefact.layer), store_views.entropy_heatmap(
+        percentiles
+    )
 
 
 def similarity(artefact: Artefact) -> tuple[Sheet, Heatmap]:
@@ -89,7 +99,11 @@ def buddies(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     table, q = matrices.buddy_matrices(artefact.read("buddies"), *artefact.size)
     alphas = artefact.run.info.parameters["alpha"]
     layer = artefact.layer
-    sheet = store_views.buddy_sizes(table, q, alphas) if layer is None else store_views.buddies(table, q, layer)
+    sheet = (
+        store_views.buddy_sizes(table, q, alphas)
+        if layer is None
+        else store_views.buddies(table, q, layer)
+    )
     return sheet, store_views.buddies_heatmap(table, q, layer)
 
 
@@ -105,7 +119,9 @@ def replicas(artefact: Artefact) -> tuple[Sheet, Heatmap]:
         _verify(artefact.store.path, rows)
     stored_as = artefact.run.info.parameters.get("expert_format", "in its own format")
     checkpoint = f"{human_bytes(artefact.shape.expert_nbytes)}, {stored_as}"
-    sheet = replica_views.replicas(rows, artefact.layer, verified=artefact.verify, checkpoint=checkpoint)
+    sheet = replica_views.replicas(
+        rows, artefact.layer, verified=artefact.verify, checkpoint=checkpoint
+    )
     return sheet, replica_views.replicas_heatmap(rows, artefact.size)
 
 
@@ -121,12 +137,16 @@ def _verify(store: Path, rows: pa.Table) -> None:
         except BadInput as problem:
             problems.append(problem)
     if problems:
-        raise BadInput(f"{len(problems)} of {len(hashes)} replica files cannot be used; the first: {problems[0]}")
+        raise BadInput(
+            f"{len(problems)} of {len(hashes)} replica files cannot be used; the first: {problems[0]}"
+        )
 
 
 def curves(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     measured = matrices.curve_matrices(artefact.read("curves"), *artefact.size)
-    return split_views.curves(measured, artefact.layer), split_views.curves_heatmap(measured, artefact.layer)
+    return split_views.curves(measured, artefact.layer), split_views.curves_heatmap(
+        measured, artefact.layer
+    )
 
 
 def splits(artefact: Artefact) -> tuple[Sheet, Heatmap]:
@@ -137,7 +157,9 @@ def splits(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     on = grounds.simulated(asked.get("machine", HERE), artefact.shape.nbytes)
     sheet = split_views.splits(answer, measured, on, title=title)
     num_experts = artefact.shape.num_experts
-    return split_views.with_bars(sheet, num_experts), split_views.splits_heatmap(answer, num_experts)
+    return split_views.with_bars(sheet, num_experts), split_views.splits_heatmap(
+        answer, num_experts
+    )
 
 
 def maps(artefact: Artefact) -> tuple[Sheet, Heatmap]:
@@ -153,8 +175,12 @@ def predictors(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     if artefact.layer is None:
         return predictor_views.distances(recalls), predictor_views.heatmap(recalls)
     at = slice(artefact.layer, artefact.layer + 1)
-    sheet = predictor_views.layers({name: values[at] for name, values in recalls.items()}, target[at])
-    return replace(sheet, rows=[(artefact.layer, *row[1:]) for row in sheet.rows]), predictor_views.heatmap(recalls)
+    sheet = predictor_views.layers(
+        {name: values[at] for name, values in recalls.items()}, target[at]
+    )
+    return replace(
+        sheet, rows=[(artefact.layer, *row[1:]) for row in sheet.rows]
+    ), predictor_views.heatmap(recalls)
 
 
 ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] = {

@@ -21,13 +21,17 @@ class Verified:
     def exit_code(self) -> int:
         """3 where something is lost or damaged, 6 where only unfinished work is left over."""
         findings = self.checked.findings
-        return INPUT if any(finding.is_loss for finding in findings) else PARTLY if findings else DONE
+        return (
+            INPUT if any(finding.is_loss for finding in findings) else PARTLY if findings else DONE
+        )
 
 
 def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
     """Raise BadUsage for options that show a part of a store only."""
     if heatmap or layer is not None or run is not None:
-        raise BadUsage("inspect store --verify looks at all of a store: leave --run, --layer and --heatmap out")
+        raise BadUsage(
+            "inspect store --verify looks at all of a store: leave --run, --layer and --heatmap out"
+        )
 
 
 def verified(store: Path, *, model: str | None) -> Verified:
@@ -38,7 +42,9 @@ def verified(store: Path, *, model: str | None) -> Verified:
     with Store.open(store, read_only=True) as opened:
         checked = check_store(opened)
         if model is not None:
-            from moectl.commands.inspect.comparing import compared  # imports torch, which a store alone does not need
+            from moectl.commands.inspect.comparing import (
+                compared,
+            )  # imports torch, which a store alone does not need
 
             checked = replace(checked, findings=(*checked.findings, *compared(opened, model)))
         return Verified(store, checked)
@@ -48,7 +54,11 @@ def show(result: Verified, *, as_json: bool) -> None:
     """Print a line for each finding, or one JSON object."""
     checked = result.checked
     if as_json:
-        sizes = {"runs": checked.num_runs, "rows": checked.num_rows, "replica_files": checked.num_files}
+        sizes = {
+            "runs": checked.num_runs,
+            "rows": checked.num_rows,
+            "replica_files": checked.num_files,
+        }
         findings = [asdict(finding) for finding in checked.findings]
         show_json({"name": "store", "store": str(result.store), **sizes, "findings": findings})
         return
@@ -56,6 +66,8 @@ def show(result: Verified, *, as_json: bool) -> None:
     rows = [(finding.about, finding.says, finding.remedy) for finding in checked.findings]
     note = f"{looked}: {len(rows) or 'no'} finding{'s' * (len(rows) != 1)}"
     if rows:
-        show_sheet(Sheet(str(result.store), ("about", "what there is", "what mends it"), rows, note))
+        show_sheet(
+            Sheet(str(result.store), ("about", "what there is", "what mends it"), rows, note)
+        )
     else:
         console().print(f"{result.store}: {note}", markup=False)

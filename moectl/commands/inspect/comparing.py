@@ -25,8 +25,16 @@ def compared(store: Store, name: str) -> list[StoreFinding]:
     try:
         model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
     except Incompatible as problem:
-        return [StoreFinding(name, str(problem), "run moectl profile on it, or name a model of this store")]
-    runs = [run for run in store.runs() if run.info.model_id == model.model_id and "replicas" in run.contents]
+        return [
+            StoreFinding(
+                name, str(problem), "run moectl profile on it, or name a model of this store"
+            )
+        ]
+    runs = [
+        run
+        for run in store.runs()
+        if run.info.model_id == model.model_id and "replicas" in run.contents
+    ]
     findings = list(_other_sources(store, runs, opened))
     opened.store.check_unchanged()
     return findings
@@ -46,7 +54,8 @@ def _other_sources(store: Store, runs: list[StoredRun], opened: MoeModel) -> Ite
         others = [
             key
             for file, key in keys.items()
-            if (source := _source(inside(replica_root(store.path), file))) is not None and source != digest(*key)
+            if (source := _source(inside(replica_root(store.path), file))) is not None
+            and source != digest(*key)
         ]
         if others:
             layer, expert = others[0]

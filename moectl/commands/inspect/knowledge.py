@@ -18,7 +18,17 @@ from runtime.session.presets import tuned_presets
 
 def presets(store: Path) -> Sheet:
     """The presets that come with moectl, then those that were tuned into the store."""
-    columns = ("preset", *POLICIES, "scope", "needs", "waits for", "paper", "summary", "not as published", "tuned for")
+    columns = (
+        "preset",
+        *POLICIES,
+        "scope",
+        "needs",
+        "waits for",
+        "paper",
+        "summary",
+        "not as published",
+        "tuned for",
+    )
     rows = [
         (
             preset.name,
@@ -33,7 +43,9 @@ def presets(store: Path) -> Sheet:
         )
         for preset in (*named_presets().values(), *tuned_presets(store))
     ]
-    note = "What waits for something cannot run yet; what needs replicas runs after `moectl quantize`."
+    note = (
+        "What waits for something cannot run yet; what needs replicas runs after `moectl quantize`."
+    )
     return Sheet("Presets", columns, rows, note)
 
 
@@ -49,7 +61,9 @@ def presets_in_brief(store: Path) -> list[Sheet]:
         for kept in (lambda preset: preset.is_lossless, lambda preset: not preset.is_lossless)
     )
     columns = ("preset", "needs", "what it does")
-    note = "`moectl inspect presets NAME` shows all of one: its policies, its paper, how it differs."
+    note = (
+        "`moectl inspect presets NAME` shows all of one: its policies, its paper, how it differs."
+    )
     return [
         Sheet("Lossless: the full model's output", columns, lossless),
         Sheet("Lossy: faster or smaller, and the output changes", columns, lossy, note),
@@ -62,13 +76,17 @@ def one_preset(name: str, store: Path) -> tuple[Sheet, Sheet]:
     rows = {row[0]: row for row in sheet.rows}
     if name not in rows:
         raise BadUsage(unknown("preset", name, rows))
-    said = [(column, value) for column, value in zip(sheet.columns, rows[name], strict=True) if value]
+    said = [
+        (column, value) for column, value in zip(sheet.columns, rows[name], strict=True) if value
+    ]
     return replace(sheet, rows=[rows[name]]), Sheet("Preset", ("", name), said[1:])
 
 
 def _artefacts(preset: Preset) -> set[str]:
     """What the store must hold, by the word of the command that makes it."""
-    return build(preset.texts()).requires - {"entropy"}  # which comes with the profile that buddies are built from
+    return build(preset.texts()).requires - {
+        "entropy"
+    }  # which comes with the profile that buddies are built from
 
 
 def policies(store: Path) -> Sheet:
@@ -121,5 +139,9 @@ def machines(store: Path) -> Sheet:
     return Sheet("Machines", columns, rows)
 
 
-KNOWLEDGE: dict[str, Callable[[Path], Sheet]] = {"presets": presets, "policies": policies, "machines": machines}
+KNOWLEDGE: dict[str, Callable[[Path], Sheet]] = {
+    "presets": presets,
+    "policies": policies,
+    "machines": machines,
+}
 """By the name that `moectl inspect` takes. Presets come from the store too; the others do not read it."""

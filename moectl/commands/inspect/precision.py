@@ -95,11 +95,15 @@ def precision(
     started_at, begin_s = utc_now(), perf_counter()
     opened = open_quietly(name or str(demo_model()), device=device)
     artefacts = _artefacts(opened, store, name=name or "the bundled model")
-    data = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed)
+    data = read_data(
+        opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed
+    )
     sequences = data.sequences
     check_store(store)
     pricing = Precision(opened, artefacts, sequences)
-    priced = _prices(pricing, assignments(artefacts.replicas, draws=request.draws, seed=request.seed))
+    priced = _prices(
+        pricing, assignments(artefacts.replicas, draws=request.draws, seed=request.seed)
+    )
     info = RunInfo(
         command=COMMAND,
         model_id=opened.fingerprint[:16],
@@ -117,7 +121,10 @@ def precision(
         },
     )
     run_id = add_run(store, info, {"bench": _bench(priced)})
-    rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda pair: _kind(pair[0]))]
+    rows = [
+        _row(list(group), opened.shape.nbytes)
+        for _, group in groupby(priced, key=lambda pair: _kind(pair[0]))
+    ]
     return PricedPrecision(run_id, rows, pricing.perplexity, _conditions(request, info, opened))
 
 
@@ -133,13 +140,17 @@ def _artefacts(opened: MoeModel, store: Path, *, name: str) -> Artefacts:
     artefacts = Artefacts()
     if store.exists():
         with Store.open(store, read_only=True) as stored:
-            model = stored.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+            model = stored.require_model(
+                opened.fingerprint, former=opened.former_fingerprint, name=name
+            )
             artefacts = load_artefacts(stored, model.model_id, opened.shape)
     check_widths(artefacts)
     return artefacts
 
 
-def _prices(pricing: Precision, wanted: Sequence[BitAssignment]) -> list[tuple[BitAssignment, PrecisionPrice]]:
+def _prices(
+    pricing: Precision, wanted: Sequence[BitAssignment]
+) -> list[tuple[BitAssignment, PrecisionPrice]]:
     priced = []
     with progress_bar("pricing", unit="assignments") as advance:
         for assignment in wanted:
@@ -189,7 +200,16 @@ def _row(draws: Sequence[tuple[BitAssignment, PrecisionPrice]], full_nbytes: int
 
 
 def _sheet(priced: PricedPrecision) -> Sheet:
-    columns = ("bits", "assignment", "bytes", "% of checkpoint", "perplexity ratio", "+-", "KL", "top-1 agreement")
+    columns = (
+        "bits",
+        "assignment",
+        "bytes",
+        "% of checkpoint",
+        "perplexity ratio",
+        "+-",
+        "KL",
+        "top-1 agreement",
+    )
     rows = [
         (
             f"{row.avg_bits:g}",
@@ -203,7 +223,9 @@ def _sheet(priced: PricedPrecision) -> Sheet:
         )
         for row in priced.rows
     ]
-    return Sheet("Held-out text at few bits", columns, rows, f"run {priced.run}: {priced.conditions}")
+    return Sheet(
+        "Held-out text at few bits", columns, rows, f"run {priced.run}: {priced.conditions}"
+    )
 
 
 def _ratio(row: PrecisionRow) -> str:
@@ -212,7 +234,11 @@ def _ratio(row: PrecisionRow) -> str:
 
 
 def _conditions(request: PrecisionRequest, info: RunInfo, opened: MoeModel) -> str:
-    installed, perplexity, short = versions(), info.parameters["perplexity"], str(info.parameters["shortfall"])
+    installed, perplexity, short = (
+        versions(),
+        info.parameters["perplexity"],
+        str(info.parameters["shortfall"]),
+    )
     return (
         f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}{fewer(short)}, teacher-forced, "
         f"on which the checkpoint's perplexity is {perplexity:.4g} (experts: {opened.expert_format}); every expert "

@@ -71,14 +71,18 @@ def prefetching(source: TraceSource, request: PrefetchRequest) -> MeasuredPrefet
     asked = [
         (name, distance, text)
         for name in (*_predictors(opened.trace, artefacts), *CONTROLS)
-        for distance in range(1, min(request.distance, _reach(name, opened.trace), shape.num_layers) + 1)
+        for distance in range(
+            1, min(request.distance, _reach(name, opened.trace), shape.num_layers) + 1
+        )
         for text in [_text(name, distance, opened.trace)]
     ]
     rows = []
     with progress_bar("replaying", unit="ways") as advance:
         for number, (name, distance, text) in enumerate(asked):
             advance(number, len(asked))
-            rows.append(PrefetchRow(name, distance, foresight(opened.trace, shape, text, tier, artefacts)))
+            rows.append(
+                PrefetchRow(name, distance, foresight(opened.trace, shape, text, tier, artefacts))
+            )
     conditions = (
         f"{opened.name}: {len(opened.trace) // opened.trace.num_layers:,} tokens; {tier.num_slots} of {shape.num_keys} "
         f"experts, {tier.scope}, {tier.eviction}; {tier.window / shape.expert_nbytes:.3g} experts prefetched a step; "
@@ -90,7 +94,13 @@ def prefetching(source: TraceSource, request: PrefetchRequest) -> MeasuredPrefet
 def show(measured: MeasuredPrefetch, *, as_json: bool) -> None:
     sheet = table(measured)
     if as_json:
-        show_json({"conditions": measured.conditions, "rows": sheet.records(), "left_out": measured.left_out})
+        show_json(
+            {
+                "conditions": measured.conditions,
+                "rows": sheet.records(),
+                "left_out": measured.left_out,
+            }
+        )
         return
     show_sheet(sheet)
     for line in measured.left_out:
@@ -102,16 +112,24 @@ def table(measured: MeasuredPrefetch) -> Sheet:
     for row in measured.rows:
         priced = row.priced
         wasted = priced.wasted_bytes / max(1, priced.prefetch_bytes)
-        amounts = (NumBytes(priced.prefetch_bytes), NumBytes(priced.wasted_bytes), NumBytes(priced.demand_bytes))
+        amounts = (
+            NumBytes(priced.prefetch_bytes),
+            NumBytes(priced.wasted_bytes),
+            NumBytes(priced.demand_bytes),
+        )
         shares = (priced.recall, priced.precision, priced.in_time, priced.late, wasted)
-        rows.append((row.predictor, row.distance, *shares, *amounts, priced.misses, priced.hit_rate))
+        rows.append(
+            (row.predictor, row.distance, *shares, *amounts, priced.misses, priced.hit_rate)
+        )
     return Sheet("Prefetching", _COLUMNS, rows, measured.conditions)
 
 
 def refuse_views(*, heatmap: bool, layer: int | None, model: str | None) -> None:
     """Raise BadUsage for views that a table of predictors does not have."""
     if heatmap or layer is not None:
-        raise BadUsage("inspect prefetch has no heatmap and no layers: leave out --heatmap and --layer")
+        raise BadUsage(
+            "inspect prefetch has no heatmap and no layers: leave out --heatmap and --layer"
+        )
     if model is not None:
         raise BadUsage(f"inspect prefetch reads a trace, not a model: leave {model} out")
 
@@ -139,7 +157,11 @@ def _left_out(trace: Trace, artefacts: Artefacts) -> Iterator[str]:
 
 
 def _has_maps(trace: Trace, artefacts: Artefacts) -> bool:
-    return artefacts.maps is not None and trace.probabilities is not None and trace.iteration is not None
+    return (
+        artefacts.maps is not None
+        and trace.probabilities is not None
+        and trace.iteration is not None
+    )
 
 
 def _reach(name: str, trace: Trace) -> int:
@@ -159,5 +181,8 @@ def _text(name: str, distance: int, trace: Trace) -> str:
 
 def _artefacts(opened: OpenedTrace, request: PrefetchRequest) -> Artefacts:
     return replace(
-        opened.artefacts, next_use=NextUse.of(opened.trace, opened.model.shape), predictors=RECORDED, learns_maps=False
+        opened.artefacts,
+        next_use=NextUse.of(opened.trace, opened.model.shape),
+        predictors=RECORDED,
+        learns_maps=False,
     )

@@ -91,11 +91,19 @@ def parse_shares(text: str) -> tuple[float, ...]:
 def refuse_views(*, heatmap: bool, layer: int | None) -> None:
     """Raise BadUsage for views that do not exist: all layers are priced together."""
     if heatmap or layer is not None:
-        raise BadUsage("inspect substitution prices all layers together: leave out --layer and --heatmap")
+        raise BadUsage(
+            "inspect substitution prices all layers together: leave out --layer and --heatmap"
+        )
 
 
 def substitution(
-    name: str | None, request: SubstitutionRequest, *, store: Path, run: int | None, device: str, threads: int
+    name: str | None,
+    request: SubstitutionRequest,
+    *,
+    store: Path,
+    run: int | None,
+    device: str,
+    threads: int,
 ) -> PricedSubstitution:
     """Price every metric's buddies and the controls on a model whose profile is in the store.
 
@@ -104,16 +112,24 @@ def substitution(
     torch.set_num_threads(threads)
     opened = open_quietly(name or str(demo_model()), device=device)
     policies, entropy = _policies(opened, store, run, name=name or "the bundled model")
-    data = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed)
+    data = read_data(
+        opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed
+    )
     pricing = Substitution(opened, data.sequences, entropy)
     rows = []
     with progress_bar("pricing", unit="settings") as advance:
         total = len(request.shares) * len(LIMITS) * len(policies)
         for share in request.shares:
-            draws = [random_residents(opened.shape, share, request.seed + draw) for draw in range(request.draws)]
+            draws = [
+                random_residents(opened.shape, share, request.seed + draw)
+                for draw in range(request.draws)
+            ]
             for limits in LIMITS:
                 for policy, make in policies.items():
-                    prices = [pricing.price(make(draw), limits, residents) for draw, residents in enumerate(draws)]
+                    prices = [
+                        pricing.price(make(draw), limits, residents)
+                        for draw, residents in enumerate(draws)
+                    ]
                     rows.append(_row(share, limits.name, policy, prices))
                     advance(len(rows), total)
     return PricedSubstitution(rows, pricing.perplexity, _conditions(request, data))
@@ -125,7 +141,14 @@ def show(priced: PricedSubstitution, *, as_json: bool) -> None:
         show_json(asdict(priced))
         return
     show_sheet(_sheet(priced, "Perplexity over the full model's (+- standard error)", _ratio))
-    show_sheet(_sheet(priced, "Share of ranks replaced", lambda row: f"{row.replaced:.3f}", note=priced.conditions))
+    show_sheet(
+        _sheet(
+            priced,
+            "Share of ranks replaced",
+            lambda row: f"{row.replaced:.3f}",
+            note=priced.conditions,
+        )
+    )
 
 
 def _policies(
@@ -134,11 +157,17 @@ def _policies(
     """Return, controls first, functions that make each policy for a draw, and the profile's entropy [L, 101]."""
     shape = opened.shape
     with Store.open(store, read_only=True) as stored:
-        model = stored.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
+        model = stored.require_model(
+            opened.fingerprint, former=opened.former_fingerprint, name=name
+        )
         profile = find_profile(stored, run, model_id=model.model_id)
         entropy = entropy_percentiles(stored.read("entropy", profile.run_id))
-        scores = {metric: metric_scores(stored, profile, shape, metric) for metric in reversed(METRICS)}
-    made: dict[str, Callable[[int], Miss]] = {control: _control(opened, control) for control in CONTROLS}
+        scores = {
+            metric: metric_scores(stored, profile, shape, metric) for metric in reversed(METRICS)
+        }
+    made: dict[str, Callable[[int], Miss]] = {
+        control: _control(opened, control) for control in CONTROLS
+    }
     for metric, q in scores.items():
         rows = cut(q, [DEFAULT_ALPHA] * shape.num_layers, K_MAX)
         buddies, shares = buddy_matrices(rows, shape.num_layers, shape.num_experts)
@@ -156,7 +185,9 @@ def _control(opened: MoeModel, name: str) -> Callable[[int], Miss]:
     return make
 
 
-def _row(share: float, limits: str, policy: str, prices: list[SubstitutionPrice]) -> SubstitutionRow:
+def _row(
+    share: float, limits: str, policy: str, prices: list[SubstitutionPrice]
+) -> SubstitutionRow:
     ratios = np.array([price.ratio for price in prices])
     return SubstitutionRow(
         resident=share,
@@ -175,9 +206,14 @@ def _ratio(row: SubstitutionRow) -> str:
     return f"{row.perplexity_ratio:.3f} ({row.loss_error:.3f})"
 
 
-def _sheet(priced: PricedSubstitution, title: str, cell: Callable[[SubstitutionRow], str], note: str = "") -> Sheet:
+def _sheet(
+    priced: PricedSubstitution, title: str, cell: Callable[[SubstitutionRow], str], note: str = ""
+) -> Sheet:
     policies = list(dict.fromkeys(row.policy for row in priced.rows))
-    lines = [priced.rows[start : start + len(policies)] for start in range(0, len(priced.rows), len(policies))]
+    lines = [
+        priced.rows[start : start + len(policies)]
+        for start in range(0, len(priced.rows), len(policies))
+    ]
     rows = [(f"{line[0].resident:g}", line[0].limits, *map(cell, line)) for line in lines]
     return Sheet(title, ("resident", "limits", *policies), rows, note)
 

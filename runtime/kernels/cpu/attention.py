@@ -63,9 +63,14 @@ def prepare(values, dim, norm, order, turn, like):
     is_float32, half, angles, cos, sin = turn
     if not is_late:
         _normalise(values, span, weights, f32(eps), is_rounded, like)
-    cosines, sines = _read_floats(cos, angles, is_float32, like), _read_floats(sin, angles, is_float32, like)
+    cosines, sines = (
+        _read_floats(cos, angles, is_float32, like),
+        _read_floats(sin, angles, is_float32, like),
+    )
     for start in range(0, len(values), dim):
-        _rotate(values[start : start + dim], half, cosines, sines, is_paired, is_each, is_wide, like)
+        _rotate(
+            values[start : start + dim], half, cosines, sines, is_paired, is_each, is_wide, like
+        )
     if is_late:
         _normalise(values, span, weights, f32(eps), is_rounded, like)
 
@@ -77,7 +82,10 @@ def place(values, dim, out, step, like):
         write(values[head * dim : (head + 1) * dim], out + head * step * like.itemsize, like)
 
 
-@kernel([f"void(int64, int64, {NORM}, {ORDER}, {TURN}, int64, int64, int64, {like})" for like in LIKE], nogil=True)
+@kernel(
+    [f"void(int64, int64, {NORM}, {ORDER}, {TURN}, int64, int64, int64, {like})" for like in LIKE],
+    nogil=True,
+)
 def prepare_heads(heads, dim, norm, order, turn, x, out, step, like):
     """Normalise and rotate heads x [N, D] and write them to `out`, where they begin `step` numbers apart."""
     values = read(x, heads * dim, like)
@@ -132,7 +140,9 @@ def attended(queries, sizes, scaling, sinks, cache, mask, like):
                 score += query[d] * as_float(own_keys[s, d])
             scores[s] = score * scaling + _bias(at_mask, is_bool, s, length, like)
         _softmax(scores, carray(pointer(sinks, FLOATS), heads)[head] if sinks else f32(-np.inf))
-        own_values = carray(pointer(values + key_head * value_step * like.itemsize, like), (length, value_dim))
+        own_values = carray(
+            pointer(values + key_head * value_step * like.itemsize, like), (length, value_dim)
+        )
         own = result[head * value_dim : (head + 1) * value_dim]
         for s in range(length):
             for d in range(value_dim):
@@ -140,7 +150,10 @@ def attended(queries, sizes, scaling, sinks, cache, mask, like):
     return result
 
 
-@kernel([f"void({SIZES}, float32, int64, int64, {CACHE}, {MASK}, int64, {like})" for like in LIKE], nogil=True)
+@kernel(
+    [f"void({SIZES}, float32, int64, int64, {CACHE}, {MASK}, int64, {like})" for like in LIKE],
+    nogil=True,
+)
 def attend(sizes, scaling, sinks, q, cache, mask, out, like):
     """Write out [N, V]: the attention of heads q [N, D], as `attended`."""
     heads, _, dim, _ = sizes

@@ -11,7 +11,11 @@ from runtime.kernels.cpu.compiled_norm import Norm, recognise_norm
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.quantised_linear import QuantisedLinear, dtype_of, stored
 
-_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"))
+_NORMS = (
+    ("q_norm", "k_norm"),
+    ("q_layernorm", "k_layernorm"),
+    ("query_layernorm", "key_layernorm"),
+)
 _OUTPUTS = ("o_proj", "out_proj")
 
 
@@ -97,13 +101,18 @@ def recognise_heads(module: nn.Module) -> Heads | str:
         return f"{dtype} on {device.type}"
     named = next((pair for pair in _NORMS if set(pair) <= children.keys()), ())
     norms = [recognise_norm(children.pop(name), dtype) for name in named]
-    further = [*children, *(name for name, _ in module.named_parameters(recurse=False) if name != "sinks")]
+    further = [
+        *children,
+        *(name for name, _ in module.named_parameters(recurse=False) if name != "sinks"),
+    ]
     if further or None in norms:
         return f"further parts: {', '.join(further)}" if further else "norms of another kind"
     return _sized(module, linear, tuple(norms) or None)
 
 
-def _sized(module: nn.Module, linear: list[nn.Linear], norms: tuple[Norm, Norm] | None) -> Heads | str:
+def _sized(
+    module: nn.Module, linear: list[nn.Linear], norms: tuple[Norm, Norm] | None
+) -> Heads | str:
     query, key, value, output = linear
     dim, sinks = getattr(module, "head_dim", 0), getattr(module, "sinks", None)
     count, num_keys = (layer.out_features // dim if dim else 0 for layer in (query, key))
@@ -112,7 +121,10 @@ def _sized(module: nn.Module, linear: list[nn.Linear], norms: tuple[Norm, Norm] 
     is_known = found == (count * dim, num_keys * dim, num_keys * value_dim, count * value_dim)
     if not is_known or not count or count % num_keys:
         return "heads of unknown size"
-    if any(len(norm.weight) not in (dim, total) for norm, total in zip(norms or (), found[:2], strict=False)):
+    if any(
+        len(norm.weight) not in (dim, total)
+        for norm, total in zip(norms or (), found[:2], strict=False)
+    ):
         return "norms of unknown width"
     return Heads(
         *linear,

@@ -17,13 +17,19 @@ def compiled_attentions(opened: MoeModel) -> dict[nn.Module, CompiledAttention |
     """Every attention of the model in compiled code, or what hinders that."""
     modules = [module for module in opened.model.modules() if _is_attention(module)]
     recognised = {module: recognise_heads(module) for module in modules}
-    trials = {module: _trial(module, heads) for module, heads in recognised.items() if isinstance(heads, Heads)}
+    trials = {
+        module: _trial(module, heads)
+        for module, heads in recognised.items()
+        if isinstance(heads, Heads)
+    }
     return recognised | run_trials(opened, trials)
 
 
 def _is_attention(module: nn.Module) -> bool:
     """Whether a module has a place in the cache and projects its output."""
-    return hasattr(module, "layer_idx") and any(hasattr(module, name) for name in ("o_proj", "out_proj"))
+    return hasattr(module, "layer_idx") and any(
+        hasattr(module, name) for name in ("o_proj", "out_proj")
+    )
 
 
 def _trial(module: nn.Module, heads: Heads) -> ModuleTrial:
@@ -32,5 +38,7 @@ def _trial(module: nn.Module, heads: Heads) -> ModuleTrial:
     return ModuleTrial(module, module.layer_idx, list(rotations(heads)), make, _SIZES)
 
 
-def _candidate(module: nn.Module, heads: Heads, rotation: Rotation, num_outputs: int) -> CompiledAttention:
+def _candidate(
+    module: nn.Module, heads: Heads, rotation: Rotation, num_outputs: int
+) -> CompiledAttention:
     return CompiledAttention(module, heads, rotation, num_outputs=num_outputs)

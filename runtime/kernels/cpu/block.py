@@ -8,7 +8,17 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel, part
-from runtime.kernels.cpu.attention import CACHE, MASK, NORM, ORDER, SIZES, TURN, attended, place, prepare
+from runtime.kernels.cpu.attention import (
+    CACHE,
+    MASK,
+    NORM,
+    ORDER,
+    SIZES,
+    TURN,
+    attended,
+    place,
+    prepare,
+)
 from runtime.kernels.cpu.gated import LIKE, pointer, rounded
 from runtime.kernels.cpu.linear import LINEAR, linear
 from runtime.kernels.cpu.norms import FLOATS, read, round_all, scale_to_unit, write
@@ -27,8 +37,13 @@ def _normalised(values, norm, like):
     return out
 
 
-@kernel([f"void({_CONSTANT}, int64, {TURN}, {CACHE}, {MASK}, int64, int64, {like})" for like in LIKE], nogil=True)
-def attend_block(hidden, sizes, layers, norms, order, scaling, sinks, x, turn, cache, mask, out, normalised, like):
+@kernel(
+    [f"void({_CONSTANT}, int64, {TURN}, {CACHE}, {MASK}, int64, int64, {like})" for like in LIKE],
+    nogil=True,
+)
+def attend_block(
+    hidden, sizes, layers, norms, order, scaling, sinks, x, turn, cache, mask, out, normalised, like
+):
     """Write the sum of x [H] and its attention to `out`, the norm of that to `normalised`, and the token's key and
     value to the last position of the cache."""
     heads, groups, dim, value_dim = sizes

@@ -3,7 +3,17 @@
 from llvmlite import ir
 
 from artifacts.common.float16 import float16_as_float
-from artifacts.common.llvm_vectors import F32, I8, I16, I32, chosen_of_16, filled, load, spread, vector
+from artifacts.common.llvm_vectors import (
+    F32,
+    I8,
+    I16,
+    I32,
+    chosen_of_16,
+    filled,
+    load,
+    spread,
+    vector,
+)
 from artifacts.formats.codes import IQ4
 from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS
 
@@ -20,12 +30,16 @@ def exponents(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -
     wide = vector(I32, count)
     codes = builder.zext(_first_of_each(builder, block, I8, nbytes, count), wide)
     bits = builder.select(
-        builder.icmp_unsigned("==", codes, filled(wide, 0)), filled(wide, 1 << 22), builder.shl(codes, filled(wide, 23))
+        builder.icmp_unsigned("==", codes, filled(wide, 0)),
+        filled(wide, 1 << 22),
+        builder.shl(codes, filled(wide, 23)),
     )
     return builder.bitcast(bits, vector(F32, count))
 
 
-def _first_of_each(builder: ir.IRBuilder, block: ir.Value, kind: ir.Type, nbytes: int, count: int) -> ir.Value:
+def _first_of_each(
+    builder: ir.IRBuilder, block: ir.Value, kind: ir.Type, nbytes: int, count: int
+) -> ir.Value:
     out = ir.Constant(vector(kind, count), ir.Undefined)
     for i in range(count):
         out = builder.insert_element(out, load(builder, block, kind, i * nbytes), I32(i))
@@ -38,7 +52,11 @@ def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     last = _joined(builder, [_bits(builder, upper, 0xF), _bits(builder, upper, 0xF, 4)])
     last = builder.or_(last, _bits(builder, lower, 0x30, 2))
     codes = _joined(builder, [_bits(builder, lower, 0x3F), last])
-    factors = spread(builder, float16_as_float(builder, load(builder, block, vector(I16, 2))), ([0] * 4 + [1] * 4) * 2)
+    factors = spread(
+        builder,
+        float16_as_float(builder, load(builder, block, vector(I16, 2))),
+        ([0] * 4 + [1] * 4) * 2,
+    )
     return builder.fmul(builder.sitofp(builder.zext(codes, PAIRS), SUMS), factors)
 
 
@@ -46,7 +64,12 @@ def scales_6(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Q6_K's, float32 [16]."""
     codes = builder.sitofp(builder.sext(load(builder, block, vector(I8, LANES), 192), PAIRS), SUMS)
     return builder.fmul(
-        codes, spread(builder, float16_as_float(builder, load(builder, block, vector(I16, 1), 208)), [0] * LANES)
+        codes,
+        spread(
+            builder,
+            float16_as_float(builder, load(builder, block, vector(I16, 1), 208)),
+            [0] * LANES,
+        ),
     )
 
 
@@ -55,7 +78,9 @@ def scales_2(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     packed = load(builder, block, vector(I8, LANES))
     codes = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
     factors = spread(
-        builder, float16_as_float(builder, load(builder, block, vector(I16, 2), 80)), [0] * LANES + [1] * LANES
+        builder,
+        float16_as_float(builder, load(builder, block, vector(I16, 2), 80)),
+        [0] * LANES + [1] * LANES,
     )
     return builder.fmul(builder.sitofp(builder.zext(codes, vector(I32)), vector(F32)), factors)
 
@@ -76,14 +101,23 @@ def scales_iq4(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     low = builder.zext(spread(builder, low, [0, 4, 1, 5, 2, 6, 3, 7]), wide)
     upper = spread(builder, load(builder, block, vector(I16, 1), 2), [0] * 8)
     high = builder.lshr(builder.zext(upper, wide), ir.Constant(wide, [*range(0, 16, 2)]))
-    return _less_32(builder, builder.or_(low, _bits(builder, builder.shl(high, filled(wide, 4)), 0x30)), block, 0)
+    return _less_32(
+        builder,
+        builder.or_(low, _bits(builder, builder.shl(high, filled(wide, 4)), 0x30)),
+        block,
+        0,
+    )
 
 
 def _less_32(builder: ir.IRBuilder, codes: ir.Value, block: ir.Value, start: int) -> ir.Value:
     """The scale at this byte of a block times those of its groups, which are 32 less than their codes."""
     count = codes.type.count
-    whole = spread(builder, float16_as_float(builder, load(builder, block, vector(I16, 1), start)), [0] * count)
-    return builder.fmul(builder.sitofp(builder.sub(codes, filled(codes.type, 32)), vector(F32, count)), whole)
+    whole = spread(
+        builder, float16_as_float(builder, load(builder, block, vector(I16, 1), start)), [0] * count
+    )
+    return builder.fmul(
+        builder.sitofp(builder.sub(codes, filled(codes.type, 32)), vector(F32, count)), whole
+    )
 
 
 # Codes of a block in the order of the weights, in vectors of 32 bytes
@@ -126,7 +160,9 @@ def codes_4k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir
 
 def codes_5k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
     fifth, lower = load(builder, block, vector(I8), 16), codes_4k(builder, block, 48)
-    return [builder.or_(low, _bits(builder, fifth, 0x10, group - 4)) for group, low in enumerate(lower)]
+    return [
+        builder.or_(low, _bits(builder, fifth, 0x10, group - 4)) for group, low in enumerate(lower)
+    ]
 
 
 def codes_6k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
@@ -135,7 +171,10 @@ def codes_6k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
         upper = load(builder, block, vector(I8), 128 + 32 * half)
         packed = [load(builder, block, vector(I8), 64 * half + 32 * run) for run in range(2)]
         lower = [_bits(builder, own, 0xF, shift) for shift in (0, 4) for own in packed]
-        codes += [builder.or_(low, _bits(builder, upper, 0x30, 2 * run - 4)) for run, low in enumerate(lower)]
+        codes += [
+            builder.or_(low, _bits(builder, upper, 0x30, 2 * run - 4))
+            for run, low in enumerate(lower)
+        ]
     return codes
 
 
@@ -157,7 +196,10 @@ def words_2k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir
 def words_3k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
     third, lower = _upper(builder, block, 0, (0, 4)), words_2k(builder, block, 32)
     shifts = [bit + odd - 2 for bit in range(4) for odd in (0, 8)]
-    return [builder.or_(low, _bits(builder, third, 4, shift)) for low, shift in zip(lower, shifts, strict=True)]
+    return [
+        builder.or_(low, _bits(builder, third, 4, shift))
+        for low, shift in zip(lower, shifts, strict=True)
+    ]
 
 
 def words_iq4(builder: ir.IRBuilder, block: ir.Value, half: int) -> ir.Value:
@@ -173,13 +215,19 @@ def words_4k(builder: ir.IRBuilder, block: ir.Value, half: int, start: int = 16)
 def words_5k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value]:
     fifth = _upper(builder, block, 16, (4 * half, 4 * half + 2))
     lower, shifts = words_4k(builder, block, half, 48), (-4, -3, 4, 5)
-    return [builder.or_(low, _bits(builder, fifth, 0x10, shift)) for low, shift in zip(lower, shifts, strict=True)]
+    return [
+        builder.or_(low, _bits(builder, fifth, 0x10, shift))
+        for low, shift in zip(lower, shifts, strict=True)
+    ]
 
 
 def words_6k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value]:
     upper = _upper(builder, block, 128 + 32 * half, (0, 2))
     lower, shifts = words_4k(builder, block, half, 0), (-4, 0, 4, 8)
-    return [builder.or_(low, _bits(builder, upper, 0x30, shift)) for low, shift in zip(lower, shifts, strict=True)]
+    return [
+        builder.or_(low, _bits(builder, upper, 0x30, shift))
+        for low, shift in zip(lower, shifts, strict=True)
+    ]
 
 
 def _upper(builder: ir.IRBuilder, block: ir.Value, start: int, shifts: tuple[int, int]) -> ir.Value:

@@ -41,7 +41,16 @@ from runtime.kernels.cpu.block_codes import (
     words_6k,
     words_iq4,
 )
-from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, add_pairs, added_up, looked_up, plus_product
+from runtime.kernels.cpu.lanes import (
+    LANES,
+    NUMBERS,
+    PAIRS,
+    SUMS,
+    add_pairs,
+    added_up,
+    looked_up,
+    plus_product,
+)
 
 _CHAINS = 4  # of sums, so that none waits for another
 _BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the mantissa
@@ -86,7 +95,9 @@ def _row(add: _Add, num_tokens: int = 1) -> Callable[..., float]:
             chains = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(_CHAINS)]
             with cgutils.for_range(builder, num_steps, intp=I64) as loop:
                 step = _Step(builder, loop.index, *operands, num_tokens)
-                for own, chain in zip(add(step, [builder.load(chain) for chain in chains]), chains, strict=True):
+                for own, chain in zip(
+                    add(step, [builder.load(chain) for chain in chains]), chains, strict=True
+                ):
                     builder.store(own, chain)
             total, *others = [builder.load(chain) for chain in chains]
             for other in others:
@@ -112,17 +123,25 @@ def _four_blocks(start: int, scales_of: Callable) -> _Add:
     return add
 
 
-def _looked_up_times(step: _Step, table: ir.Value, words: ir.Value, x: ir.Value, place: int = 0) -> ir.Value:
+def _looked_up_times(
+    step: _Step, table: ir.Value, words: ir.Value, x: ir.Value, place: int = 0
+) -> ir.Value:
     """The products of the numbers of 128 codes with those from this place, in bytes, of a token at x."""
     own = filled(SUMS, 0.0)
     for i in range(4):
-        own = step.add_products(own, looked_up(step.builder, table, words, 4 * i), x, place + 64 * i)
+        own = step.add_products(
+            own, looked_up(step.builder, table, words, 4 * i), x, place + 64 * i
+        )
     return own
 
 
 def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
     """A block of IQ4_XS, four groups after four."""
-    builder, block, x = step.builder, step.own(step.codes, 136), step.own(step.x, 4 * STEP * step.num_tokens)
+    builder, block, x = (
+        step.builder,
+        step.own(step.codes, 136),
+        step.own(step.x, 4 * STEP * step.num_tokens),
+    )
     scales, table = scales_iq4(builder, block), load(builder, step.table, NUMBERS)
     for half in range(2):
         own = _looked_up_times(step, table, words_iq4(builder, block, half), x, 2 * STEP * half)
@@ -153,7 +172,9 @@ def _pairs_2(nbytes: int, scales_of: Callable, words_of: Callable, factors_of: C
     return add
 
 
-def _pairs_k(nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequence[Sequence[int]]) -> _Add:
+def _pairs_k(
+    nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequence[Sequence[int]]
+) -> _Add:
     """A block of 256 codes; `lanes` has the scales of the low and of the high ones of each half."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
@@ -174,7 +195,11 @@ def _pairs_k(nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequen
 
 
 def _floats_k(
-    nbytes: int, scales_of: Callable, codes_of: Callable, lanes: Sequence[int], factors_of: Callable | None
+    nbytes: int,
+    scales_of: Callable,
+    codes_of: Callable,
+    lanes: Sequence[int],
+    factors_of: Callable | None,
 ) -> _Add:
     """A block of 256 codes with x in float32; `lanes` has the scale of each 16, `factors_of` makes of these what
     `offsets` are for."""
@@ -183,21 +208,35 @@ def _floats_k(
         builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 8 * STEP)
         scales, codes = scales_of(builder, block), codes_of(builder, block)
         for i, lane in enumerate(lanes):
-            numbers = builder.fmul(_numbers(builder, codes[i // 2], i % 2), load(builder, x, SUMS, 64 * i))
-            sums = [*sums[1:], plus_product(builder, sums[0], numbers, _each(builder, scales, [lane]))]
+            numbers = builder.fmul(
+                _numbers(builder, codes[i // 2], i % 2), load(builder, x, SUMS, 64 * i)
+            )
+            sums = [
+                *sums[1:],
+                plus_product(builder, sums[0], numbers, _each(builder, scales, [lane])),
+            ]
         return _with_offsets(step, sums, factors_of(builder, scales)) if factors_of else sums
 
     return add
 
 
-def _floats(nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Callable, *, count: int) -> _Add:
+def _floats(
+    nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Callable, *, count: int
+) -> _Add:
     """So many blocks of 32 codes with x in float32."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, blocks, x = step.builder, step.own(step.codes, count * nbytes), step.own(step.x, count * STEP)
+        builder, blocks, x = (
+            step.builder,
+            step.own(step.codes, count * nbytes),
+            step.own(step.x, count * STEP),
+        )
         scales = scales_of(builder, blocks, nbytes, count)
         for block in range(count):
-            (codes,), own = codes_of(builder, builder.add(blocks, I64(block * nbytes))), filled(SUMS, 0.0)
+            (codes,), own = (
+                codes_of(builder, builder.add(blocks, I64(block * nbytes))),
+                filled(SUMS, 0.0),
+            )
             for half in range(2):
                 x_half = load(builder, x, SUMS, block * STEP + 64 * half)
                 own = plus_product(builder, own, numbers_of(builder, codes, half), x_half)
@@ -246,7 +285,12 @@ def _e2m1(builder: ir.IRBuilder, codes: ir.Value, half: int) -> ir.Value:
     return builder.fmul(builder.bitcast(builder.or_(sign, magnitude), SUMS), filled(SUMS, 2.0**126))
 
 
-_IN_PAIRS = ((0, 2), (1, 3), (8, 10), (9, 11))  # the scales of groups of 32 in `scales_k`, in the order of words
+_IN_PAIRS = (
+    (0, 2),
+    (1, 3),
+    (8, 10),
+    (9, 11),
+)  # the scales of groups of 32 in `scales_k`, in the order of words
 _BY_32 = [lane for lane in (0, 1, 2, 3, 8, 9, 10, 11) for _ in range(2)]
 _BY_FOURS = [range(4 * i, 4 * i + 4) for i in range(4)]
 
@@ -262,17 +306,32 @@ _IN_BLOCKS = (
 )
 q4_0, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_xs = (_row(add) for add in _IN_BLOCKS)
 _IN_TWO = [_row(add, 2) for add in _IN_BLOCKS]
-q4_0_in_two, mxfp4_in_two, q4_k_in_two, q5_k_in_two, q6_k_in_two, q2_k_in_two, q3_k_in_two, iq4_xs_in_two = _IN_TWO
+(
+    q4_0_in_two,
+    mxfp4_in_two,
+    q4_k_in_two,
+    q5_k_in_two,
+    q6_k_in_two,
+    q2_k_in_two,
+    q3_k_in_two,
+    iq4_xs_in_two,
+) = _IN_TWO
 
 _Q8_0 = partial(_floats, 34, halves, codes_8, _numbers)
 _Q4_0 = partial(_floats, 18, halves, partial(codes_4, start=2), partial(_numbers, less=8))
 _MXFP4 = partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1)
 _IQ4_NL = partial(_floats, 18, halves, codes_iq4, _numbers)
-q8_0_wide, q4_0_wide, mxfp4_wide, iq4_nl_wide = (_row(form(count=4)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL))
-q8_0_rest, q4_0_rest, mxfp4_rest, iq4_nl_rest = (_row(form(count=1)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL))
+q8_0_wide, q4_0_wide, mxfp4_wide, iq4_nl_wide = (
+    _row(form(count=4)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL)
+)
+q8_0_rest, q4_0_rest, mxfp4_rest, iq4_nl_rest = (
+    _row(form(count=1)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL)
+)
 q4_k_wide = _row(_floats_k(144, scales_k, codes_4k, _BY_32, _scales))
 q5_k_wide = _row(_floats_k(176, scales_k, codes_5k, _BY_32, _scales))
 q6_k_wide = _row(_floats_k(210, scales_6, codes_6k, range(LANES), _scales))
 q2_k_wide = _row(_floats_k(84, scales_2, codes_2k, range(LANES), _minima))
 q3_k_wide = _row(_floats_k(110, scales_3, codes_3k, range(LANES), _scales))
-iq4_xs_wide = _row(_floats_k(136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None))
+iq4_xs_wide = _row(
+    _floats_k(136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None)
+)

@@ -77,10 +77,18 @@ def _in_blocks(order: np.ndarray) -> np.ndarray:
 
 
 _FOURS = _in_words((0, 32, 64, 96), (16, 48, 80, 112))  # the order of weights in `of_blocks`
-_RUNS, _GROUPS, _HALVES, _LOOKED_UP = range(4)  # in blocks of 256: in Q2_K and Q3_K, in Q4_K and Q5_K, Q6_K, IQ4_XS
+_RUNS, _GROUPS, _HALVES, _LOOKED_UP = range(
+    4
+)  # in blocks of 256: in Q2_K and Q3_K, in Q4_K and Q5_K, Q6_K, IQ4_XS
 _ORDERS = np.stack(
     [
-        np.concatenate([32 * run + odd + np.r_[0:32:2, STEP : STEP + 32 : 2] for run in range(4) for odd in (0, 1)]),
+        np.concatenate(
+            [
+                32 * run + odd + np.r_[0:32:2, STEP : STEP + 32 : 2]
+                for run in range(4)
+                for odd in (0, 1)
+            ]
+        ),
         _in_blocks(_in_words((0, 64), (32, 96))),
         _in_blocks(_in_words((0, 32), (64, 96))),
         _in_blocks(_FOURS),
@@ -120,7 +128,9 @@ def _excess_of(kind, is_narrow):
 def _in_steps_of_two(x, order):
     """x, float16, as two in bfloat16, whose steps take turns."""
     first, second = _in_steps(x, order), _in_steps(beyond_bfloat16(x), order)
-    return in_turns(first.reshape(len(first) // STEP, STEP), second.reshape(len(second) // STEP, STEP))
+    return in_turns(
+        first.reshape(len(first) // STEP, STEP), second.reshape(len(second) // STEP, STEP)
+    )
 
 
 @part
@@ -144,16 +154,40 @@ def _offsets(x, kind, excess):
 def _dot_256(kind, row, x, offsets, table, num_blocks, is_narrow):
     """A row of blocks of 256."""
     if kind == Q2_K:
-        return q2_k(row, x, offsets, 0, num_blocks) if is_narrow else q2_k_wide(row, x, offsets, 0, num_blocks)
+        return (
+            q2_k(row, x, offsets, 0, num_blocks)
+            if is_narrow
+            else q2_k_wide(row, x, offsets, 0, num_blocks)
+        )
     if kind == Q3_K:
-        return q3_k(row, x, offsets, 0, num_blocks) if is_narrow else q3_k_wide(row, x, offsets, 0, num_blocks)
+        return (
+            q3_k(row, x, offsets, 0, num_blocks)
+            if is_narrow
+            else q3_k_wide(row, x, offsets, 0, num_blocks)
+        )
     if kind == IQ4_XS:
-        return iq4_xs(row, x, 0, table, num_blocks) if is_narrow else iq4_xs_wide(row, x, 0, 0, num_blocks)
+        return (
+            iq4_xs(row, x, 0, table, num_blocks)
+            if is_narrow
+            else iq4_xs_wide(row, x, 0, 0, num_blocks)
+        )
     if kind == Q4_K:
-        return q4_k(row, x, offsets, 0, num_blocks) if is_narrow else q4_k_wide(row, x, offsets, 0, num_blocks)
+        return (
+            q4_k(row, x, offsets, 0, num_blocks)
+            if is_narrow
+            else q4_k_wide(row, x, offsets, 0, num_blocks)
+        )
     if kind == Q5_K:
-        return q5_k(row, x, offsets, 0, num_blocks) if is_narrow else q5_k_wide(row, x, offsets, 0, num_blocks)
-    return q6_k(row, x, offsets, 0, num_blocks) if is_narrow else q6_k_wide(row, x, offsets, 0, num_blocks)
+        return (
+            q5_k(row, x, offsets, 0, num_blocks)
+            if is_narrow
+            else q5_k_wide(row, x, offsets, 0, num_blocks)
+        )
+    return (
+        q6_k(row, x, offsets, 0, num_blocks)
+        if is_narrow
+        else q6_k_wide(row, x, offsets, 0, num_blocks)
+    )
 
 
 @part
@@ -183,10 +217,20 @@ def _dot_fours(kind, row, x, table, num_steps, is_narrow):
     if kind == Q8_0:
         return q8_0_wide(row, x, 0, table, num_steps)
     if kind == Q4_0:
-        return q4_0(row, x, 0, table, num_steps) if is_narrow else q4_0_wide(row, x, 0, table, num_steps)
+        return (
+            q4_0(row, x, 0, table, num_steps)
+            if is_narrow
+            else q4_0_wide(row, x, 0, table, num_steps)
+        )
     if kind == IQ4_NL:  # Q4_0 but for the table
-        return q4_0(row, x, 0, table, num_steps) if is_narrow else iq4_nl_wide(row, x, 0, table, num_steps)
-    return mxfp4(row, x, 0, table, num_steps) if is_narrow else mxfp4_wide(row, x, 0, table, num_steps)
+        return (
+            q4_0(row, x, 0, table, num_steps)
+            if is_narrow
+            else iq4_nl_wide(row, x, 0, table, num_steps)
+        )
+    return (
+        mxfp4(row, x, 0, table, num_steps) if is_narrow else mxfp4_wide(row, x, 0, table, num_steps)
+    )
 
 
 @part
@@ -229,7 +273,9 @@ def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
     token = _in_steps_of_two(x, _ORDERS[_order_of(kind)])
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
-        y[row] += _dot_256_in_two(kind, blocks, token.ctypes.data, offsets.ctypes.data, table, num_blocks)
+        y[row] += _dot_256_in_two(
+            kind, blocks, token.ctypes.data, offsets.ctypes.data, table, num_blocks
+        )
 
 
 @part
@@ -243,13 +289,22 @@ def add_blocks_of_32(kind, blocks, x, y, is_narrow):
     """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, the blocks at this address, to y [O]. `is_narrow` says
     that x is in bfloat16."""
     is_narrow, num_blocks, num_steps = is_narrow and kind != Q8_0, len(x) // 32, len(x) // STEP
-    block_nbytes, token, table = nbytes_of(kind), _in_steps(x, _FOURS), TABLES[_table_of(kind)].ctypes.data
-    address, rest = token.ctypes.data if is_narrow else x.ctypes.data, x[STEP * num_steps :].ctypes.data
+    block_nbytes, token, table = (
+        nbytes_of(kind),
+        _in_steps(x, _FOURS),
+        TABLES[_table_of(kind)].ctypes.data,
+    )
+    address, rest = (
+        token.ctypes.data if is_narrow else x.ctypes.data,
+        x[STEP * num_steps :].ctypes.data,
+    )
     for row in range(len(y)):
         own = blocks + row * num_blocks * block_nbytes
         y[row] += _dot_fours(kind, own, address, table, num_steps, is_narrow)
         if num_blocks > 4 * num_steps:
-            y[row] += _dot_rest(kind, own + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)
+            y[row] += _dot_rest(
+                kind, own + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps
+            )
 
 
 @kernel(f"void({MATRIX})", nogil=True)
@@ -261,11 +316,18 @@ def multiply_blocks_of_32(fields, start, x, y, is_narrow):
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_32_float16(fields, start, x, y, is_narrow):
     """As `multiply_blocks_of_32` of Q4_0, IQ4_NL and MXFP4, with x in float16."""
-    kind, num_blocks, block_nbytes, num_steps = fields[KIND], len(x) // 32, fields[BLOCK_NBYTES], len(x) // STEP
+    kind, num_blocks, block_nbytes, num_steps = (
+        fields[KIND],
+        len(x) // 32,
+        fields[BLOCK_NBYTES],
+        len(x) // STEP,
+    )
     token, table = _in_steps_of_two(x, _FOURS), TABLES[_table_of(kind)].ctypes.data
     rest = x[STEP * num_steps :].ctypes.data
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * block_nbytes
         y[row] += _dot_fours_in_two(kind, blocks, token.ctypes.data, table, num_steps)
         if num_blocks > 4 * num_steps:
-            y[row] += _dot_rest(kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)
+            y[row] += _dot_rest(
+                kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps
+            )

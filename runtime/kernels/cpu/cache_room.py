@@ -22,7 +22,9 @@ class CacheRoom:
         self._capacity = keys.shape[2] + max(_LEAST, keys.shape[2] // 4)
         self._buffers = tuple(self._with_room(cached) for cached in (keys, values))
         self._given = (keys, values)
-        self._places = tuple(place for buffer in self._buffers for place in (buffer.data_ptr(), buffer.stride(1)))
+        self._places = tuple(
+            place for buffer in self._buffers for place in (buffer.data_ptr(), buffer.stride(1))
+        )
 
     def _with_room(self, cached: torch.Tensor) -> torch.Tensor:
         batch, heads, num_positions, dim = cached.shape
@@ -49,7 +51,9 @@ class CacheRoom:
     def extend(self, layer: DynamicLayer) -> CacheOperand:
         """Give the layer a position more, the numbers of which are to be written."""
         operand = self.operand(layer)
-        layer.keys, layer.values = self._given = tuple(buffer.narrow(2, 0, operand[-1]) for buffer in self._buffers)
+        layer.keys, layer.values = self._given = tuple(
+            buffer.narrow(2, 0, operand[-1]) for buffer in self._buffers
+        )
         return operand
 
     def operand(self, layer: DynamicLayer) -> CacheOperand:

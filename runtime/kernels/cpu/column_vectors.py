@@ -45,7 +45,9 @@ def quad_of(builder: ir.IRBuilder, rows: Sequence[ir.Value], bits: int, quad: in
     else:
         row, place = divmod(quad, 8 // bits)
         codes = builder.lshr(rows[row], filled(PAIRS, bits * place)) if place else rows[row]
-    return builder.bitcast(builder.and_(builder.bitcast(codes, _BYTES), filled(_BYTES, (1 << bits) - 1)), PAIRS)
+    return builder.bitcast(
+        builder.and_(builder.bitcast(codes, _BYTES), filled(_BYTES, (1 << bits) - 1)), PAIRS
+    )
 
 
 def _three_bits(builder: ir.IRBuilder, rows: Sequence[ir.Value], first: int) -> ir.Value:
@@ -53,13 +55,21 @@ def _three_bits(builder: ir.IRBuilder, rows: Sequence[ir.Value], first: int) -> 
     row, first = divmod(first, 32)
     words = rows[row]
     if first > 20:
-        words, first = called(builder, "llvm.fshr.v16i32", PAIRS, [rows[row + 1], words, filled(PAIRS, first)]), 0
+        words, first = (
+            called(
+                builder, "llvm.fshr.v16i32", PAIRS, [rows[row + 1], words, filled(PAIRS, first)]
+            ),
+            0,
+        )
     if HAS_QUADS:
         places = [half + first + 3 * code for half in (0, 32) for code in range(4)]
         operands = [ir.Constant(_BYTES, places * (LANES // 2)), builder.bitcast(words, _BYTES)]
         return called(builder, "llvm.x86.avx512.pmultishift.qb.512", _BYTES, operands)
     shifted = [builder.lshr(words, filled(PAIRS, first + 3 * code)) for code in range(4)]
-    wide = [builder.shl(builder.and_(own, filled(PAIRS, 7)), filled(PAIRS, 8 * i)) for i, own in enumerate(shifted)]
+    wide = [
+        builder.shl(builder.and_(own, filled(PAIRS, 7)), filled(PAIRS, 8 * i))
+        for i, own in enumerate(shifted)
+    ]
     return reduce(builder.or_, wide)
 
 
@@ -115,22 +125,38 @@ def _stream(bits: int) -> Callable[..., None]:
         def generate(target, builder, signature, arguments):
             words, stride, x, num_units, sums = arguments
             addresses = [builder.add(sums, I64(64 * i)) for i in range(DIGITS * PANEL // LANES)]
-            totals = [cgutils.alloca_once_value(builder, load(builder, address, PAIRS)) for address in addresses]
+            totals = [
+                cgutils.alloca_once_value(builder, load(builder, address, PAIRS))
+                for address in addresses
+            ]
             unit_nbytes = builder.mul(stride, I64(bits))
             under = builder.mul(unit_nbytes, num_units)
             with cgutils.for_range(builder, num_units, intp=I64) as loop:
-                unit, own_x = advanced(builder, words, loop.index, unit_nbytes), advanced(builder, x, loop.index, 64)
+                unit, own_x = (
+                    advanced(builder, words, loop.index, unit_nbytes),
+                    advanced(builder, x, loop.index, 64),
+                )
                 rows = [advanced(builder, unit, I64(row), stride) for row in range(bits)]
-                own = [[load(builder, row, PAIRS, 64 * block) for row in rows] for block in range(PANEL // LANES)]
+                own = [
+                    [load(builder, row, PAIRS, 64 * block) for row in rows]
+                    for block in range(PANEL // LANES)
+                ]
                 for row in rows:
                     for block in range(PANEL // LANES):
-                        prefetch(builder, builder.add(row, builder.add(under, I64(64 * block))), cache=2)
+                        prefetch(
+                            builder, builder.add(row, builder.add(under, I64(64 * block))), cache=2
+                        )
                 for quad in range(_QUADS):
-                    digits = [splat(builder, load(builder, own_x, I32, UNIT * d + 4 * quad)) for d in range(DIGITS)]
+                    digits = [
+                        splat(builder, load(builder, own_x, I32, UNIT * d + 4 * quad))
+                        for d in range(DIGITS)
+                    ]
                     for block, words_of_block in enumerate(own):
                         codes = quad_of(builder, words_of_block, bits, quad)
                         for digit, total in zip(digits, totals[DIGITS * block :], strict=False):
-                            builder.store(add_quads(builder, builder.load(total), codes, digit), total)
+                            builder.store(
+                                add_quads(builder, builder.load(total), codes, digit), total
+                            )
             for total, address in zip(totals, addresses, strict=True):
                 store(builder, builder.load(total), address)
             return target.get_dummy_value()
@@ -140,7 +166,9 @@ def _stream(bits: int) -> Callable[..., None]:
     return add
 
 
-add_units_of_2, add_units_of_3, add_units_of_4, add_units_of_8 = (_stream(bits) for bits in (2, 3, 4, 8))
+add_units_of_2, add_units_of_3, add_units_of_4, add_units_of_8 = (
+    _stream(bits) for bits in (2, 3, 4, 8)
+)
 
 
 arrange_2, arrange_4 = (_arranged(bits) for bits in (2, 4))
@@ -150,13 +178,19 @@ def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
     """Return `add(zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y)`: it adds blocks of sums of 16 outputs
     times their scales times `worth` to y. A zero-point is a stored one plus `zero_offset`; `order` has its place in a
     word for each output of a word."""
-    places = [bits * (lane // len(order) * len(order) + order[lane % len(order)]) for lane in range(LANES)]
+    places = [
+        bits * (lane // len(order) * len(order) + order[lane % len(order)]) for lane in range(LANES)
+    ]
     bytes_ = [byte for place in places for byte in (place // 8, min(place // 8 + 1, 2 * bits - 1))]
 
     def zeros_of(builder, address, zero_offset):
         stored = load(builder, address, vector(I8, 2 * bits))
-        wide = builder.zext(builder.bitcast(spread(builder, stored, bytes_), vector(I16, LANES)), PAIRS)
-        codes = builder.add(builder.lshr(wide, ir.Constant(PAIRS, [place % 8 for place in places])), zero_offset)
+        wide = builder.zext(
+            builder.bitcast(spread(builder, stored, bytes_), vector(I16, LANES)), PAIRS
+        )
+        codes = builder.add(
+            builder.lshr(wide, ir.Constant(PAIRS, [place % 8 for place in places])), zero_offset
+        )
         return builder.sitofp(builder.and_(codes, filled(PAIRS, (1 << bits) - 1)), SUMS)
 
     @intrinsic
@@ -166,11 +200,23 @@ def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
             zero_offset = splat(builder, builder.trunc(zero_offset, I32))
             worth, less_x = splat(builder, worth), splat(builder, builder.fneg(sum_x))
             with cgutils.for_range(builder, num_blocks, intp=I64) as loop:
-                zero = zeros_of(builder, advanced(builder, zeros, loop.index, 2 * bits), zero_offset)
-                own, out = advanced(builder, sums, loop.index, 64 * DIGITS), advanced(builder, y, loop.index, 64)
-                high, low = (builder.sitofp(load(builder, own, PAIRS, 64 * digit), SUMS) for digit in range(DIGITS))
-                total = plus_product(builder, plus_product(builder, low, high, filled(SUMS, 256.0)), zero, less_x)
-                scale = builder.fmul(load(builder, advanced(builder, scales, loop.index, 64), SUMS), worth)
+                zero = zeros_of(
+                    builder, advanced(builder, zeros, loop.index, 2 * bits), zero_offset
+                )
+                own, out = (
+                    advanced(builder, sums, loop.index, 64 * DIGITS),
+                    advanced(builder, y, loop.index, 64),
+                )
+                high, low = (
+                    builder.sitofp(load(builder, own, PAIRS, 64 * digit), SUMS)
+                    for digit in range(DIGITS)
+                )
+                total = plus_product(
+                    builder, plus_product(builder, low, high, filled(SUMS, 256.0)), zero, less_x
+                )
+                scale = builder.fmul(
+                    load(builder, advanced(builder, scales, loop.index, 64), SUMS), worth
+                )
                 store(builder, plus_product(builder, load(builder, out, SUMS), scale, total), out)
             return target.get_dummy_value()
 
@@ -180,4 +226,6 @@ def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
     return add
 
 
-add_scaled_2, add_scaled_3, add_scaled_4, add_scaled_8 = (scaled(bits, range(LANES)) for bits in (2, 3, 4, 8))
+add_scaled_2, add_scaled_3, add_scaled_4, add_scaled_8 = (
+    scaled(bits, range(LANES)) for bits in (2, 3, 4, 8)
+)

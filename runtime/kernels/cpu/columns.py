@@ -94,7 +94,14 @@ def _add_panels(fields, start, x, num_fast, y):
             num_units = min(_ROWS // bits, end - first)
             own_x, row = digits[first].ctypes.data, start + fields[CODES] + first * bits * stride
             for panel in range(0, num_fast, PANEL):
-                _add_units(bits, row + 4 * panel, stride, own_x, num_units, sums[DIGITS * panel :].ctypes.data)
+                _add_units(
+                    bits,
+                    row + 4 * panel,
+                    stride,
+                    own_x,
+                    num_units,
+                    sums[DIGITS * panel :].ctypes.data,
+                )
             first += num_units
         read_scales(start + fields[SCALES], fields[SCALE_TYPE], group * len(y), -1, 0, scales)
         zeros = start + fields[ZEROS] + group * row_of_zeros
@@ -110,7 +117,10 @@ def _add_codes(words, bits, width, index, x, sums):
         end = min(begin + _BLOCK, num_outputs)
         for k in range(len(x)):
             own = sums[index[k] if len(index) else k // width, begin:end]
-            low, high = words[k * bits >> 5, begin:end], words[min((k * bits >> 5) + 1, last), begin:end]
+            low, high = (
+                words[k * bits >> 5, begin:end],
+                words[min((k * bits >> 5) + 1, last), begin:end],
+            )
             shift = u32(k * bits & 31)
             if shift + bits <= 32:
                 for o in range(end - begin):
@@ -125,8 +135,14 @@ def _add_codes(words, bits, width, index, x, sums):
 def _scale_stream(fields, start, first, sums, sums_x, y):
     """Add the sums [G, O] of codes, times their scales, to y [O], for the outputs from `first` on."""
     bits, num_outputs = fields[BITS], len(y)
-    zeros = carray(pointer(start + fields[ZEROS], INT32_LIKE), (len(sums), (num_outputs * bits + 31) // 32))
-    scales, mask, offset = np.empty(num_outputs, np.float32), u32((1 << bits) - 1), u32(fields[ZERO_OFFSET])
+    zeros = carray(
+        pointer(start + fields[ZEROS], INT32_LIKE), (len(sums), (num_outputs * bits + 31) // 32)
+    )
+    scales, mask, offset = (
+        np.empty(num_outputs, np.float32),
+        u32((1 << bits) - 1),
+        u32(fields[ZERO_OFFSET]),
+    )
     last = u32(zeros.shape[1] - 1)
     for group in range(len(sums)):
         read_scales(start + fields[SCALES], fields[SCALE_TYPE], group * num_outputs, -1, 0, scales)
@@ -151,7 +167,10 @@ def multiply_stream(fields, start, x, y, is_narrow):
     if num_fast:
         _add_panels(fields, start, token, num_fast, y)
     if num_fast < num_outputs:
-        sums, sums_x = np.zeros((num_groups, num_outputs - num_fast), np.float32), np.empty(num_groups, np.float32)
+        sums, sums_x = (
+            np.zeros((num_groups, num_outputs - num_fast), np.float32),
+            np.empty(num_groups, np.float32),
+        )
         sums_of_groups(token, width, index, sums_x)
         _add_codes(words[:, num_fast:], bits, width, index, token, sums)
         _scale_stream(fields, start, num_fast, sums, sums_x, y)
@@ -174,6 +193,10 @@ def add_replica(words, scales, zeros, bits, x, y):
     fields = np.full(NUM_FIELDS, -1)
     fields[BITS], fields[CODES], fields[ZEROS] = bits, words.ctypes.data, zeros.ctypes.data
     fields[SCALES], fields[SCALE_TYPE] = scales.ctypes.data, FLOAT16
-    fields[NUM_GROUPS], fields[WIDTH], fields[ZERO_OFFSET] = len(scales), x.shape[1] // len(scales), 0
+    fields[NUM_GROUPS], fields[WIDTH], fields[ZERO_OFFSET] = (
+        len(scales),
+        x.shape[1] // len(scales),
+        0,
+    )
     for t in range(len(x)):
         multiply_stream(fields, 0, x[t], y[t], True)

@@ -18,7 +18,12 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 Turn = tuple[int, int, int, int, int]
 """What kernels take of angles: whether they are float32, pairs that are rotated, the number of cosines, addresses."""
 
-_IGNORED = {"position_ids", "use_cache", "cache_position", "output_router_logits"}  # they change nothing for one token
+_IGNORED = {
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "output_router_logits",
+}  # they change nothing for one token
 _STILL = (0, 0, 0, 0, 0)  # no angles
 _CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
@@ -32,19 +37,33 @@ class CompiledAttention:
     """Computes what an attention module does for one token of one request, the cache of which has entries. The linear
     layers are called as modules. `num_outputs`: of the module's tuple, 0 if it gives a tensor."""
 
-    def __init__(self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int) -> None:
+    def __init__(
+        self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int
+    ) -> None:
         self.rotation, self.heads, self._num_outputs = rotation, heads, num_outputs
         self._module, self._theirs = module, partial(type(module).forward, module)
-        self._like, self._num_keys, self._dtype = like_of(heads.dtype), heads.count // heads.groups, heads.dtype
+        self._like, self._num_keys, self._dtype = (
+            like_of(heads.dtype),
+            heads.count // heads.groups,
+            heads.dtype,
+        )
         query_norm, key_norm = heads.norms or (None, None)
         self._prepare_query = self._prepare(heads.count, heads.dim, query_norm)
         self._prepare_key = self._prepare(self._num_keys, heads.dim, key_norm)
         self._place_value = partial(self._prepare(self._num_keys, heads.value_dim, None), _STILL)
-        self._attend = partial(kernels("cpu.attention").attend, heads.sizes, heads.scaling, heads.sinks_address)
+        self._attend = partial(
+            kernels("cpu.attention").attend, heads.sizes, heads.scaling, heads.sinks_address
+        )
 
     def _prepare(self, count: int, dim: int, norm: Norm | None) -> Callable[..., None]:
         """The kernel that normalises and rotates `count` heads, without the arguments that change."""
-        return partial(kernels("cpu.attention").prepare_heads, count, dim, norm_operand(norm), self.rotation.order)
+        return partial(
+            kernels("cpu.attention").prepare_heads,
+            count,
+            dim,
+            norm_operand(norm),
+            self.rotation.order,
+        )
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
         """The replacement of the module's forward, which computes all that this class does not take."""
@@ -65,15 +84,25 @@ class CompiledAttention:
         heads, past, index = self.heads, past_key_values, self._module.layer_idx
         if x.numel() != heads.query.in_features or x.dtype is not self._dtype or x.requires_grad:
             return False
-        if any(value is not None and value is not False for name, value in others.items() if name not in _IGNORED):
+        if any(
+            value is not None and value is not False
+            for name, value in others.items()
+            if name not in _IGNORED
+        ):
             return False
         if type(past) is not DynamicCache or past.offloading or len(past.layers) <= index:
             return False
         layer = past.layers[index]
-        if type(layer) not in _CACHE_LAYERS or not layer.is_initialized or layer.keys.dtype is not self._dtype:
+        if (
+            type(layer) not in _CACHE_LAYERS
+            or not layer.is_initialized
+            or layer.keys.dtype is not self._dtype
+        ):
             return False
         num_positions = layer.keys.shape[2] + 1
-        return self._is_mask(attention_mask, num_positions) and self._are_angles(position_embeddings)
+        return self._is_mask(attention_mask, num_positions) and self._are_angles(
+            position_embeddings
+        )
 
     def _is_mask(self, mask: torch.Tensor | None, num_positions: int) -> bool:
         if mask is None:
@@ -86,7 +115,11 @@ class CompiledAttention:
             return True
         cos, sin = angles
         is_known = cos.dtype is sin.dtype and cos.dtype in (self._dtype, torch.float32)
-        is_row = cos.numel() == sin.numel() == cos.shape[-1] and cos.is_contiguous() and sin.is_contiguous()
+        is_row = (
+            cos.numel() == sin.numel() == cos.shape[-1]
+            and cos.is_contiguous()
+            and sin.is_contiguous()
+        )
         return is_known and is_row and 2 * self._half(cos) <= self.heads.dim
 
     def _half(self, cos: torch.Tensor) -> int:
@@ -123,7 +156,13 @@ class CompiledAttention:
             cache = self._extend(layer, key, value, turn)
         else:
             keys, values = self._updated(layer, key, value, turn)
-            cache = (keys.data_ptr(), keys.stride(1), values.data_ptr(), values.stride(1), keys.shape[2])
+            cache = (
+                keys.data_ptr(),
+                keys.stride(1),
+                values.data_ptr(),
+                values.stride(1),
+                keys.shape[2],
+            )
         self._attend(at, cache, mask_operand(attention_mask), out.data_ptr(), like)
         return heads.output(out)
 
@@ -132,9 +171,17 @@ class CompiledAttention:
         if angles is None or self.rotation.is_still:
             return _STILL
         cos, sin = angles
-        return int(cos.dtype is torch.float32), self._half(cos), cos.numel(), cos.data_ptr(), sin.data_ptr()
+        return (
+            int(cos.dtype is torch.float32),
+            self._half(cos),
+            cos.numel(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+        )
 
-    def _extend(self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn) -> CacheOperand:
+    def _extend(
+        self, layer: DynamicLayer, key: torch.Tensor, value: torch.Tensor, turn: Turn
+    ) -> CacheOperand:
         """Write the token's key and value into the room behind the layer's."""
         heads, like, cache = self.heads, self._like, CacheRoom.of(layer).extend(layer)
         keys, key_step, values, value_step, length = cache
@@ -149,5 +196,7 @@ class CompiledAttention:
         """Keys and values [1, N, S, D] with those of the token."""
         heads, source, shape = self.heads, key.data_ptr(), (1, self._num_keys, 1)
         self._prepare_key(turn, source, source, heads.dim, self._like)
-        keys, values = layer.update(key.view(*shape, heads.dim), value.view(*shape, heads.value_dim))
+        keys, values = layer.update(
+            key.view(*shape, heads.dim), value.view(*shape, heads.value_dim)
+        )
         return keys.contiguous(), values.contiguous()

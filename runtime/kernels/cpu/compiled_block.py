@@ -54,7 +54,9 @@ class CompiledBlock:
             attention,
             not num_outputs,
         )
-        self._hooks = [hooks for own in parts.modules for hooks in (own._forward_hooks, own._forward_pre_hooks)]
+        self._hooks = [
+            hooks for own in parts.modules for hooks in (own._forward_hooks, own._forward_pre_hooks)
+        ]
         self._like = like_of(heads.dtype)
         self._run = partial(
             kernels("cpu.block").attend_block,
@@ -87,7 +89,11 @@ class CompiledBlock:
         **_: object,
     ) -> torch.Tensor:
         """Compute the layer's output [.., H] for x [.., H]. The cache's layer gets the token's keys and values."""
-        out, normalised, layer = torch.empty_like(x), torch.empty_like(x), self._attention.layer_of(past_key_values)
+        out, normalised, layer = (
+            torch.empty_like(x),
+            torch.empty_like(x),
+            self._attention.layer_of(past_key_values),
+        )
         cache, turn = CacheRoom.of(layer).extend(layer), self._attention.turn(position_embeddings)
         places = out.data_ptr(), normalised.data_ptr()
         self._run(x.data_ptr(), turn, cache, mask_operand(attention_mask), *places, self._like)
@@ -99,16 +105,26 @@ class CompiledBlock:
 
 
 def compiled_blocks(
-    opened: MoeModel, attentions: Mapping[nn.Module, CompiledAttention | str], norms: Mapping[nn.Module, Norm]
+    opened: MoeModel,
+    attentions: Mapping[nn.Module, CompiledAttention | str],
+    norms: Mapping[nn.Module, Norm],
 ) -> dict[nn.Module, CompiledBlock]:
     """The layers that agree with one call."""
-    found = {module: list(_recognised(module, attentions, norms)) for module in opened.model.modules()}
+    found = {
+        module: list(_recognised(module, attentions, norms)) for module in opened.model.modules()
+    }
     trials = {module: _trial(module, parts) for module, parts in found.items() if parts}
-    return {module: block for module, block in run_trials(opened, trials).items() if isinstance(block, CompiledBlock)}
+    return {
+        module: block
+        for module, block in run_trials(opened, trials).items()
+        if isinstance(block, CompiledBlock)
+    }
 
 
 def _recognised(
-    module: nn.Module, attentions: Mapping[nn.Module, CompiledAttention | str], norms: Mapping[nn.Module, Norm]
+    module: nn.Module,
+    attentions: Mapping[nn.Module, CompiledAttention | str],
+    norms: Mapping[nn.Module, Norm],
 ) -> Iterator[BlockParts]:
     """The ways to take a layer's children for the parts of a block."""
     children = list(module.children())
@@ -129,7 +145,9 @@ def _takes_one(module: nn.Module) -> bool:
     """Whether a module needs a single argument."""
     parameters = list(signature(type(module).forward).parameters.values())[1:]
     kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    return sum(each.default is Parameter.empty and each.kind not in kinds for each in parameters) == 1
+    return (
+        sum(each.default is Parameter.empty and each.kind not in kinds for each in parameters) == 1
+    )
 
 
 def _trial(module: nn.Module, ways: list[BlockParts]) -> ModuleTrial:

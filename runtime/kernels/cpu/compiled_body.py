@@ -16,7 +16,11 @@ from runtime.kernels.cpu.trial import run_trials
 from runtime.model.open import MoeModel
 from runtime.model.quantised_linear import QuantisedEmbedding
 
-_RECORDED = ("output_hidden_states", "output_attentions", "output_router_logits")  # flags of a config
+_RECORDED = (
+    "output_hidden_states",
+    "output_attentions",
+    "output_router_logits",
+)  # flags of a config
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,9 @@ class CompiledBody:
         """The replacement of the module's forward, which computes all that this class does not take."""
         if arguments or not self.takes(**named):
             return self._theirs(*arguments, **named)
-        return self._kind(last_hidden_state=self.run(**named), past_key_values=named["past_key_values"])
+        return self._kind(
+            last_hidden_state=self.run(**named), past_key_values=named["past_key_values"]
+        )
 
     def takes(
         self,
@@ -57,16 +63,27 @@ class CompiledBody:
         past, config = past_key_values, self._module.config
         if input_ids is None or input_ids.numel() != 1 or input_ids.dim() != 2 or not use_cache:
             return False
-        if type(past) is not DynamicCache or past.offloading or len(past.layers) != len(self.parts.layers):
+        if (
+            type(past) is not DynamicCache
+            or past.offloading
+            or len(past.layers) != len(self.parts.layers)
+        ):
             return False
         if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in past.layers):
             return False
-        if any(value is not None and value is not False for value in others.values()) or not config.return_dict:
+        if (
+            any(value is not None and value is not False for value in others.values())
+            or not config.return_dict
+        ):
             return False
         if any(getattr(config, flag, False) for flag in _RECORDED):
             return False
         num_positions = past.layers[0].keys.shape[2] + 1
-        is_all = attention_mask is None or attention_mask.shape == (1, num_positions) and bool(attention_mask.all())
+        is_all = (
+            attention_mask is None
+            or attention_mask.shape == (1, num_positions)
+            and bool(attention_mask.all())
+        )
         return is_all and (position_ids is None or position_ids.shape == (1, 1))
 
     def run(
@@ -81,7 +98,11 @@ class CompiledBody:
         if position_ids is None:
             position_ids = torch.tensor([[past_key_values.layers[0].keys.shape[2]]])
         angles = parts.rotary(x, position_ids)
-        named = {"position_ids": position_ids, "past_key_values": past_key_values, "position_embeddings": angles}
+        named = {
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "position_embeddings": angles,
+        }
         done = 0
         while done < len(parts.layers):
             if self.layers and (computed := self.layers.run(done, x, past_key_values, angles)):
@@ -92,7 +113,9 @@ class CompiledBody:
         return parts.norm(x)
 
 
-def compiled_bodies(opened: MoeModel, norms: Mapping[nn.Module, Norm | None]) -> dict[nn.Module, CompiledBody]:
+def compiled_bodies(
+    opened: MoeModel, norms: Mapping[nn.Module, Norm | None]
+) -> dict[nn.Module, CompiledBody]:
     """The decoders whose modules, called one after another, give the bits of their own code."""
     found = {module: _parts(module, norms) for module in opened.model.modules()}
     trials = {module: _Trial(module, parts) for module, parts in found.items() if parts}
@@ -115,7 +138,10 @@ class _Trial:
     """Compares a decoder's output and cache with those of its modules, called one after another."""
 
     def __init__(self, module: nn.Module, parts: BodyParts) -> None:
-        self._theirs, self._make = partial(type(module).forward, module), partial(CompiledBody, module, parts)
+        self._theirs, self._make = (
+            partial(type(module).forward, module),
+            partial(CompiledBody, module, parts),
+        )
         self._kinds: list[type | None] = []  # of outputs that agreed; None: one did not
 
     def result(self) -> CompiledBody | None:
@@ -132,13 +158,20 @@ class _Trial:
         except TypeError:  # layers that take other arguments
             x = None
         theirs = self._theirs(**named)
-        self._kinds.append(type(theirs) if x is not None and _agree(x, own["past_key_values"], theirs) else None)
+        self._kinds.append(
+            type(theirs) if x is not None and _agree(x, own["past_key_values"], theirs) else None
+        )
         return theirs
 
 
 def _agree(x: torch.Tensor, past: DynamicCache, theirs: object) -> bool:
     """Whether a decoder gives this output and this cache and no more."""
-    if theirs.keys() != {"last_hidden_state", "past_key_values"} or not torch.equal(x, theirs.last_hidden_state):
+    if theirs.keys() != {"last_hidden_state", "past_key_values"} or not torch.equal(
+        x, theirs.last_hidden_state
+    ):
         return False
     pairs = zip(past.layers, theirs.past_key_values.layers, strict=True)
-    return all(torch.equal(own.keys, other.keys) and torch.equal(own.values, other.values) for own, other in pairs)
+    return all(
+        torch.equal(own.keys, other.keys) and torch.equal(own.values, other.values)
+        for own, other in pairs
+    )

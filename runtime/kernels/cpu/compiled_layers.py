@@ -50,18 +50,35 @@ class ExpertsInPlace(Protocol):
 class CompiledLayers:
     """All layers of a decoder, whose mixers are routers and experts and no more."""
 
-    def __init__(self, blocks: Sequence[CompiledBlock], routers: Sequence[CompiledRouter], hooks: list[dict]) -> None:
+    def __init__(
+        self, blocks: Sequence[CompiledBlock], routers: Sequence[CompiledRouter], hooks: list[dict]
+    ) -> None:
         parts, heads = blocks[0].parts, blocks[0].parts.attention.heads
         self.experts: ExpertsInPlace | None = None
-        self._blocks, self._routers, self._hooks, self._routing = blocks, routers, hooks, routers[0].routing
-        self._dtype, self._attention, self._num_experts = heads.dtype, parts.attention, routers[0].num_experts
-        self._linears = np.array([[linear_operand(layer) for layer in block.linear] for block in blocks])
+        self._blocks, self._routers, self._hooks, self._routing = (
+            blocks,
+            routers,
+            hooks,
+            routers[0].routing,
+        )
+        self._dtype, self._attention, self._num_experts = (
+            heads.dtype,
+            parts.attention,
+            routers[0].num_experts,
+        )
+        self._linears = np.array(
+            [[linear_operand(layer) for layer in block.linear] for block in blocks]
+        )
         norms = [[norm_operand(norm) for norm in block.parts.norms] for block in blocks]
         self._norms = np.array([[(*own[:2], own[3]) for own in each] for each in norms])
         scalings = [block.parts.attention.heads.scaling for block in blocks]
-        self._floats = np.array([(*(own[2] for own in each), own) for each, own in zip(norms, scalings, strict=True)])
+        self._floats = np.array(
+            [(*(own[2] for own in each), own) for each, own in zip(norms, scalings, strict=True)]
+        )
         sinks = [block.parts.attention.heads.sinks_address for block in blocks]
-        self._more = np.array([(own, *router.operand[:2]) for own, router in zip(sinks, routers, strict=True)])
+        self._more = np.array(
+            [(own, *router.operand[:2]) for own, router in zip(sinks, routers, strict=True)]
+        )
         self._run = partial(
             kernels("cpu.layers").compute_layers,
             (self._linears, self._norms, self._floats, self._more),
@@ -72,7 +89,10 @@ class CompiledLayers:
 
     @classmethod
     def of(
-        cls, layers: Sequence[MoeLayer], blocks: Sequence[CompiledBlock], routers: Mapping[nn.Module, CompiledRouter]
+        cls,
+        layers: Sequence[MoeLayer],
+        blocks: Sequence[CompiledBlock],
+        routers: Mapping[nn.Module, CompiledRouter],
     ) -> "CompiledLayers | None":
         """Of all layers, where these are their blocks; None where layers differ or have other parts."""
         own = [routers.get(layer.gate) for layer in layers]
@@ -84,17 +104,27 @@ class CompiledLayers:
         if not all(_is_router_and_experts(layer, block, router) for layer, block, router in tried):
             return None
         modules = [module for block in blocks for module in block.module.modules()]
-        return cls(blocks, own, [each for own in modules for each in (own._forward_hooks, own._forward_pre_hooks)])
+        return cls(
+            blocks,
+            own,
+            [each for own in modules for each in (own._forward_hooks, own._forward_pre_hooks)],
+        )
 
     def run(self, first: int, x: torch.Tensor, past: DynamicCache, angles: Angles) -> int:
         """Compute x [1, 1, H] in place by layers from number `first` on, and return how many."""
         whole = self.experts.whole() if self.experts else None
-        if whole is None or any(self._hooks) or not self._attention.takes(x, past, position_embeddings=angles):
+        if (
+            whole is None
+            or any(self._hooks)
+            or not self._attention.takes(x, past, position_embeddings=angles)
+        ):
             return 0
         caches = [past.layers[block.parts.attention.layer_index] for block in self._blocks]
         if any(layer.keys.dtype is not self._dtype for layer in caches):
             return 0
-        ids, normalised, done = self._computed(first, x, caches, self._attention.turn(angles), whole)
+        ids, normalised, done = self._computed(
+            first, x, caches, self._attention.turn(angles), whole
+        )
         for layer in caches[first : done + 1]:
             CacheRoom.of(layer).extend(layer)
         self.experts.count(first, ids[first:done])
@@ -104,7 +134,12 @@ class CompiledLayers:
         return done + 1 - first
 
     def _computed(
-        self, first: int, x: torch.Tensor, caches: Sequence[DynamicLayer], turn: Turn, whole: WholeExperts
+        self,
+        first: int,
+        x: torch.Tensor,
+        caches: Sequence[DynamicLayer],
+        turn: Turn,
+        whole: WholeExperts,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The ids [L, K] that routers chose, the norm of the last x, and the number of the layer that is left."""
         routing, num_layers, is_routed = self._routing, len(caches), False
@@ -115,7 +150,9 @@ class CompiledLayers:
         places = tuple(each.data_ptr() for each in (x, normalised, given, logits, weights, ids))
         operands = np.array([CacheRoom.of(layer).operand(layer) for layer in caches])
         while True:
-            done, is_absent = self._run(tuple(whole), (first, is_routed), places, turn, operands, self._like)
+            done, is_absent = self._run(
+                tuple(whole), (first, is_routed), places, turn, operands, self._like
+            )
             if is_absent or done == num_layers:
                 return ids, normalised, done
             _, weights[done], ids[done] = self._routers[done].left(normalised[0])
@@ -125,7 +162,14 @@ class CompiledLayers:
 def _kind(block: CompiledBlock, router: CompiledRouter) -> tuple:
     """What is the same in all layers that one call takes."""
     heads, rotation = block.parts.attention.heads, block.parts.attention.rotation
-    return heads.query.in_features, heads.sizes, heads.dtype, rotation, router.routing, router.num_experts
+    return (
+        heads.query.in_features,
+        heads.sizes,
+        heads.dtype,
+        rotation,
+        router.routing,
+        router.num_experts,
+    )
 
 
 def _is_router_and_experts(layer: MoeLayer, block: CompiledBlock, router: CompiledRouter) -> bool:
@@ -146,12 +190,16 @@ def _is_router_and_experts(layer: MoeLayer, block: CompiledBlock, router: Compil
             routed = [layer.gate(token) for token in tokens]
     finally:
         del layer.experts.forward
-    wanted = [(token, ids, weights) for token, (_, weights, ids) in zip(tokens, routed, strict=True)]
+    wanted = [
+        (token, ids, weights) for token, (_, weights, ids) in zip(tokens, routed, strict=True)
+    ]
     pairs = [(own, other) for own, other in zip(seen, wanted, strict=False)]
     are_given = len(seen) == len(wanted) and all(
         _are_equal(*each) for pair in pairs for each in zip(*pair, strict=True)
     )
-    return are_given and all(_are_equal(first_of(out)[0], own) for out, own in zip(outputs, given, strict=True))
+    return are_given and all(
+        _are_equal(first_of(out)[0], own) for out, own in zip(outputs, given, strict=True)
+    )
 
 
 def _are_equal(own: torch.Tensor, other: torch.Tensor) -> bool:

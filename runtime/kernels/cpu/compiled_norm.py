@@ -37,7 +37,11 @@ class Norm:
 def norm_operand(norm: Norm | None) -> tuple[int, int, float, bool]:
     """What kernels that compute more than a norm take of one: numbers that it spans (0: there is none), address of its
     weights, epsilon, and whether it rounds first."""
-    return (0, 0, 0.0, False) if norm is None else (len(norm.weight), norm.weight.data_ptr(), norm.eps, norm.is_rounded)
+    return (
+        (0, 0, 0.0, False)
+        if norm is None
+        else (len(norm.weight), norm.weight.data_ptr(), norm.eps, norm.is_rounded)
+    )
 
 
 def like_of(dtype: torch.dtype) -> np.ndarray:
@@ -65,7 +69,11 @@ def recognise_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
 def _may_be_norm(module: nn.Module) -> bool:
     """Whether the module is one vector and an epsilon, and takes a token and nothing else."""
     state, arguments = dict(module.named_parameters()), signature(module.forward).parameters
-    is_vector = state.keys() == {"weight"} and module.weight.dim() == 1 and module.weight.device.type == "cpu"
+    is_vector = (
+        state.keys() == {"weight"}
+        and module.weight.dim() == 1
+        and module.weight.device.type == "cpu"
+    )
     return is_vector and len(arguments) == 1 and isinstance(_eps(module), float)
 
 
@@ -93,13 +101,21 @@ class CompiledNorm:
 
     def __init__(self, module: nn.Module, norm: Norm, dtype: torch.dtype) -> None:
         self._theirs, self._dtype = partial(type(module).forward, module), dtype
-        self._norm, self._count = norm, len(norm.weight)  # the kernel reads the norm's weight by its address
+        self._norm, self._count = (
+            norm,
+            len(norm.weight),
+        )  # the kernel reads the norm's weight by its address
         self._run, self._like = norm.kernel(), like_of(dtype)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The replacement of the module's forward, x [.., H] -> [.., H]; torch computes more than one token."""
         x = hidden_states
-        if x.numel() != self._count or x.dtype is not self._dtype or x.requires_grad or not x.is_contiguous():
+        if (
+            x.numel() != self._count
+            or x.dtype is not self._dtype
+            or x.requires_grad
+            or not x.is_contiguous()
+        ):
             return self._theirs(x)
         out = torch.empty(x.shape, dtype=self._dtype)
         self._run(x.data_ptr(), out.data_ptr(), self._like)

@@ -40,12 +40,25 @@ class CompiledRouter:
 
     def __init__(self, gate: nn.Module, routing: RouterOutput) -> None:
         weight, bias = gate.weight, getattr(gate, "bias", None)
-        self._theirs, self.routing, self._dtype = partial(type(gate).forward, gate), routing, weight.dtype
+        self._theirs, self.routing, self._dtype = (
+            partial(type(gate).forward, gate),
+            routing,
+            weight.dtype,
+        )
         self.num_experts, self.num_inputs = weight.shape
         self.num_unclear = 0
         wide = (routing.logits_dtype is torch.float32, routing.weights_dtype is torch.float32)
-        self.operand = weight.data_ptr(), 0 if bias is None else bias.data_ptr(), self.num_inputs, self.num_experts
-        self.how = (routing.is_shared_out, *wide), routing.top_k, routing.tolerance  # as kernels take it
+        self.operand = (
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            self.num_inputs,
+            self.num_experts,
+        )
+        self.how = (
+            (routing.is_shared_out, *wide),
+            routing.top_k,
+            routing.tolerance,
+        )  # as kernels take it
         self._run = partial(kernels("cpu.routing").route, self.operand, *self.how)
         self._like = like_of(self._dtype)
 
@@ -98,7 +111,10 @@ def _is_plain(weights: torch.Tensor) -> bool:
 def _tried(gate: nn.Module) -> CompiledRouter | None:
     """The nearest of the ways to weigh experts, if all choices and numbers agree with the router's on random tokens."""
     random, (num_experts, num_inputs) = torch.Generator().manual_seed(0), gate.weight.shape
-    x = torch.randn(_NUM_TOKENS, num_inputs, generator=random) / gate.weight.float().norm(dim=1).mean()
+    x = (
+        torch.randn(_NUM_TOKENS, num_inputs, generator=random)
+        / gate.weight.float().norm(dim=1).mean()
+    )
     x = (x * torch.tensor(_SIZES).repeat(_NUM_TOKENS)[:_NUM_TOKENS, None]).to(gate.weight.dtype)
     theirs = type(gate).forward(gate, x)
     if not isinstance(theirs, tuple) or [each.dim() for each in theirs] != [2, 2, 2]:
@@ -109,7 +125,9 @@ def _tried(gate: nn.Module) -> CompiledRouter | None:
     for tolerance in _TOLERANCES[gate.weight.dtype]:
         deviations = {}
         for is_shared_out in (True, False):
-            output = RouterOutput(ids.shape[1], is_shared_out, logits.dtype, weights.dtype, tolerance)
+            output = RouterOutput(
+                ids.shape[1], is_shared_out, logits.dtype, weights.dtype, tolerance
+            )
             router = CompiledRouter(gate, output)
             deviations[router] = _deviation(router, x, theirs)
         nearest = min(deviations, key=deviations.get)
@@ -125,7 +143,10 @@ def _deviation(router: CompiledRouter, x: torch.Tensor, theirs: tuple[torch.Tens
     clear = [i for i, given in enumerate(ours) if given is not None]
     if 2 * len(clear) < len(x):
         return float("inf")
-    own, other = [torch.cat([ours[i][place] for i in clear]) for place in range(3)], [each[clear] for each in theirs]
+    own, other = (
+        [torch.cat([ours[i][place] for i in clear]) for place in range(3)],
+        [each[clear] for each in theirs],
+    )
     (own_ids, own_order), (ids, order) = own[2].sort(), other[2].sort()
     if not torch.equal(own_ids, ids):
         return float("inf")

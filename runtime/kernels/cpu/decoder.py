@@ -25,18 +25,37 @@ class CompiledDecoder:
 
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._torch = QuietTorch(opened.model)
-        self._linear, self._attentions = CompiledLinear(opened, threads), compiled_attentions(opened)
+        self._linear, self._attentions = (
+            CompiledLinear(opened, threads),
+            compiled_attentions(opened),
+        )
         norms = {module: recognise_norm(module, opened.dtype) for module in opened.model.modules()}
         blocks = compiled_blocks(opened, self._attentions, norms)
-        self._blocks = {module: block for module, block in blocks.items() if self._linear.are_whole(block.linear)}
-        self._norms = {module: CompiledNorm(module, norm, opened.dtype) for module, norm in norms.items() if norm}
-        attentions = {module: each for module, each in self._attentions.items() if isinstance(each, CompiledAttention)}
+        self._blocks = {
+            module: block
+            for module, block in blocks.items()
+            if self._linear.are_whole(block.linear)
+        }
+        self._norms = {
+            module: CompiledNorm(module, norm, opened.dtype)
+            for module, norm in norms.items()
+            if norm
+        }
+        attentions = {
+            module: each
+            for module, each in self._attentions.items()
+            if isinstance(each, CompiledAttention)
+        }
         routers = {layer.gate: compiled_router(layer.gate) for layer in opened.layers}
         self._routers = {gate: router for gate, router in routers.items() if router}
         self._bodies = compiled_bodies(opened, norms)
-        self._layers = [layers for body in self._bodies.values() if (layers := self._whole(opened, body))]
+        self._layers = [
+            layers for body in self._bodies.values() if (layers := self._whole(opened, body))
+        ]
         replaced = self._norms | attentions | self._blocks | self._routers | self._bodies
-        self._forwards: dict[nn.Module, Callable] = {module: each.forward for module, each in replaced.items()}
+        self._forwards: dict[nn.Module, Callable] = {
+            module: each.forward for module, each in replaced.items()
+        }
 
     def _whole(self, opened: MoeModel, body: CompiledBody) -> CompiledLayers | None:
         """All layers of this body in one call, which it is then to use, if that can be."""

@@ -27,7 +27,9 @@ class CompiledLinear:
 
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._threads = threads
-        routers = {layer.gate for layer in opened.layers}  # in some families a router is a plain linear layer
+        routers = {
+            layer.gate for layer in opened.layers
+        }  # in some families a router is a plain linear layer
         layers = [layer for layer in opened.model.modules() if layer not in routers]
         self._plain = {layer for layer in layers if _is_plain(layer)}
         self._packed = {layer for layer in layers if _is_packed(layer)}
@@ -35,7 +37,10 @@ class CompiledLinear:
     def are_whole(self, layers: Iterable[nn.Linear | QuantisedLinear]) -> bool:
         """Whether all of these layers are replaced and computed on one thread."""
         replaced = self._plain | self._packed
-        return all(layer in replaced and self._threads.num_shares(stored(layer).nbytes) == 1 for layer in layers)
+        return all(
+            layer in replaced and self._threads.num_shares(stored(layer).nbytes) == 1
+            for layer in layers
+        )
 
     def install(self) -> None:
         for layer in self._plain:
@@ -58,13 +63,21 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _is_packed(layer: nn.Module) -> bool:
-    return isinstance(layer, QuantisedLinear) and layer.blocks.device.type == "cpu" and layer.dtype in AS_NUMPY
+    return (
+        isinstance(layer, QuantisedLinear)
+        and layer.blocks.device.type == "cpu"
+        and layer.dtype in AS_NUMPY
+    )
 
 
 def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
     """What kernels that compute more than a linear layer take of one, which they read by its addresses."""
     names, bias = kernels("cpu.published"), 0 if layer.bias is None else layer.bias.data_ptr()
-    kind = getattr(names, layer.form.name) if isinstance(layer, QuantisedLinear) else kernels("cpu.linear").PLAIN
+    kind = (
+        getattr(names, layer.form.name)
+        if isinstance(layer, QuantisedLinear)
+        else kernels("cpu.linear").PLAIN
+    )
     return kind, stored(layer).data_ptr(), bias
 
 
@@ -73,7 +86,10 @@ class PackedLinear:
 
     def __init__(self, layer: QuantisedLinear, threads: KernelThreads) -> None:
         self._layer, self._threads, self._address = layer, threads, layer.blocks.data_ptr()
-        self._row_nbytes, self._num_shares = layer.blocks.shape[1], threads.num_shares(layer.blocks.nbytes)
+        self._row_nbytes, self._num_shares = (
+            layer.blocks.shape[1],
+            threads.num_shares(layer.blocks.nbytes),
+        )
         self._is_narrow = layer.dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
         kind = getattr(kernels("cpu.published"), layer.form.name)
         self._multiply = partial(kernels("cpu.blocks").add_blocks_of_32, kind)
@@ -96,9 +112,13 @@ class PackedLinear:
     def _sums(self, tokens: np.ndarray) -> np.ndarray:
         """tokens [T, I] -> [T, O], float32; each token by all of the matrix, in shares of its rows."""
         sums = np.zeros((len(tokens), self._layer.out_features), np.float32)
-        borders = [sums.shape[1] * share // self._num_shares for share in range(self._num_shares + 1)]
+        borders = [
+            sums.shape[1] * share // self._num_shares for share in range(self._num_shares + 1)
+        ]
         for x, y in zip(tokens, sums, strict=True):
-            parts = [partial(self._part, x, y, *each) for each in zip(borders, borders[1:], strict=False)]
+            parts = [
+                partial(self._part, x, y, *each) for each in zip(borders, borders[1:], strict=False)
+            ]
             self._threads.run(parts)
         return sums
 

@@ -10,7 +10,9 @@ import numpy as np
 from runtime.kernels.cpu.column_vectors import DIGITS, UNIT
 from runtime.kernels.cpu.gated import part
 
-MAX_WIDTH = 1 << 16  # inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
+MAX_WIDTH = (
+    1 << 16
+)  # inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
 _LARGEST = np.float32(127 * 256 + 127)
 _LEAST = np.float32(1e-30)  # groups below it are zero: the inverse of their worth could be infinite
 i32, f32 = np.int32, np.float32
@@ -26,7 +28,11 @@ def in_digits(x, num_groups, width):
         largest = f32(0)
         for k in range(group * width, (group + 1) * width):
             largest = max(largest, abs(x[k]))
-        worth[group], inverse, total = largest / _LARGEST, _LARGEST / largest if largest > _LEAST else f32(0), f32(0)
+        worth[group], inverse, total = (
+            largest / _LARGEST,
+            _LARGEST / largest if largest > _LEAST else f32(0),
+            f32(0),
+        )
         for unit in range(group * width // UNIT, (group + 1) * width // UNIT):
             own, high, low = x[unit * UNIT : (unit + 1) * UNIT], digits[unit, 0], digits[unit, 1]
             for i in range(UNIT):

@@ -63,7 +63,9 @@ def as_float(context, element):
             return arguments[0]
         if element == types.int16:
             return float16_as_float(builder, arguments[0])
-        bits = builder.shl(builder.zext(arguments[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        bits = builder.shl(
+            builder.zext(arguments[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16)
+        )
         return builder.bitcast(bits, ir.FloatType())
 
     return types.float32(element), generate
@@ -97,7 +99,9 @@ def rounded(value, like):
     if not are_bfloat16(like) or value != value:
         return value
     bits = bits_of(value)
-    return as_float(np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16)))
+    return as_float(
+        np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16))
+    )
 
 
 @intrinsic
@@ -159,7 +163,9 @@ def add_expert(inner, down, token, acts, out, like):
     gate_up = carray(pointer(inner, like), (2 * num_neurons, hidden))
     matrix = carray(pointer(down, like), (hidden, num_neurons))
     for n in range(num_neurons):
-        acts[n] = as_stored(swiglu(_dot(gate_up[n], token), _dot(gate_up[num_neurons + n], token), like), acts)
+        acts[n] = as_stored(
+            swiglu(_dot(gate_up[n], token), _dot(gate_up[num_neurons + n], token), like), acts
+        )
     for h in range(hidden):
         out[h] += _dot(matrix[h], acts)
 
@@ -200,13 +206,22 @@ def _biased(value, bias, like):
     return rounded(rounded(value, like) + as_float(bias), like)
 
 
-@kernel([f"void(float32[::1], float32[::1], int64, float32, float32, {like})" for like in LIKE], nogil=True)
+@kernel(
+    [f"void(float32[::1], float32[::1], int64, float32, float32, {like})" for like in LIKE],
+    nogil=True,
+)
 def activate_clamped(inner, acts, bias, alpha, limit, like):
     """Write acts [I] by `ClampedGate` of inner [2 I] plus the bias [2 I] at this address."""
     biases = carray(pointer(bias, like), (len(inner),))
     for n in range(len(acts)):
-        gate, up = _biased(inner[2 * n], biases[2 * n], like), _biased(inner[2 * n + 1], biases[2 * n + 1], like)
-        gate, up = limit if gate > limit else gate, limit if up > limit else -limit if up < -limit else up
+        gate, up = (
+            _biased(inner[2 * n], biases[2 * n], like),
+            _biased(inner[2 * n + 1], biases[2 * n + 1], like),
+        )
+        gate, up = (
+            limit if gate > limit else gate,
+            limit if up > limit else -limit if up < -limit else up,
+        )
         sigmoid = rounded(f32(1) / (f32(1) + np.exp(-rounded(gate * alpha, like))), like)
         acts[n] = rounded(rounded(up + f32(1), like) * rounded(gate * sigmoid, like), like)
 
@@ -233,7 +248,10 @@ def combine(y, weights, num_rows, out):
 def products(address, bias, x, count, like):
     """Return [O], float32: the matrix [O, I] at `address` times x [I], which was rounded, plus the bias [O] at its
     address unless that is 0."""
-    matrix, biases = carray(pointer(address, like), (count, len(x))), carray(pointer(bias, like), count)
+    matrix, biases = (
+        carray(pointer(address, like), (count, len(x))),
+        carray(pointer(bias, like), count),
+    )
     token, out = as_factors(x, like), np.empty(count, np.float32)
     for o in range(count):
         total = _dot(matrix[o], token)

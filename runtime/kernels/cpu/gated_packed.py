@@ -61,7 +61,10 @@ def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     @kernel([f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {like})" for like in likes], nogil=True)
     def add(addresses, groups, x, rows, y, like):
         num_neurons, token = groups[2], x.reshape(1, len(x))
-        inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)
+        inner, acts = (
+            np.empty((1, 2 * num_neurons), np.float32),
+            np.empty((1, num_neurons), np.float32),
+        )
         for i in range(len(rows)):
             inner[:], out = 0, y[rows[i] : rows[i] + 1]
             if has_digits:

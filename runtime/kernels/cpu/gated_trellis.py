@@ -13,7 +13,9 @@ from runtime.kernels.cpu.trellis import add_numbers, as_numbers
 
 MATRICES = "int64[:, :, ::1], int64[:, :, ::1]"  # addresses [n, 2, 4] and sizes [n, 2, 5]
 FUNCTIONS = "int64[::1]"
-ROTATIONS = "Tuple((float32[::1], float32[::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], int64))"
+ROTATIONS = (
+    "Tuple((float32[::1], float32[::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], int64))"
+)
 """Signs [H] and [I], the transform of the odd factor of H, the same back, that of I, and numbers of 16 bits for each of
 a token's."""
 
@@ -44,7 +46,9 @@ def add_replica(functions, addresses, sizes, rotations, token, out, like):
         out[h] += back[h] * signs[h]
 
 
-@kernel([f"void({FUNCTIONS}, {MATRICES}, {ROTATIONS}, {TOKEN}, {like})" for like in LIKE], nogil=True)
+@kernel(
+    [f"void({FUNCTIONS}, {MATRICES}, {ROTATIONS}, {TOKEN}, {like})" for like in LIKE], nogil=True
+)
 def add(functions, addresses, sizes, rotations, x, rows, y, like):
     """Add expert i, as `add_replica` does, on x [H] to y[rows[i]], y [K, H]."""
     token = rotated_numbers(x, rotations[0], rotations[2], rotations[5])

@@ -51,7 +51,9 @@ def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: in
     codes = builder.and_(codes, filled(NUMBERS, 2 * LANES - 1))
     out = ir.Constant(NUMBERS, ir.Undefined)
     for lane in map(I32, range(2 * LANES)):
-        out = builder.insert_element(out, builder.extract_element(table, builder.extract_element(codes, lane)), lane)
+        out = builder.insert_element(
+            out, builder.extract_element(table, builder.extract_element(codes, lane)), lane
+        )
     return out
 
 
@@ -72,7 +74,9 @@ def _low(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
 
 def _high(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
     """The odd lanes as float32."""
-    return builder.bitcast(builder.and_(builder.bitcast(numbers, PAIRS), filled(PAIRS, 0xFFFF0000)), SUMS)
+    return builder.bitcast(
+        builder.and_(builder.bitcast(numbers, PAIRS), filled(PAIRS, 0xFFFF0000)), SUMS
+    )
 
 
 def added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
@@ -86,12 +90,17 @@ def each_added_up(builder: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Valu
         near = [LANES + lane - half if lane & half else lane for lane in lanes]
         far = [lane + half for lane in near]
         pairs = zip(vectors[: len(vectors) // 2], vectors[len(vectors) // 2 :], strict=True)
-        vectors = [builder.fadd(chosen(builder, *pair, near), chosen(builder, *pair, far)) for pair in pairs]
+        vectors = [
+            builder.fadd(chosen(builder, *pair, near), chosen(builder, *pair, far))
+            for pair in pairs
+        ]
         half //= 2
     [total] = vectors
     while half:
         near = [lane for lane in range(total.type.count) if not lane & half]
-        both = (chosen(builder, total, total, each) for each in (near, [lane + half for lane in near]))
+        both = (
+            chosen(builder, total, total, each) for each in (near, [lane + half for lane in near])
+        )
         total, half = builder.fadd(*both), half // 2
     return total
 
@@ -103,9 +112,13 @@ def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir
 def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache: int = 1) -> None:
     """Fetch the bytes at `offset` behind any address into the nearest cache (1) or the second (2), without waiting."""
     place = builder.inttoptr(builder.add(address, I64(offset)), I8.as_pointer())
-    called(builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)])  # to read, data
+    called(
+        builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)]
+    )  # to read, data
 
 
-def chosen(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]) -> ir.Value:
+def chosen(
+    builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]
+) -> ir.Value:
     """A vector of the lanes of two vectors with these indices, those of the second behind those of the first."""
     return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), list(lanes)))

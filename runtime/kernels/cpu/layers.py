@@ -20,7 +20,9 @@ _EXPERTS = f"Tuple((int64[:, ::1], int64[:, :, ::1], int64, {REPLICAS.format(_CO
 """Starts [L, E], matrices [L, 3, 2], neurons, and replicas as `whole_layer` has them."""
 
 _BEGIN = "Tuple((int64, boolean))"
-_PLACES = "UniTuple(int64, 6)"  # addresses of x, its norm, what experts give, logits, weights and ids
+_PLACES = (
+    "UniTuple(int64, 6)"  # addresses of x, its norm, what experts give, logits, weights and ids
+)
 _LAYERS = f"{_OPERANDS}, {_SHAPES}, {_HOW}, {_EXPERTS}, {_BEGIN}, {_PLACES}, {TURN}, int64[:, ::1]"
 
 
@@ -41,7 +43,12 @@ def _norm(own, eps):
 
 @part
 def _norms(own, eps):
-    return _norm(own[0], eps[0]), _norm(own[1], eps[1]), _norm(own[2], eps[2]), _norm(own[3], eps[3])
+    return (
+        _norm(own[0], eps[0]),
+        _norm(own[1], eps[1]),
+        _norm(own[2], eps[2]),
+        _norm(own[3], eps[3]),
+    )
 
 
 @part
@@ -61,7 +68,9 @@ def _attend(layer, operands, shapes, x, normalised, turn, caches, like):
     own = _linears(linears[layer]), _norms(norms[layer], floats[layer])
     sinks, cache = more[layer, 0], _cache(caches[layer])
     scaling = floats[layer, 4]
-    attend_block(hidden, sizes, *own, order, scaling, sinks, x, turn, cache, (0, 0), x, normalised, like)
+    attend_block(
+        hidden, sizes, *own, order, scaling, sinks, x, turn, cache, (0, 0), x, normalised, like
+    )
 
 
 @part
@@ -77,7 +86,9 @@ def _compute(layer, experts, sizes, normalised, chosen, are_wide, given, like):
     weights, ids = chosen
     own = _matrices(matrices[layer])
     replicas = functions, addresses[layer], coded_sizes[layer], rotations
-    return compute_layer(starts[layer], own, sizes, replicas, normalised, ids, weights, are_wide, given, like)
+    return compute_layer(
+        starts[layer], own, sizes, replicas, normalised, ids, weights, are_wide, given, like
+    )
 
 
 @part
@@ -100,13 +111,20 @@ def compute_layers(operands, shapes, how, experts, begin, places, turn, caches, 
     layer, [L, K]."""
     first, is_routed = begin
     x, normalised, given, logits, weights, ids = places
-    hidden, top_k, are_wide, (num_layers, num_experts) = shapes[0], how[1], how[0][2], experts[0].shape
+    hidden, top_k, are_wide, (num_layers, num_experts) = (
+        shapes[0],
+        how[1],
+        how[0][2],
+        experts[0].shape,
+    )
     weight_nbytes = FLOATS.itemsize if are_wide else like.itemsize
     for layer in range(first, num_layers):
         chosen = weights + layer * top_k * weight_nbytes, ids + layer * top_k * INTEGERS.itemsize
         if layer > first or not is_routed:
             _attend(layer, operands, shapes, x, normalised, turn, caches, like)
-            if not _choose(layer, operands, how, (hidden, num_experts), normalised, logits, chosen, like):
+            if not _choose(
+                layer, operands, how, (hidden, num_experts), normalised, logits, chosen, like
+            ):
                 return layer, 0
         sizes = hidden, experts[2], top_k
         if not _compute(layer, experts, sizes, normalised, chosen, are_wide, given, like):

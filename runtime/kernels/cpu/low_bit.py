@@ -21,7 +21,9 @@ from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.streams import NUM_FACTORS, can_look_up, look_up, part
 
 f32, i32, u32 = np.float32, np.int32, np.uint32  # numba widens results that are not cast back
-_SIGNATURE = "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, then the rest
+_SIGNATURE = (
+    "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, then the rest
+)
 _BLOCK = 32  # codes that fill whole words, at every width
 _NO_ZEROS = np.zeros((1, 1), np.int32)
 _EXPONENTS = f32(2.0**112)  # by the difference of the exponent biases of float32 and float16
@@ -39,7 +41,9 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
     """Return the matrix [O, I], outputs adjacent in memory: the bits of `kernels.low_bit.dequantise`, much faster."""
     is_bfloat16 = dtype is torch.bfloat16
-    out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype if is_bfloat16 else torch.float32)
+    out = torch.empty(
+        packed.num_inputs, packed.num_outputs, dtype=dtype if is_bfloat16 else torch.float32
+    )
     if is_bfloat16:
         _unpack_bfloat16(*_arrays(packed), packed.bits, out.view(torch.int16).numpy())
     else:
@@ -220,7 +224,13 @@ def _unpack(words, scales, zeros, bits, out):
     group_size = len(out) // len(scales)
     for k in range(len(out)):
         if k % group_size == 0:
-            _grid(scales[k // group_size], zeros[min(k // group_size, len(zeros) - 1)], bits, scale, zero)
+            _grid(
+                scales[k // group_size],
+                zeros[min(k // group_size, len(zeros) - 1)],
+                bits,
+                scale,
+                zero,
+            )
         _unpack_row(words, bits, k, scale, zero, out[k])
 
 
@@ -232,7 +242,13 @@ def _unpack_bfloat16(words, scales, zeros, bits, out):
     patterns, group_size = row.view(np.uint32), len(out) // len(scales)
     for k in range(len(out)):
         if k % group_size == 0:
-            _grid(scales[k // group_size], zeros[min(k // group_size, len(zeros) - 1)], bits, scale, zero)
+            _grid(
+                scales[k // group_size],
+                zeros[min(k // group_size, len(zeros) - 1)],
+                bits,
+                scale,
+                zero,
+            )
         _unpack_row(words, bits, k, scale, zero, row)
         for o in range(len(row)):
             is_odd = u32(u32(patterns[o] >> u32(16)) & u32(1))

@@ -50,7 +50,11 @@ from runtime.kernels.cpu.row_vectors import (
 
 _LANES = 16
 _PLANES = np.ascontiguousarray(
-    (BYTE_NUMBERS.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1, 256, 2).swapaxes(1, 2)
+    (BYTE_NUMBERS.view(np.uint32) >> 16)
+    .astype(np.uint16)
+    .view(np.uint8)
+    .reshape(-1, 256, 2)
+    .swapaxes(1, 2)
 )
 """The low bytes and the high ones of the number of each code of 8 bits, by KIND. The first 128 of each plane have the
 tables of floats."""
@@ -84,7 +88,11 @@ def _is_fit(fields, num_inputs, num_outputs, codes):
     """Whether vectors take the whole matrix."""
     width = fields[WIDTH]
     groups, steps, _ = _groups_of_steps(fields, num_inputs, codes)
-    in_steps = fields[NUM_GROUPS] == 1 or width % codes == 0 or (width % _LANES == 0 and codes % width == 0)
+    in_steps = (
+        fields[NUM_GROUPS] == 1
+        or width % codes == 0
+        or (width % _LANES == 0 and codes % width == 0)
+    )
     rest = -(-num_inputs // codes) - groups * steps
     is_ended = rest == 0 or (rest == 1 and (codes == STEP_NBYTES or num_inputs % codes > 0))
     has_four = num_outputs % ROWS == 0 and (fields[HEIGHT] == 1 or fields[HEIGHT] % ROWS == 0)
@@ -114,7 +122,9 @@ def _turn(steps, out, first, second, count):
         for j in range(second):
             for i in range(first):
                 for k in range(count):
-                    out[step, (j * first + i) * count + k] = steps[step, (i * second + j) * count + k]
+                    out[step, (j * first + i) * count + k] = steps[
+                        step, (i * second + j) * count + k
+                    ]
 
 
 @part
@@ -161,13 +171,22 @@ def _multiply_in_order(fields, start, x, token, y):
     kind, num_groups = fields[KIND], fields[NUM_GROUPS]
     groups, steps, per_step = _groups_of_steps(fields, len(x), _codes_of_step(kind))
     rest = len(token) - groups * steps
-    stride, next_scales = len(x) // (2 if _is_half(kind) else 1), 4 * num_groups if fields[HEIGHT] == 1 else 0
-    scales, zeros = np.zeros(ROWS * num_groups + _LANES, np.float32), np.zeros(ROWS * num_groups + _LANES, np.float32)
+    stride, next_scales = (
+        len(x) // (2 if _is_half(kind) else 1),
+        4 * num_groups if fields[HEIGHT] == 1 else 0,
+    )
+    scales, zeros = (
+        np.zeros(ROWS * num_groups + _LANES, np.float32),
+        np.zeros(ROWS * num_groups + _LANES, np.float32),
+    )
     own_zeros = zeros[: ROWS * num_groups].reshape(ROWS, num_groups)
     sums_x = _sums_of_lanes(token) if fields[ZEROS] >= 0 else np.empty((0, _LANES), np.float32)
     tables = TABLES[kind].ctypes.data if _is_half(kind) else _PLANES[kind].ctypes.data
     layout = (per_step, groups, steps, rest, zeros.ctypes.data, sums_x.ctypes.data)
-    own_scales, weights = scales[: num_groups * (ROWS if next_scales else 1)], (scales.ctypes.data, next_scales)
+    own_scales, weights = (
+        scales[: num_groups * (ROWS if next_scales else 1)],
+        (scales.ctypes.data, next_scales),
+    )
     codes, y_place = start + fields[CODES], y.ctypes.data
     for row in range(0, len(y), ROWS):
         rows.read_rows(fields, start, row, own_scales)

@@ -52,7 +52,9 @@ def scale_to_unit(values, weights, eps, is_rounded, like):
         values[i] = rounded((rounded(value, like) if is_rounded else value) * weights[i], like)
 
 
-@kernel([f"void(int64, int64, float32, boolean, int64, int64, {like})" for like in LIKE], nogil=True)
+@kernel(
+    [f"void(int64, int64, float32, boolean, int64, int64, {like})" for like in LIKE], nogil=True
+)
 def normalise(weights, count, eps, is_rounded, x, out, like):
     """Write the norm of x [H] to `out`; its weights are float32."""
     values = read(x, count, like)

@@ -29,7 +29,10 @@ def add_output_words(context, words, stride, x, sums):
     def generate(target, builder, signature, arguments):
         words, stride, x, sums = arguments
         addresses = [builder.add(sums, I64(64 * i)) for i in range(DIGITS * len(_VECTORS))]
-        totals = [cgutils.alloca_once_value(builder, load(builder, address, PAIRS)) for address in addresses]
+        totals = [
+            cgutils.alloca_once_value(builder, load(builder, address, PAIRS))
+            for address in addresses
+        ]
         under = builder.mul(stride, I64(UNIT))
         with cgutils.for_range(builder, I64(UNIT // 4), intp=I64) as loop:
             first = advanced(builder, words, loop.index, builder.mul(stride, I64(4)))
@@ -37,7 +40,9 @@ def add_output_words(context, words, stride, x, sums):
             for row in rows:
                 prefetch(builder, builder.add(row, under), cache=2)
             own_x = advanced(builder, x, loop.index, 4)
-            digits = [splat(builder, load(builder, own_x, I32, UNIT * digit)) for digit in range(DIGITS)]
+            digits = [
+                splat(builder, load(builder, own_x, I32, UNIT * digit)) for digit in range(DIGITS)
+            ]
             quads = _transposed(builder, [load(builder, row, _BYTES) for row in rows])
             for i in _VECTORS:
                 codes = builder.lshr(quads[i % 2 * 2 + i // 4], filled(PAIRS, i // 2 % 2 * 4))
@@ -55,14 +60,20 @@ def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
     """Vectors w: the bytes of four rows side by side, of words 4 L + w."""
     pairs = [_zipped(builder, *rows[first : first + 2], num_lanes=16) for first in (0, 2)]
     wide = [[builder.bitcast(half, vector(ir.IntType(16))) for half in pair] for pair in pairs]
-    quads = [quad for half in range(2) for quad in _zipped(builder, wide[0][half], wide[1][half], num_lanes=8)]
+    quads = [
+        quad
+        for half in range(2)
+        for quad in _zipped(builder, wide[0][half], wide[1][half], num_lanes=8)
+    ]
     return [builder.bitcast(quad, PAIRS) for quad in quads]
 
 
 @intrinsic
 def in_order(context, sums, num_blocks):
     """Put the sums of blocks of 16 words in the order of their outputs."""
-    lanes = [lane % 2 * 8 + lane // 4 % 2 * 4 + lane // 8 * 2 + lane // 2 % 2 for lane in range(LANES)]
+    lanes = [
+        lane % 2 * 8 + lane // 4 % 2 * 4 + lane // 8 * 2 + lane // 2 % 2 for lane in range(LANES)
+    ]
 
     def generate(target, builder, signature, arguments):
         sums, num_blocks = arguments
@@ -73,7 +84,9 @@ def in_order(context, sums, num_blocks):
                 values = [load(builder, place, PAIRS) for place in places]
                 for _ in range(2):
                     pairs = zip(values[:4], values[4:], strict=True)
-                    values = [half for pair in pairs for half in _zipped(builder, *pair, num_lanes=LANES)]
+                    values = [
+                        half for pair in pairs for half in _zipped(builder, *pair, num_lanes=LANES)
+                    ]
                 for i, place in enumerate(places):
                     store(builder, chosen(builder, *[values[i % 2 * 4 + i // 2]] * 2, lanes), place)
         return target.get_dummy_value()
@@ -81,11 +94,19 @@ def in_order(context, sums, num_blocks):
     return types.void(*[types.int64] * 2), generate
 
 
-def _zipped(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, *, num_lanes: int) -> list[ir.Value]:
+def _zipped(
+    builder: ir.IRBuilder, first: ir.Value, second: ir.Value, *, num_lanes: int
+) -> list[ir.Value]:
     """Two vectors lane by lane, in parts of so many lanes: the first halves of all parts, and the second."""
     count, half = first.type.count, num_lanes // 2
-    lanes = [[start + lane for start in range(first, count, num_lanes) for lane in range(half)] for first in (0, half)]
-    return [chosen(builder, first, second, [at for lane in own for at in (lane, lane + count)]) for own in lanes]
+    lanes = [
+        [start + lane for start in range(first, count, num_lanes) for lane in range(half)]
+        for first in (0, half)
+    ]
+    return [
+        chosen(builder, first, second, [at for lane in own for at in (lane, lane + count)])
+        for own in lanes
+    ]
 
 
 add_scaled_output_words = scaled(4, np.argsort(ORDER))

@@ -10,7 +10,12 @@ from runtime.kernels.cpu.column_vectors import DIGITS, UNIT
 from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits
 from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.lanes import LANES
-from runtime.kernels.cpu.output_word_vectors import OUTPUTS, add_output_words, add_scaled_output_words, in_order
+from runtime.kernels.cpu.output_word_vectors import (
+    OUTPUTS,
+    add_output_words,
+    add_scaled_output_words,
+    in_order,
+)
 from runtime.kernels.cpu.published import (
     CODES,
     INT32_LIKE,
@@ -37,7 +42,12 @@ def _add_panels(words, first, digits, sums):
     for unit in range(len(digits)):
         for panel in range(0, len(sums) // DIGITS, OUTPUTS):
             own = words[first + unit * UNIT, panel // _PER_WORD :].ctypes.data
-            add_output_words(own, 4 * words.shape[1], digits[unit].ctypes.data, sums[DIGITS * panel :].ctypes.data)
+            add_output_words(
+                own,
+                4 * words.shape[1],
+                digits[unit].ctypes.data,
+                sums[DIGITS * panel :].ctypes.data,
+            )
     in_order(sums.ctypes.data, len(sums) // DIGITS // OUTPUTS)
 
 
@@ -71,7 +81,9 @@ def multiply_output_words(fields, start, x, y, is_narrow):
     zeros = carray(pointer(start + fields[ZEROS], INT32_LIKE), (num_groups, num_words))
     is_fast = is_narrow and width % UNIT == 0 and width <= MAX_WIDTH
     num_fast = len(y) // OUTPUTS * OUTPUTS if is_fast else 0
-    digits, worth, sums_x = in_digits(x, num_groups, width) if num_fast else in_digits(x[:0], 0, width)
+    digits, worth, sums_x = (
+        in_digits(x, num_groups, width) if num_fast else in_digits(x[:0], 0, width)
+    )
     scales, sums = np.empty(len(y), np.float32), np.empty(DIGITS * num_fast, np.int32)
     for group in range(num_groups):
         begin, end = group * width, (group + 1) * width
@@ -81,4 +93,6 @@ def multiply_output_words(fields, start, x, y, is_narrow):
             own = (zeros[group].ctypes.data, 0, scales.ctypes.data, worth[group], sums_x[group])
             add_scaled_output_words(*own, num_fast // LANES, sums.ctypes.data, y.ctypes.data)
         if num_fast < len(y):
-            _add_others(words[begin:end], zeros[group], num_fast // _PER_WORD, x[begin:end], scales, y)
+            _add_others(
+                words[begin:end], zeros[group], num_fast // _PER_WORD, x[begin:end], scales, y
+            )

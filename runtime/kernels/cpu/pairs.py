@@ -35,7 +35,9 @@ def dot(context, row, x, steps):
     return types.float32(*[types.int64] * 3), generate
 
 
-def write_dot(builder: ir.IRBuilder, row: ir.Value, x: ir.Value, steps: ir.Value, add: Add) -> ir.Value:
+def write_dot(
+    builder: ir.IRBuilder, row: ir.Value, x: ir.Value, steps: ir.Value, add: Add
+) -> ir.Value:
     """Write the code of `dot`, in which `add` adds products of pairs."""
 
     def add_step(total: ir.Value, places: Sequence[ir.Value], offset: int) -> None:
@@ -63,8 +65,15 @@ def add_by_bfdot(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir
     parts = []
     for first in range(0, LANES, 4):
         own = _part(builder, sums, first, 4)
-        operands = [builder.bitcast(_part(builder, each, 2 * first, 8), vector(BFloat(), 8)) for each in (numbers, x)]
-        parts.append(called(builder, "llvm.aarch64.neon.bfdot.v4f32.v8bf16", vector(F32, 4), [own, *operands]))
+        operands = [
+            builder.bitcast(_part(builder, each, 2 * first, 8), vector(BFloat(), 8))
+            for each in (numbers, x)
+        ]
+        parts.append(
+            called(
+                builder, "llvm.aarch64.neon.bfdot.v4f32.v8bf16", vector(F32, 4), [own, *operands]
+            )
+        )
     low, high = (_joined(builder, *parts[half : half + 2]) for half in (0, 2))
     return _joined(builder, low, high)
 

@@ -31,7 +31,9 @@ class RotationParts(NamedTuple):
 def rotation(length: int, *, is_back: bool) -> RotationParts:
     """Of vectors of this length."""
     odd = cosines(factors(length)[0])
-    return RotationParts(np.array(signs(length)), np.ascontiguousarray(odd.T if is_back else odd).copy())
+    return RotationParts(
+        np.array(signs(length)), np.ascontiguousarray(odd.T if is_back else odd).copy()
+    )
 
 
 @intrinsic

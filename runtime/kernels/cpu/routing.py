@@ -9,7 +9,9 @@ from runtime.kernels.cpu.gated import LIKE, part, pointer, products, rounded
 from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, round_all, write
 
 f32 = np.float32
-_LEAST = f32(-80)  # of a logit below the largest: the exponential of a smaller one may be zero, as others' are
+_LEAST = f32(
+    -80
+)  # of a logit below the largest: the exponential of a smaller one may be zero, as others' are
 _REST = f32(1 / 16)
 
 
@@ -37,18 +39,25 @@ def _is_clear(sums, order, tolerance, like):
     return is_apart and following - sums[order[0]] > _LEAST
 
 
-_ROUTER = "UniTuple(int64, 4)"  # addresses of matrix and bias (0: none), number of inputs and of experts
+_ROUTER = (
+    "UniTuple(int64, 4)"  # addresses of matrix and bias (0: none), number of inputs and of experts
+)
 _HOW = "UniTuple(boolean, 3), int64, float32"  # is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
 
 
-@kernel([f"boolean({_ROUTER}, {_HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True)
+@kernel(
+    [f"boolean({_ROUTER}, {_HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True
+)
 def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
     """Write the logits [E], the indices of the K largest and their softmax's values, or if `is_shared_out` those over
     their sum. What is wide is float32. Returns whether the choice is clear: if not, what is written is to be dropped.
     """
     matrix, bias, inputs, num_experts = router
     is_shared_out, has_wide_logits, has_wide_weights = how
-    sums, order = products(matrix, bias, read(x, inputs, like), num_experts, like), np.empty(top_k + 1, np.int64)
+    sums, order = (
+        products(matrix, bias, read(x, inputs, like), num_experts, like),
+        np.empty(top_k + 1, np.int64),
+    )
     _largest(sums, order)
     if not _is_clear(sums, order, tolerance, like):
         return False

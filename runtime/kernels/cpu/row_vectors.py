@@ -15,8 +15,29 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from artifacts.common.llvm_vectors import F32, I8, I32, I64, advanced, called, filled, load, splat, store, vector
-from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, add_pairs, looked_up, plus_product, prefetch
+from artifacts.common.llvm_vectors import (
+    F32,
+    I8,
+    I32,
+    I64,
+    advanced,
+    called,
+    filled,
+    load,
+    splat,
+    store,
+    vector,
+)
+from runtime.kernels.cpu.lanes import (
+    LANES,
+    NUMBERS,
+    PAIRS,
+    SUMS,
+    add_pairs,
+    looked_up,
+    plus_product,
+    prefetch,
+)
 
 ROWS = 4
 STEP_NBYTES = 64
@@ -40,41 +61,55 @@ class _Codes(NamedTuple):
     numbers: Callable[[ir.IRBuilder, Sequence[ir.Value], ir.Value], list[ir.Value]]
 
 
-def _of_half_bytes(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> list[ir.Value]:
+def _of_half_bytes(
+    builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value
+) -> list[ir.Value]:
     codes = builder.bitcast(codes, NUMBERS)
     return [looked_up(builder, tables[0], codes, 4 * place) for place in range(4)]
 
 
-def _of_floats(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> list[ir.Value]:
+def _of_floats(
+    builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value
+) -> list[ir.Value]:
     """The sign of a code is that of its number."""
     low, high = (_looked_up(builder, tables[first : first + 2], codes) for first in (0, 2))
     return _side_by_side(builder, low, builder.or_(high, builder.and_(codes, filled(_BYTES, 0x80))))
 
 
-def _of_integers(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> list[ir.Value]:
+def _of_integers(
+    builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value
+) -> list[ir.Value]:
     """Codes above 127 have tables of their own."""
     is_above, planes = builder.icmp_signed("<", codes, filled(_BYTES, 0)), []
     for first in (0, 4):
-        below, above = (_looked_up(builder, tables[at : at + 2], codes) for at in (first, first + 2))
+        below, above = (
+            _looked_up(builder, tables[at : at + 2], codes) for at in (first, first + 2)
+        )
         planes.append(builder.select(is_above, above, below))
     return _side_by_side(builder, *planes)
 
 
 def _looked_up(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> ir.Value:
     """Bytes of two tables of 64 by the low seven bits of the codes."""
-    return called(builder, "llvm.x86.avx512.vpermi2var.qi.512", _BYTES, [tables[0], codes, tables[1]])
+    return called(
+        builder, "llvm.x86.avx512.vpermi2var.qi.512", _BYTES, [tables[0], codes, tables[1]]
+    )
 
 
 def _side_by_side(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> list[ir.Value]:
     """Numbers of their low bytes and their high ones."""
     vectors = []
     for first in (0, 8):
-        lanes = [16 * (k // 16) + first + k % 16 // 2 + STEP_NBYTES * (k % 2) for k in range(STEP_NBYTES)]
+        lanes = [
+            16 * (k // 16) + first + k % 16 // 2 + STEP_NBYTES * (k % 2) for k in range(STEP_NBYTES)
+        ]
         vectors.append(builder.bitcast(_shuffled(builder, low, high, lanes), NUMBERS))
     return vectors
 
 
-def _shuffled(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]) -> ir.Value:
+def _shuffled(
+    builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]
+) -> ir.Value:
     return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), list(lanes)))
 
 
@@ -87,19 +122,36 @@ class _Rows:
     """Four rows of codes, `stride` bytes apart, and their sums."""
 
     def __init__(
-        self, builder: ir.IRBuilder, kind: _Codes, codes: ir.Value, stride: ir.Value, tables: ir.Value
+        self,
+        builder: ir.IRBuilder,
+        kind: _Codes,
+        codes: ir.Value,
+        stride: ir.Value,
+        tables: ir.Value,
     ) -> None:
         self._builder, self._kind = builder, kind
         self._starts = [advanced(builder, codes, I64(row), stride) for row in range(ROWS)]
         self._next = advanced(builder, codes, I64(ROWS), stride)
-        self._tables = [load(builder, tables, kind.table, STEP_NBYTES * place) for place in range(kind.num_tables)]
+        self._tables = [
+            load(builder, tables, kind.table, STEP_NBYTES * place)
+            for place in range(kind.num_tables)
+        ]
         self._sums = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(ROWS)]
 
     def numbers(self, row: int, step: ir.Value, *, is_last: bool) -> list[ir.Value]:
         """The vectors of a step."""
-        builder, address = self._builder, advanced(self._builder, self._starts[row], step, STEP_NBYTES)
-        prefetch(builder, advanced(builder, self._next, step, ROWS * STEP_NBYTES), _AHEAD + STEP_NBYTES * row)
-        codes = load(builder, address, vector(I8, self._kind.last_nbytes if is_last else STEP_NBYTES))
+        builder, address = (
+            self._builder,
+            advanced(self._builder, self._starts[row], step, STEP_NBYTES),
+        )
+        prefetch(
+            builder,
+            advanced(builder, self._next, step, ROWS * STEP_NBYTES),
+            _AHEAD + STEP_NBYTES * row,
+        )
+        codes = load(
+            builder, address, vector(I8, self._kind.last_nbytes if is_last else STEP_NBYTES)
+        )
         if codes.type.count < STEP_NBYTES:
             codes = _shuffled(builder, codes, filled(codes.type, 0), range(STEP_NBYTES))
         return self._kind.numbers(builder, self._tables, codes)
@@ -130,16 +182,24 @@ class _Rows:
 
 def _added_up(builder: ir.IRBuilder, sums: Sequence[ir.Value]) -> ir.Value:
     """The sum of each of four vectors."""
-    total = _neighbours_added(builder, *(_neighbours_added(builder, *sums[at : at + 2], 1) for at in (0, 2)), 2)
+    total = _neighbours_added(
+        builder, *(_neighbours_added(builder, *sums[at : at + 2], 1) for at in (0, 2)), 2
+    )
     for count in (8, 4):
-        total = builder.fadd(*(_shuffled(builder, total, total, range(at, at + count)) for at in (0, count)))
+        total = builder.fadd(
+            *(_shuffled(builder, total, total, range(at, at + count)) for at in (0, count))
+        )
     return total
 
 
-def _neighbours_added(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, width: int) -> ir.Value:
+def _neighbours_added(
+    builder: ir.IRBuilder, first: ir.Value, second: ir.Value, width: int
+) -> ir.Value:
     """Sums of neighbouring runs of so many lanes, of the first vector and of the second in turn."""
     runs = np.arange(2 * LANES).reshape(2, -1, 2, width)  # vector, pair of runs, run, lane
-    return builder.fadd(*(_shuffled(builder, first, second, runs[:, :, i].swapaxes(0, 1).flat) for i in range(2)))
+    return builder.fadd(
+        *(_shuffled(builder, first, second, runs[:, :, i].swapaxes(0, 1).flat) for i in range(2))
+    )
 
 
 def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
@@ -151,14 +211,46 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
     [steps, .], or [steps, n, .] of what adds up to it."""
 
     @intrinsic
-    def add(context, codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y):
+    def add(
+        context,
+        codes,
+        stride,
+        x,
+        tables,
+        scales,
+        next_scales,
+        per_step,
+        groups,
+        steps,
+        rest,
+        zeros,
+        sums_x,
+        y,
+    ):
         def generate(target, builder, signature, arguments):
-            codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y = arguments
+            (
+                codes,
+                stride,
+                x,
+                tables,
+                scales,
+                next_scales,
+                per_step,
+                groups,
+                steps,
+                rest,
+                zeros,
+                sums_x,
+                y,
+            ) = arguments
             x = builder.ptrtoint(target.make_array(signature.args[2])(target, builder, x).data, I64)
             rows, lanes = _Rows(builder, kind, codes, stride, tables), _lanes(builder, per_step)
 
             def of_lanes(numbers: ir.Value, group: ir.Value, row: int) -> ir.Value:
-                own = builder.add(builder.mul(builder.mul(group, per_step), I64(4)), builder.mul(next_scales, I64(row)))
+                own = builder.add(
+                    builder.mul(builder.mul(group, per_step), I64(4)),
+                    builder.mul(next_scales, I64(row)),
+                )
                 return _of_lanes(builder, builder.add(numbers, own), lanes)
 
             def add_step(step: ir.Value, group: ir.Value, *, is_last: bool) -> None:
@@ -171,8 +263,15 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
                     products = rows.plus_products(products, row, step, tokens, is_last=is_last)
                     rows.add(row, products, of_lanes(scales, group, row))
 
-            with cgutils.for_range(builder, groups, intp=I64) as outer, cgutils.for_range(builder, steps) as inner:
-                add_step(builder.add(builder.mul(outer.index, steps), inner.index), outer.index, is_last=False)
+            with (
+                cgutils.for_range(builder, groups, intp=I64) as outer,
+                cgutils.for_range(builder, steps) as inner,
+            ):
+                add_step(
+                    builder.add(builder.mul(outer.index, steps), inner.index),
+                    outer.index,
+                    is_last=False,
+                )
             with builder.if_then(builder.icmp_signed(">", rest, I64(0))):
                 add_step(builder.mul(groups, steps), groups, is_last=True)
             rows.add_to(y)
@@ -186,13 +285,17 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
 
 def _of_lanes(builder: ir.IRBuilder, address: ir.Value, lanes: ir.Value) -> ir.Value:
     """The scale of each lane."""
-    return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [load(builder, address, SUMS), lanes])
+    return called(
+        builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [load(builder, address, SUMS), lanes]
+    )
 
 
 def _lanes(builder: ir.IRBuilder, per_step: ir.Value) -> ir.Value:
     """Which of the scales of a step each lane has."""
     lane = ir.Constant(PAIRS, list(range(LANES)))
-    return builder.lshr(builder.mul(lane, splat(builder, builder.trunc(per_step, I32))), filled(PAIRS, 4))
+    return builder.lshr(
+        builder.mul(lane, splat(builder, builder.trunc(per_step, I32))), filled(PAIRS, 4)
+    )
 
 
 half_bytes, half_bytes_less_zeros = (_in_order(_HALF_BYTES, has_zeros=has) for has in (False, True))

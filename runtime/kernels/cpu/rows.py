@@ -49,14 +49,18 @@ def read_rows(fields, start, row, scales):
     """Fill `scales` with those of a row, and of further ones where it has more than a row of them."""
     whole = start + fields[WHOLE] if fields[WHOLE] >= 0 else -1
     first = (row if fields[HEIGHT] == 1 else row // fields[HEIGHT]) * fields[NUM_GROUPS]
-    read_scales(start + fields[SCALES], fields[SCALE_TYPE], first, whole, fields[IS_INVERSE], scales)
+    read_scales(
+        start + fields[SCALES], fields[SCALE_TYPE], first, whole, fields[IS_INVERSE], scales
+    )
 
 
 @part
 def _zeros(fields, start, row, scales, sums):
     """What zero-points take off a row: words [O bits / 32, G] down the outputs hold them."""
     place, bits = row * fields[BITS], fields[BITS]
-    words = carray(pointer(start + fields[ZEROS], INT32_LIKE), (place // 32 + 1, len(scales)))[place // 32]
+    words = carray(pointer(start + fields[ZEROS], INT32_LIKE), (place // 32 + 1, len(scales)))[
+        place // 32
+    ]
     shift, mask, middle = u32(place % 32), u32((1 << bits) - 1), i32(1 << bits - 1)
     total = f32(0)
     for group in range(len(scales)):
@@ -142,7 +146,9 @@ def _multiply_bytes(fields, start, x, y, index):
     scales, numbers = np.empty(fields[NUM_GROUPS], np.float32), BYTE_NUMBERS[kind]
     num_fast = 0 if len(index) or width % _STEP else len(x) // width
     columns = _columns(index, width, len(x))
-    worth = f32(2.0**60 if kind == E4M3 else 2.0**56 if kind == E5M2 else 1)  # twice, so that nothing gets too small
+    worth = f32(
+        2.0**60 if kind == E4M3 else 2.0**56 if kind == E5M2 else 1
+    )  # twice, so that nothing gets too small
     token = x * worth
     for row in range(len(y)):
         if row % fields[HEIGHT] == 0:

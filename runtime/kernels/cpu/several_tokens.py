@@ -20,7 +20,15 @@ from artifacts.common.float16 import float16_as_float
 from artifacts.common.llvm_vectors import I16, I64, advanced, filled, load, store, vector
 from artifacts.common.numba_loops import kernel, part
 from runtime.kernels.cpu.gated import as_float, as_stored, rounded, swiglu
-from runtime.kernels.cpu.lanes import LANES, NUMBERS, SUMS, add_pairs, added_up, plus_product, prefetch
+from runtime.kernels.cpu.lanes import (
+    LANES,
+    NUMBERS,
+    SUMS,
+    add_pairs,
+    added_up,
+    plus_product,
+    prefetch,
+)
 from runtime.kernels.cpu.pairs import STEP
 
 _ROWS, _BLOCK = 4, 4  # rows and tokens that are multiplied at once: their sums stay in registers
@@ -46,11 +54,17 @@ def _products(num_tokens: int) -> Callable[..., None]:
             rows, steps, x, following, sums, _ = arguments
             stride = builder.mul(steps, I64(nbytes))
             starts = [advanced(builder, rows, I64(row), stride) for row in range(_ROWS)]
-            totals = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(_ROWS * num_tokens)]
+            totals = [
+                cgutils.alloca_once_value(builder, filled(SUMS, 0.0))
+                for _ in range(_ROWS * num_tokens)
+            ]
             with cgutils.for_range(builder, steps, intp=I64) as loop:
                 place = advanced(builder, x, loop.index, _NBYTES * num_tokens)
                 coming = advanced(builder, following, loop.index, nbytes * _ROWS)
-                own = [load(builder, place, numbers_of_x, _NBYTES * token) for token in range(num_tokens)]
+                own = [
+                    load(builder, place, numbers_of_x, _NBYTES * token)
+                    for token in range(num_tokens)
+                ]
                 for offset in range(0, nbytes * _ROWS, _LINE):
                     prefetch(builder, coming, offset, cache=2)
                 for row, start in enumerate(starts):
@@ -58,7 +72,11 @@ def _products(num_tokens: int) -> Callable[..., None]:
                     for token, total in zip(own, totals[row::_ROWS], strict=True):
                         builder.store(add(builder, builder.load(total), numbers, token), total)
             for number, total in enumerate(totals):
-                store(builder, added_up(builder, builder.load(total)), builder.add(sums, I64(4 * number)))
+                store(
+                    builder,
+                    added_up(builder, builder.load(total)),
+                    builder.add(sums, I64(4 * number)),
+                )
             return target.get_dummy_value()
 
         return types.void(*[types.int64] * 5, like), generate
@@ -126,7 +144,10 @@ def _by_blocks(x):
     return out
 
 
-@kernel([f"void(int64, int64, int64, {kind}[:, ::1], {kind}[:, ::1])" for kind in ("uint16", "int16")], nogil=True)
+@kernel(
+    [f"void(int64, int64, int64, {kind}[:, ::1], {kind}[:, ::1])" for kind in ("uint16", "int16")],
+    nogil=True,
+)
 def compute_whole(inner, down, num_neurons, x, out):
     """Write out [T, H]: an expert on x [T, H]. Gate and up lie at address `inner` as [2 I, H], down at `down` as
     [H, I]."""
@@ -142,7 +163,9 @@ def compute_whole(inner, down, num_neurons, x, out):
             for token in range(count):
                 place = _place(n, first, token, count, num_neurons, _lanes(acts))
                 for row in range(_ROWS):
-                    acts[place + row] = as_stored(swiglu(sums[token, row], others[token, row], out), acts)
+                    acts[place + row] = as_stored(
+                        swiglu(sums[token, row], others[token, row], out), acts
+                    )
     for h in range(0, hidden, _ROWS):
         for first in range(0, num_tokens, _BLOCK):
             count = min(_BLOCK, num_tokens - first)

@@ -12,7 +12,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from artifacts.common.llvm_vectors import FEATURES, I8, I32, I64, advanced, called, filled, load, splat, store
+from artifacts.common.llvm_vectors import (
+    FEATURES,
+    I8,
+    I32,
+    I64,
+    advanced,
+    called,
+    filled,
+    load,
+    splat,
+    store,
+)
 from artifacts.common.numba_loops import inlined_part as part
 from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, PAIRS, SUMS, add_pairs, looked_up
 
@@ -28,7 +39,9 @@ _PLACES_OF_3 = np.array(
     [(0, 6), (1, 7), (2, 8), (3, 9), (4, _NOTHING), *zip(range(11, 16), range(16, 21), strict=True)]
     + [*zip((22, 23, 24, 25, _NOTHING), range(27, 32), strict=True), *_SPANNING]
 )
-_PLACES_OF_4 = np.array([(8 * row + code, 8 * row + code + 4) for row in range(4) for code in range(4)])
+_PLACES_OF_4 = np.array(
+    [(8 * row + code, 8 * row + code + 4) for row in range(4) for code in range(4)]
+)
 
 _FIRST = ((0, 2), (1, 0), (2, 1))  # bits before the first code of both halves of each of 3 words
 _CODES = (np.arange(16, dtype=np.float32).view(np.uint32) >> 16).tolist()  # as bfloat16
@@ -64,7 +77,9 @@ def _sums_of(bits: int) -> Callable[..., None]:
     return add
 
 
-def _pairs_of(bits: int, num_pairs: int, halves: Callable[..., list[ir.Value]]) -> Callable[..., None]:
+def _pairs_of(
+    bits: int, num_pairs: int, halves: Callable[..., list[ir.Value]]
+) -> Callable[..., None]:
     """The same with pairs of x instead of tables. `halves` makes vectors with the codes of a pair at the first bits of
     each half."""
 
@@ -78,7 +93,9 @@ def _pairs_of(bits: int, num_pairs: int, halves: Callable[..., list[ir.Value]]) 
                 place = advanced(builder, sums, loop.index, 4 * LANES)
                 _ask_for_next(builder, words, stride, bits, loop.index)
                 totals = [load(builder, place, SUMS), filled(SUMS, 0.0)]
-                for turn, codes in enumerate(halves(builder, _rows(builder, words, stride, bits, loop.index))):
+                for turn, codes in enumerate(
+                    halves(builder, _rows(builder, words, stride, bits, loop.index))
+                ):
                     numbers = looked_up(builder, table, codes, 0)
                     pair = builder.bitcast(pairs[turn], NUMBERS)
                     totals[turn % 2] = add_pairs(builder, totals[turn % 2], numbers, pair)
@@ -90,21 +107,29 @@ def _pairs_of(bits: int, num_pairs: int, halves: Callable[..., list[ir.Value]]) 
     return add
 
 
-def _rows(builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value) -> list[ir.Value]:
+def _rows(
+    builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value
+) -> list[ir.Value]:
     """Vector number `index` of so many rows of words."""
     starts = [advanced(builder, words, I64(row), stride) for row in range(count)]
     return [load(builder, advanced(builder, start, index, 4 * LANES), PAIRS) for start in starts]
 
 
-def _ask_for_next(builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value) -> None:
+def _ask_for_next(
+    builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value
+) -> None:
     """Ask for a part of the next block, one line of the cache after another: the processor does not foresee rows that
     are read side by side."""
     kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    start = advanced(builder, advanced(builder, words, I64(count), stride), index, 4 * LANES * count)
+    start = advanced(
+        builder, advanced(builder, words, I64(count), stride), index, 4 * LANES * count
+    )
     for line in range(count):
         address = builder.inttoptr(builder.add(start, I64(4 * LANES * line)), I8.as_pointer())
-        builder.call(function, [address, *map(I32, (0, 2, 1))])  # to read, into the second cache, as data
+        builder.call(
+            function, [address, *map(I32, (0, 2, 1))]
+        )  # to read, into the second cache, as data
 
 
 def _sum(builder: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
@@ -113,7 +138,9 @@ def _sum(builder: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
         return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [table, index])
     index, out = builder.and_(index, filled(PAIRS, LANES - 1)), ir.Constant(SUMS, ir.Undefined)
     for lane in map(I32, range(LANES)):
-        out = builder.insert_element(out, builder.extract_element(table, builder.extract_element(index, lane)), lane)
+        out = builder.insert_element(
+            out, builder.extract_element(table, builder.extract_element(index, lane)), lane
+        )
     return out
 
 
@@ -146,7 +173,10 @@ def _codes_of_three(builder: ir.IRBuilder, words: Sequence[ir.Value]) -> list[ir
 
 def _halves(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     """The low halves of the first words with the high halves of the second."""
-    low, high = builder.and_(low, filled(PAIRS, 0xFFFF)), builder.and_(high, filled(PAIRS, 0xFFFF0000))
+    low, high = (
+        builder.and_(low, filled(PAIRS, 0xFFFF)),
+        builder.and_(high, filled(PAIRS, 0xFFFF0000)),
+    )
     return builder.bitcast(builder.or_(low, high), NUMBERS)
 
 
@@ -173,7 +203,9 @@ def _write_pairs(x, places, pairs):
     for i in range(len(places)):
         for half in range(2):
             place = places[i, half]
-            pairs[i, half] = np.uint16(patterns[place] >> np.uint32(16)) if place < _BLOCK else np.uint16(0)
+            pairs[i, half] = (
+                np.uint16(patterns[place] >> np.uint32(16)) if place < _BLOCK else np.uint16(0)
+            )
 
 
 @part
@@ -184,7 +216,11 @@ def look_up(words, bits, x, factors, sums):
     if bits <= 2:
         _write_sums(x, bits, factors.reshape(NUM_FACTORS // LANES, LANES))
     else:
-        _write_pairs(x, _PLACES_OF_3 if bits == 3 else _PLACES_OF_4, factors.view(np.uint16).reshape(NUM_FACTORS, 2))
+        _write_pairs(
+            x,
+            _PLACES_OF_3 if bits == 3 else _PLACES_OF_4,
+            factors.view(np.uint16).reshape(NUM_FACTORS, 2),
+        )
     own, out = factors.ctypes.data, sums.ctypes.data
     if bits == 1:
         _add_ones(address, stride, own, num_vectors, out)

@@ -8,7 +8,9 @@ from functools import partial
 
 import numpy as np
 
-MIN_SHARE = 4 << 20  # bytes of weights: 4 MiB between two threads take as long as on one, 8 MiB two thirds
+MIN_SHARE = (
+    4 << 20
+)  # bytes of weights: 4 MiB between two threads take as long as on one, 8 MiB two thirds
 
 
 class KernelThreads:

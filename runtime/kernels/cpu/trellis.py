@@ -12,7 +12,14 @@ import torch
 from numba import carray
 
 from artifacts.common.numba_loops import kernel, part
-from artifacts.quantisation.trellis import MULTIPLIER, Trellis, num_words, row_factors, steps, tables
+from artifacts.quantisation.trellis import (
+    MULTIPLIER,
+    Trellis,
+    num_words,
+    row_factors,
+    steps,
+    tables,
+)
 from runtime.kernels.cpu.gated import pointer
 from runtime.kernels.cpu.rotation import rotate, rotate_back, rotation
 from runtime.kernels.cpu.trellis_plain import add_plainly, write_plainly
@@ -82,7 +89,11 @@ def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
 
 def multiply_unpacked(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
     """The same by way of the levels, unpacked some rows at a time: for many tokens."""
-    is_high, matrix, num_inputs = trellis.is_high(), (addresses_of(trellis), sizes_of(trellis)), trellis.num_inputs
+    is_high, matrix, num_inputs = (
+        trellis.is_high(),
+        (addresses_of(trellis), sizes_of(trellis)),
+        trellis.num_inputs,
+    )
     order, half_bits = np.argsort(is_high, kind="stable"), trellis.half_bits + np.sort(is_high)
     token = rotated(x, num_inputs)[:, order] * (_STEPS[half_bits] * trellis.scale.numpy())
     numbers = torch.from_numpy(token).to(x.dtype)
@@ -234,7 +245,9 @@ def _add_scaled(row_scales, sums, scale, y):
         y[o] += sums[o] * (scale * _ROW_FACTORS[codes[o]])
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], float32[:, ::1], int64, float32[:, ::1])", nogil=True)
+@kernel(
+    "void(int64[::1], int64[::1], int64[::1], float32[:, ::1], int64, float32[:, ::1])", nogil=True
+)
 def _multiply(functions, addresses, sizes, x, digits, y):
     product(functions, addresses, sizes, x, digits, y)
 
@@ -243,7 +256,11 @@ def _multiply(functions, addresses, sizes, x, digits, y):
 def _unpack(functions, addresses, sizes, first_block, out):
     """Write the levels of rows from this block on to out [., I], columns with half a bit more behind the others."""
     num_inputs, num_high = sizes[NUM_INPUTS], sizes[NUM_HIGH]
-    codes, num_blocks, count = addresses[CODES], padded(sizes[NUM_OUTPUTS], 2 * ROWS) // ROWS, num_inputs - num_high
+    codes, num_blocks, count = (
+        addresses[CODES],
+        padded(sizes[NUM_OUTPUTS], 2 * ROWS) // ROWS,
+        num_inputs - num_high,
+    )
     first_column = 0
     for half_bits in (sizes[HALF_BITS], sizes[HALF_BITS] + 1):
         num_words = half_bits * (num_blocks // 2)

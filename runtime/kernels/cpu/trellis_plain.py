@@ -22,7 +22,10 @@ def write_plainly(place, table, factor, out):
     for row in range(len(out)):
         index, shift = divmod(8 * phase + half_bits * row // 2, 16)
         second = index + 1 if index + 1 < left else index + 1 - num_words
-        low = carray(pointer(words + stride * (index if index < left else index - num_words), _WORD), (count,))
+        low = carray(
+            pointer(words + stride * (index if index < left else index - num_words), _WORD),
+            (count,),
+        )
         high = carray(pointer(words + stride * second, _WORD), (count,))
         for column in range(count):
             window = u32(u32(low[column]) | u32(u32(high[column]) << u32(16))) >> u32(shift)

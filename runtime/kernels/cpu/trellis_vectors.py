@@ -44,7 +44,9 @@ MOST_COLUMNS = 8192
 LEVELS = 3
 """The place in `functions` of that which writes levels; that of V vectors of numbers is V // 2."""
 
-_HAS_WORD_TABLES, _HAS_DOT, _HAS_BYTE_TABLES = (name in FEATURES for name in ("avx512bw", "avx512vnni", "avx2"))
+_HAS_WORD_TABLES, _HAS_DOT, _HAS_BYTE_TABLES = (
+    name in FEATURES for name in ("avx512bw", "avx512vnni", "avx2")
+)
 HAS_VECTORS = _HAS_WORD_TABLES or _HAS_BYTE_TABLES
 """Whether the processor looks up levels in vectors."""
 
@@ -59,34 +61,45 @@ _SUMS_AT_ONCE = 16 if _HAS_WORD_TABLES else 4
 class _Block:
     """16 rows of codes of so many half bits; `phase` bits of the first word belong to the rows before."""
 
-    def __init__(self, builder: ir.IRBuilder, half_bits: int, phase: int, operands: Sequence[ir.Value]) -> None:
+    def __init__(
+        self, builder: ir.IRBuilder, half_bits: int, phase: int, operands: Sequence[ir.Value]
+    ) -> None:
         words, self._stride, left, num_words, self._count, tables, multiplier, self.place = operands
         self._builder, self._half_bits, self._phase = builder, half_bits, phase
         self._tables = [
-            [load(builder, tables, NUMBERS, _TABLE_NBYTES * odd + 64 * half) for half in range(2)] for odd in range(2)
+            [load(builder, tables, NUMBERS, _TABLE_NBYTES * odd + 64 * half) for half in range(2)]
+            for odd in range(2)
         ]
         self._multiplier = splat(builder, builder.trunc(multiplier, I16), UNIT)
         self._starts = []
         for index in map(I64, range(half_bits // 2 + 2)):  # the stream is circular
-            place = builder.select(builder.icmp_signed("<", index, left), index, builder.sub(index, num_words))
+            place = builder.select(
+                builder.icmp_signed("<", index, left), index, builder.sub(index, num_words)
+            )
             self._starts.append(advanced(builder, words, place, self._stride))
 
     def over_columns(self, take: Callable[[ir.Value, ir.Value | None], None]) -> None:
         """Call `take` for every vector of columns with its index, and for the last with how many of them there are, if
         these are fewer than 32."""
         builder = self._builder
-        if _HAS_WORD_TABLES:  # there are masks for words, which cost less than a second copy of the loop
+        if (
+            _HAS_WORD_TABLES
+        ):  # there are masks for words, which cost less than a second copy of the loop
             num_vectors = builder.udiv(builder.add(self._count, I64(UNIT - 1)), I64(UNIT))
             with cgutils.for_range(builder, num_vectors, intp=I64) as loop:
                 take(loop.index, builder.sub(self._count, builder.mul(loop.index, I64(UNIT))))
             return
-        whole, remaining = (divide(self._count, I64(UNIT)) for divide in (builder.udiv, builder.urem))
+        whole, remaining = (
+            divide(self._count, I64(UNIT)) for divide in (builder.udiv, builder.urem)
+        )
         with cgutils.for_range(builder, whole, intp=I64) as loop:
             take(loop.index, None)
         with builder.if_then(builder.icmp_unsigned(">", remaining, I64(0))):
             take(whole, remaining)
 
-    def levels(self, rows: range, index: ir.Value, remaining: ir.Value | None) -> Iterator[tuple[int, ir.Value]]:
+    def levels(
+        self, rows: range, index: ir.Value, remaining: ir.Value | None
+    ) -> Iterator[tuple[int, ir.Value]]:
         """These rows with their levels in a vector of columns."""
         bits = [self._phase + self._half_bits * row // 2 for row in rows]
         needed = range(bits[0] // 16, bits[-1] // 16 + 2)
@@ -101,13 +114,19 @@ class _Block:
         """One word of 32 columns, zeros for those that there are not. Asks for the next block's."""
         builder, address = self._builder, advanced(self._builder, start, index, 2 * UNIT)
         prefetch(builder, advanced(builder, address, self._stride, self._half_bits // 2), cache=2)
-        return load(builder, address, NUMBERS) if remaining is None else _load_some(builder, address, remaining)
+        return (
+            load(builder, address, NUMBERS)
+            if remaining is None
+            else _load_some(builder, address, remaining)
+        )
 
     def _hash(self, word: ir.Value, following: ir.Value, shift: int) -> ir.Value:
         """The indices of the windows that begin at this bit."""
         builder = self._builder
         if shift:
-            word = called(builder, "llvm.fshr.v32i16", NUMBERS, [following, word, filled(NUMBERS, shift)])
+            word = called(
+                builder, "llvm.fshr.v32i16", NUMBERS, [following, word, filled(NUMBERS, shift)]
+            )
         return builder.lshr(builder.mul(word, self._multiplier), filled(NUMBERS, 10))
 
 
@@ -123,10 +142,17 @@ def _load_some(builder: ir.IRBuilder, address: ir.Value, remaining: ir.Value) ->
     return builder.load(room)
 
 
-def _store_some(builder: ir.IRBuilder, words: ir.Value, address: ir.Value, remaining: ir.Value) -> None:
+def _store_some(
+    builder: ir.IRBuilder, words: ir.Value, address: ir.Value, remaining: ir.Value
+) -> None:
     """Store the first `remaining` words, or all 32."""
     if _HAS_WORD_TABLES:
-        operands = [words, builder.inttoptr(address, NUMBERS.as_pointer()), I32(2), _is_there(builder, remaining)]
+        operands = [
+            words,
+            builder.inttoptr(address, NUMBERS.as_pointer()),
+            I32(2),
+            _is_there(builder, remaining),
+        ]
         called(builder, "llvm.masked.store.v32i16.p0", ir.VoidType(), operands)
         return
     room = builder.bitcast(cgutils.alloca_once_value(builder, words), I16.as_pointer())
@@ -141,18 +167,24 @@ def _is_there(builder: ir.IRBuilder, remaining: ir.Value) -> ir.Value:
 def _looked_up(builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
     """Levels of a table of 64, in two vectors, by indices below 64."""
     if _HAS_WORD_TABLES:
-        return called(builder, "llvm.x86.avx512.vpermi2var.hi.512", NUMBERS, [table[0], indices, table[1]])
+        return called(
+            builder, "llvm.x86.avx512.vpermi2var.hi.512", NUMBERS, [table[0], indices, table[1]]
+        )
     return _looked_up_in_quarters(builder, table, indices)
 
 
-def _looked_up_in_quarters(builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value) -> ir.Value:
+def _looked_up_in_quarters(
+    builder: ir.IRBuilder, table: Sequence[ir.Value], indices: ir.Value
+) -> ir.Value:
     """The same in four tables of 16 bytes: each gives 0 where an index is of another one."""
     kind, half = vector(I8, 2 * UNIT), vector(I8, UNIT)
     found = []
     for quarter in range(4):
         numbers = chosen(builder, *table, [*range(16 * quarter, 16 * quarter + 16)] * 2)
         low = builder.trunc(numbers, half)
-        own = builder.xor(builder.bitcast(indices, kind), ir.Constant(kind, [16 * quarter, 0x80] * UNIT))
+        own = builder.xor(
+            builder.bitcast(indices, kind), ir.Constant(kind, [16 * quarter, 0x80] * UNIT)
+        )
         own = called(builder, "llvm.uadd.sat.v64i8", kind, [own, filled(kind, 0x70)])
         parts = [chosen(builder, own, own, range(first, first + UNIT)) for first in (0, UNIT)]
         parts = [called(builder, "llvm.x86.avx2.pshuf.b", half, [low, part]) for part in parts]
@@ -162,7 +194,9 @@ def _looked_up_in_quarters(builder: ir.IRBuilder, table: Sequence[ir.Value], ind
     return builder.ashr(builder.shl(total, filled(NUMBERS, 8)), filled(NUMBERS, 8))
 
 
-def _plus_products(builder: ir.IRBuilder, sums: ir.Value, levels: ir.Value, x: ir.Value) -> ir.Value:
+def _plus_products(
+    builder: ir.IRBuilder, sums: ir.Value, levels: ir.Value, x: ir.Value
+) -> ir.Value:
     """Add the products of lanes 2 i and 2 i + 1 to sum i."""
     if _HAS_DOT:
         return called(builder, "llvm.x86.avx512.vpdpwssd.512", PAIRS, [sums, levels, x])
@@ -230,17 +264,26 @@ def _sums_of(num_tokens: int) -> Callable:
         step = min(_SUMS_AT_ONCE // num_tokens, ROWS // 2)
         for first in range(0, ROWS, step):
             rows = range(first, first + step)
-            sums = [[cgutils.alloca_once_value(builder, filled(PAIRS, 0)) for _ in starts] for _ in rows]
+            sums = [
+                [cgutils.alloca_once_value(builder, filled(PAIRS, 0)) for _ in starts] for _ in rows
+            ]
 
             def take(index, remaining, rows=rows, sums=sums):
-                tokens = [load(builder, advanced(builder, start, index, 2 * UNIT), NUMBERS) for start in starts]
+                tokens = [
+                    load(builder, advanced(builder, start, index, 2 * UNIT), NUMBERS)
+                    for start in starts
+                ]
                 for row, levels in block.levels(rows, index, remaining):
                     for place, token in zip(sums[row - rows[0]], tokens, strict=True):
-                        builder.store(_plus_products(builder, builder.load(place), levels, token), place)
+                        builder.store(
+                            _plus_products(builder, builder.load(place), levels, token), place
+                        )
 
             block.over_columns(take)
             for token, of_token in enumerate(zip(*sums, strict=True)):
-                totals = each_added_up(builder, [builder.sitofp(builder.load(own), SUMS) for own in of_token])
+                totals = each_added_up(
+                    builder, [builder.sitofp(builder.load(own), SUMS) for own in of_token]
+                )
                 store(builder, totals, builder.add(block.place, I64(4 * (ROWS * token + first))))
 
     return _of_every_kind(f"trellis_sums_{num_tokens}", write)
@@ -251,7 +294,9 @@ def _write_levels(builder: ir.IRBuilder, block: _Block, own: Sequence[ir.Value])
 
     def take(index, remaining):
         for row, levels in block.levels(range(ROWS), index, remaining):
-            address = advanced(builder, advanced(builder, block.place, I64(row), own[0]), index, 2 * UNIT)
+            address = advanced(
+                builder, advanced(builder, block.place, I64(row), own[0]), index, 2 * UNIT
+            )
             if remaining is None:
                 store(builder, levels, address)
             else:

@@ -14,7 +14,10 @@ from runtime.kernels.cpu.compiled_norm import BOUNDS
 from runtime.model.open import MoeModel
 
 _FAR = float("inf")
-_NUM_PROMPT, _POSITIONS = 5, 4096  # tokens of the prompt; positions of a model that does not say how many it has
+_NUM_PROMPT, _POSITIONS = (
+    5,
+    4096,
+)  # tokens of the prompt; positions of a model that does not say how many it has
 
 
 class CompiledModule(Protocol):
@@ -77,7 +80,9 @@ class ModuleTrial:
                 got, mine = self._apart(ours.attend, x * size, named)
                 self._deviations[name].append(_deviation(got, mine, theirs, layer, factor))
 
-    def _apart(self, run: Callable, x: torch.Tensor, named: dict[str, object]) -> tuple[torch.Tensor, DynamicLayer]:
+    def _apart(
+        self, run: Callable, x: torch.Tensor, named: dict[str, object]
+    ) -> tuple[torch.Tensor, DynamicLayer]:
         """The output of `run` with a copy of the cache's layer, and that layer."""
         cache = copy.copy(named["past_key_values"])
         cache.layers = [*cache.layers]
@@ -86,17 +91,23 @@ class ModuleTrial:
         return out[0] if isinstance(out, tuple) else out, cache.layers[self._index]
 
 
-def run_trials(opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]) -> dict[nn.Module, CompiledModule | str]:
+def run_trials(
+    opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]
+) -> dict[nn.Module, CompiledModule | str]:
     """Run a prompt and two tokens, one right behind it and one as far as the model's positions go, and give the results
     by module. Experts give what they are given."""
     if not trials:
         return {}
     model, random = opened.model, torch.Generator().manual_seed(0)
-    ids = torch.randint(model.get_input_embeddings().num_embeddings, (1, _NUM_PROMPT + 2), generator=random)
+    ids = torch.randint(
+        model.get_input_embeddings().num_embeddings, (1, _NUM_PROMPT + 2), generator=random
+    )
     last = getattr(model.config.get_text_config(), "max_position_embeddings", _POSITIONS) - 1
     far = {"position_ids": torch.tensor([[last]])}
     with _watched(opened, trials), torch.inference_mode():
-        past = getattr(model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True), "past_key_values", None)
+        past = getattr(
+            model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True), "past_key_values", None
+        )
         for place, at in ((_NUM_PROMPT, {}), (_NUM_PROMPT + 1, far)):
             model(input_ids=ids[:, place : place + 1], past_key_values=past, use_cache=True, **at)
     return {module: trial.result() for module, trial in trials.items()}
@@ -123,9 +134,15 @@ def _deviation(
     bound = BOUNDS[got.dtype]
     keys = _distance(mine.keys[:, :, -1], layer.keys[:, :, -1])
     values = _distance(mine.values[:, :, -1], layer.values[:, :, -1])
-    is_near = keys.max() <= bound and values.max() <= bound and _distance(got, theirs).max() <= bound * factor
+    is_near = (
+        keys.max() <= bound
+        and values.max() <= bound
+        and _distance(got, theirs).max() <= bound * factor
+    )
     return keys.mean().item() if is_near else _FAR
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    return (ours.float() - theirs.float()).abs() / theirs.float().abs().max().clamp_min(torch.finfo().tiny)
+    return (ours.float() - theirs.float()).abs() / theirs.float().abs().max().clamp_min(
+        torch.finfo().tiny
+    )

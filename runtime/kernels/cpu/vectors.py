@@ -28,10 +28,14 @@ def _row(products: Callable[..., ir.Value]) -> Callable[..., float]:
             codes, x, scales, num_scales, steps = arguments
             sums = cgutils.alloca_once_value(builder, filled(SUMS, 0.0))
             with cgutils.for_range(builder, num_scales, intp=I64) as outer:
-                scale = splat(builder, load(builder, advanced(builder, scales, outer.index, 4), F32))
+                scale = splat(
+                    builder, load(builder, advanced(builder, scales, outer.index, 4), F32)
+                )
                 with cgutils.for_range(builder, steps, intp=I64) as inner:
                     step = builder.add(builder.mul(outer.index, steps), inner.index)
-                    part = products(builder, advanced(builder, codes, step, 32), advanced(builder, x, step, 128))
+                    part = products(
+                        builder, advanced(builder, codes, step, 32), advanced(builder, x, step, 128)
+                    )
                     builder.store(plus_product(builder, builder.load(sums), part, scale), sums)
             return added_up(builder, builder.load(sums))
 

@@ -4,8 +4,23 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.gated import LIKE, add_expert, as_factors, new_factors, part, pointer, rounded, swiglu
-from runtime.kernels.cpu.gated_trellis import FUNCTIONS, MATRICES, ROTATIONS, add_replica, rotated_numbers
+from runtime.kernels.cpu.gated import (
+    LIKE,
+    add_expert,
+    as_factors,
+    new_factors,
+    part,
+    pointer,
+    rounded,
+    swiglu,
+)
+from runtime.kernels.cpu.gated_trellis import (
+    FUNCTIONS,
+    MATRICES,
+    ROTATIONS,
+    add_replica,
+    rotated_numbers,
+)
 from runtime.kernels.cpu.linear import PLAIN, add_blocks
 from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, write
 
@@ -19,7 +34,11 @@ _MATRICES = "UniTuple(UniTuple(int64, 2), 3)"  # kinds of gate, up and down, and
 
 def no_replicas(num_layers: int) -> tuple:
     """What kernels take of L layers that have no replicas."""
-    floats, matrix, numbers = np.empty(0, np.float32), np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    floats, matrix, numbers = (
+        np.empty(0, np.float32),
+        np.empty((0, 0), np.float32),
+        np.empty(0, np.int64),
+    )
     tables = (np.empty((num_layers, 0, 2, count), np.int64) for count in (4, 5))
     return numbers, *tables, (floats, floats, matrix, matrix, matrix, 1)
 
@@ -70,14 +89,22 @@ def compute_layer(starts, matrices, sizes, replicas, x, ids, weights, has_wide_w
     replica. Returns False if one of them has no replica either, or is none of the E."""
     hidden, num_neurons, top_k = sizes
     functions, addresses, coded_sizes, rotations = replicas
-    selected, has_replicas, are_needed = carray(pointer(ids, INTEGERS), top_k), len(addresses) > 0, False
+    selected, has_replicas, are_needed = (
+        carray(pointer(ids, INTEGERS), top_k),
+        len(addresses) > 0,
+        False,
+    )
     for expert in selected:
         if not 0 <= expert < len(starts) or not (starts[expert] or has_replicas):
             return False
         are_needed |= starts[expert] == 0
     factors = read(weights, top_k, FLOATS) if has_wide_weights else read(weights, top_k, like)
     values, gate, down = read(x, hidden, like), matrices[0], matrices[2]
-    token, acts, order = as_factors(values, like), new_factors(num_neurons, like), _by_expert(selected)
+    token, acts, order = (
+        as_factors(values, like),
+        new_factors(num_neurons, like),
+        _by_expert(selected),
+    )
     inner, exact_acts = np.empty(2 * num_neurons, np.float32), np.empty(num_neurons, np.float32)
     numbers = _numbers(values, rotations, are_needed)
     total, own = np.zeros(hidden, np.float32), np.empty(hidden, np.float32)
@@ -86,12 +113,16 @@ def compute_layer(starts, matrices, sizes, replicas, x, ids, weights, has_wide_w
         expert = selected[rank]
         start = starts[expert]
         if start == 0:
-            add_replica(functions, addresses[expert], coded_sizes[expert], rotations, numbers, own, like)
+            add_replica(
+                functions, addresses[expert], coded_sizes[expert], rotations, numbers, own, like
+            )
         elif gate[0] == PLAIN:
             add_expert(start + gate[1], start + down[1], token, acts, own, like)
         else:
             _add_in_blocks(start, matrices, values, inner, exact_acts, own, like)
         for h in range(hidden):
-            total[h] = rounded(total[h] + rounded(rounded(own[h], like) * factors[rank], like), like)
+            total[h] = rounded(
+                total[h] + rounded(rounded(own[h], like) * factors[rank], like), like
+            )
     write(total, out, like)
     return True

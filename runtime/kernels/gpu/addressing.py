@@ -52,15 +52,21 @@ class Strides:
     biases: Biases | None = None
 
     @classmethod
-    def whole(cls, layout: ExpertLayout, *, is_transposed: bool = False, are_paired: bool = False) -> "Strides":
+    def whole(
+        cls, layout: ExpertLayout, *, is_transposed: bool = False, are_paired: bool = False
+    ) -> "Strides":
         """Return the strides of a whole expert: gate above up, [2 I, H], or in turn, or up alone, [I, H]; and down
         [H, I]; `is_transposed`: each matrix [in, out]."""
         starts = {part.name: part.offset // layout.dtype.itemsize for part in layout.parts}
-        inner_start, down_start = (start for name, start in starts.items() if not name.endswith(_BIAS))
+        inner_start, down_start = (
+            start for name, start in starts.items() if not name.endswith(_BIAS)
+        )
         inner, down = (part.shape for part in layout.parts if not part.name.endswith(_BIAS))
         (rows, hidden), neurons = (inner[::-1], down[0]) if is_transposed else (inner, down[1])
         assert rows in (neurons, 2 * neurons), (inner, down)
-        (row, column), (neuron, output) = ((1, rows), (hidden, 1)) if is_transposed else ((hidden, 1), (1, neurons))
+        (row, column), (neuron, output) = (
+            ((1, rows), (hidden, 1)) if is_transposed else ((hidden, 1), (1, neurons))
+        )
         apart = row if are_paired else neurons * row
         biases = [start for name, start in starts.items() if name.endswith(_BIAS)]
         return cls(
@@ -94,7 +100,9 @@ class Strides:
 
 
 def _whole_biases(inner: int, down: int, neurons: int, *, are_paired: bool) -> Biases:
-    return Biases(inner, inner + 1, 2, down) if are_paired else Biases(inner, inner + neurons, 1, down)
+    return (
+        Biases(inner, inner + 1, 2, down) if are_paired else Biases(inner, inner + neurons, 1, down)
+    )
 
 
 class Matrix(NamedTuple):
@@ -128,9 +136,15 @@ class RankNumbers(NamedTuple):
         count = len(numbers)
         if count > MOST_RANKS or max(numbers) >= _NO_NUMBER:
             return None
-        low, padded, words = _NO_NUMBER, [*numbers, *_FILL[: -count % 4]], []  # the low bits of -1 are of no number
+        low, padded, words = (
+            _NO_NUMBER,
+            [*numbers, *_FILL[: -count % 4]],
+            [],
+        )  # the low bits of -1 are of no number
         for rank in range(0, count, 4):
-            a, b, c, d = padded[rank : rank + 4]  # halves first: small numbers take Python less time
+            a, b, c, d = padded[
+                rank : rank + 4
+            ]  # halves first: small numbers take Python less time
             words.append((c & low | (d & low) << 15 | 1 << 32) << 30 | a & low | (b & low) << 15)
         return cls(count, (*words, *_NONE[len(words) :]))
 

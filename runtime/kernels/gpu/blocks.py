@@ -9,7 +9,9 @@ def number_of(pair, numbers_ptr, first, second, third, fourth, are_packed: tl.co
     """The number of a pair's expert, -1 for none: from memory, or from the kernel's own arguments
     (`runtime.kernels.gpu.addressing.RankNumbers`)."""
     if are_packed:
-        word = tl.where(pair < 4, first, tl.where(pair < 8, second, tl.where(pair < 12, third, fourth)))
+        word = tl.where(
+            pair < 4, first, tl.where(pair < 8, second, tl.where(pair < 12, third, fourth))
+        )
         number = ((word >> (pair % 4 * 15)) & 32767).to(tl.int32)
         number = tl.where(number == 32767, -1, number)
     else:

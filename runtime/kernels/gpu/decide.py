@@ -18,7 +18,9 @@ from runtime.kernels.gpu.device_cache import AHEAD, ON_DEMAND, DeviceCache
 from runtime.kernels.gpu.repeated import Repeated, blocks, width
 
 _BLOCK = 4096  # words that one program of `fill` copies at once
-_FEW = 8  # programs an expert that is prefetched: they wait for the link, and others compute. A guess
+_FEW = (
+    8  # programs an expert that is prefetched: they wait for the link, and others compute. A guess
+)
 _MOST = tl.constexpr((1 << 31) - 1)
 _LEAST = tl.constexpr(-(1 << 31))
 _LAST = tl.constexpr((1 << 63) - 1)
@@ -26,7 +28,13 @@ _TOLD, _TOLD_AHEAD = tl.constexpr(ON_DEMAND), tl.constexpr(AHEAD)
 
 
 def resolve(
-    cache: DeviceCache, layer: int, ids: torch.Tensor, slots: torch.Tensor, missing: torch.Tensor, *, is_ahead: bool
+    cache: DeviceCache,
+    layer: int,
+    ids: torch.Tensor,
+    slots: torch.Tensor,
+    missing: torch.Tensor,
+    *,
+    is_ahead: bool,
 ) -> None:
     """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K] int32, of the layer,
     and `missing` [K] int32, the expert that must be brought there or -1. `is_ahead`: experts are also prefetched."""
@@ -38,7 +46,13 @@ def resolve(
 
 
 def resolve_ahead(
-    cache: DeviceCache, layer: int, p: torch.Tensor, slots: torch.Tensor, missing: torch.Tensor, *, most: int
+    cache: DeviceCache,
+    layer: int,
+    p: torch.Tensor,
+    slots: torch.Tensor,
+    missing: torch.Tensor,
+    *,
+    most: int,
 ) -> None:
     """In a step of `layer` send for up to `most` of the experts of the layer behind it (the first one behind the last)
     that have the largest `p` [E] float32, the largest first, and keep those from eviction that are there: write `slots`
@@ -97,19 +111,28 @@ def _resolving_ahead(
     num_named: int,
 ) -> Repeated:
     sizes = layer, target, num_layers, num_experts, num_slots, most_slots, most
-    own = {"num_named": num_named, "width": width(most_slots), "num_p": width(num_experts), "block": width(num_named)}
+    own = {
+        "num_named": num_named,
+        "width": width(most_slots),
+        "num_p": width(num_experts),
+        "block": width(num_named),
+    }
     return Repeated(_resolve_ahead, (1,), sizes, **own, num_warps=1)
 
 
 @cache
-def _filling(first_key: int, first_slot: int, num_words: int, top_k: int, is_ahead: bool) -> Repeated:
+def _filling(
+    first_key: int, first_slot: int, num_words: int, top_k: int, is_ahead: bool
+) -> Repeated:
     count = blocks(num_words, _BLOCK)
     programs = min(count, _FEW) if is_ahead else count
     own = {"programs": programs, "turns": blocks(count, programs), "block": _BLOCK}
     return Repeated(_fill, (programs, top_k), (first_key, first_slot, num_words), **own)
 
 
-@triton.jit(do_not_specialize=["layer", "num_slots"])  # else it would be compiled for some layers apart
+@triton.jit(
+    do_not_specialize=["layer", "num_slots"]
+)  # else it would be compiled for some layers apart
 def _resolve(
     ids_ptr, table_ptr, owner_ptr, stamp_ptr, unused_ptr, left_ptr, clock_ptr, told_ptr, slots_ptr, missing_ptr,
     layer, num_layers, num_experts, num_slots, most_slots,
@@ -121,7 +144,9 @@ def _resolve(
     is_slot, own = places < num_slots, layer * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
     chosen_ptr = told_ptr + (_TOLD_AHEAD if is_ahead else _TOLD) * num_layers + layer * top_k
-    _note_uses(ids_ptr, stamp_ptr + first, unused_ptr + first, chosen_ptr, clock, top_k, kind, is_ahead)
+    _note_uses(
+        ids_ptr, stamp_ptr + first, unused_ptr + first, chosen_ptr, clock, top_k, kind, is_ahead
+    )
     stamps = tl.load(stamp_ptr + first + owners, mask=is_slot & (owners >= 0), other=_LEAST)
     for rank in tl.static_range(top_k):
         slot = tl.load(table_ptr + first + tl.load(ids_ptr + rank))
@@ -131,8 +156,12 @@ def _resolve(
         expert = tl.load(ids_ptr + rank).to(tl.int32)
         slot = tl.load(table_ptr + first + expert)
         is_missing = slot < 0
-        victim = tl.argmin(tl.where(is_slot, stamps.to(tl.int64) * num_experts + owners, _LAST), axis=0)
-        leaving, is_leaving, owners = _replaced(table_ptr + first, owners, places, victim, expert, is_missing)
+        victim = tl.argmin(
+            tl.where(is_slot, stamps.to(tl.int64) * num_experts + owners, _LAST), axis=0
+        )
+        leaving, is_leaving, owners = _replaced(
+            table_ptr + first, owners, places, victim, expert, is_missing
+        )
         stamps = tl.where((places == victim) & is_missing, _MOST, stamps)
         tl.store(slots_ptr + rank, tl.where(is_missing, victim, slot))
         tl.store(missing_ptr + rank, tl.where(is_missing, expert, -1))
@@ -140,7 +169,9 @@ def _resolve(
         num_evicted += is_leaving.to(tl.int32)
         if is_ahead:
             num_wasted += _wasted(unused_ptr + first + leaving, is_leaving)
-            num_collided += (is_missing & (tl.load(left_ptr + first + expert) == clock)).to(tl.int32)
+            num_collided += (is_missing & (tl.load(left_ptr + first + expert) == clock)).to(
+                tl.int32
+            )
         tl.debug_barrier()  # the next rank reads the table
     tl.store(owner_ptr + own, owners, mask=is_slot)
     _add(told_ptr + layer, num_loaded)
@@ -177,7 +208,12 @@ def _resolve_ahead(
 ):  # fmt: skip
     """One warp. All that is named is kept before the first victim is chosen; of equals the least number is named first,
     and goes first. What finds no slot is not sent for."""
-    clock, first, places, experts = tl.load(clock_ptr), target * num_experts, tl.arange(0, width), tl.arange(0, num_p)
+    clock, first, places, experts = (
+        tl.load(clock_ptr),
+        target * num_experts,
+        tl.arange(0, width),
+        tl.arange(0, num_p),
+    )
     is_slot, own = places < num_slots, target * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
     p = tl.load(p_ptr + experts, mask=experts < num_experts, other=-float("inf"))
@@ -193,8 +229,14 @@ def _resolve_ahead(
         expert = tl.sum(tl.where(turns == turn, named, 0), axis=0)
         ages = tl.where(is_kept, _LAST, stamps.to(tl.int64) * num_experts + owners)
         victim = tl.argmin(ages, axis=0)
-        is_sent = (tl.load(table_ptr + first + expert) < 0) & (num_sent < most) & (tl.min(ages, axis=0) < _LAST)
-        leaving, is_leaving, owners = _replaced(table_ptr + first, owners, places, victim, expert, is_sent)
+        is_sent = (
+            (tl.load(table_ptr + first + expert) < 0)
+            & (num_sent < most)
+            & (tl.min(ages, axis=0) < _LAST)
+        )
+        leaving, is_leaving, owners = _replaced(
+            table_ptr + first, owners, places, victim, expert, is_sent
+        )
         is_kept = is_kept | ((places == victim) & is_sent)
         tl.store(left_ptr + first + leaving, clock, mask=is_leaving)
         num_wasted += _wasted(unused_ptr + first + leaving, is_leaving)

@@ -46,7 +46,11 @@ class DeviceCache:
     ) -> "DeviceCache":
         """A cache that holds what these tensors say, with its clock and its counts at 0; `num_told` numbers are told of
         each layer."""
-        left, clock, told = torch.zeros_like(stamp), table.new_zeros(1), table.new_zeros(num_told * len(table))
+        left, clock, told = (
+            torch.zeros_like(stamp),
+            table.new_zeros(1),
+            table.new_zeros(num_told * len(table)),
+        )
         return cls(table, owner, stamp, unused, left, clock, told, num_slots, kind)
 
     def hold(self, *tables: torch.Tensor) -> None:

@@ -23,7 +23,9 @@ from runtime.kernels.gpu.repeated import Kept, Repeated, blocks, width
 from runtime.kernels.gpu.total import Total
 from runtime.kernels.gpu.weighted_sum import sum_last
 
-_ROWS = 8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
+_ROWS = (
+    8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
+)
 _COLUMNS = 256  # weights of a row at a time
 _MOST_KEPT = 1024  # layers
 
@@ -62,7 +64,9 @@ class GatedKernels:
         summed = (None,) * 3 if total is None else (total.keys, total.weights, total.out)
         found.down((numbers, *summed), words, kept.of_down)
 
-    def _prepared(self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None) -> "_Launches":
+    def _prepared(
+        self, hidden: int, top_k: int, num_pairs: int, are_packed: bool, is_wide: bool | None
+    ) -> "_Launches":
         """`is_wide`: None where nothing is added up."""
         strides = self._strides
         rows, columns = _block(is_along_rows=strides.row == 1)
@@ -101,9 +105,14 @@ class _Kept:
         inner: torch.Tensor,
     ) -> None:
         self.starts, self._own = starts, (arena, y, done)
-        self.of_inner, self.of_down = Kept(starts, arena, inner), Kept(inner, starts, arena, y, done)
+        self.of_inner, self.of_down = (
+            Kept(starts, arena, inner),
+            Kept(inner, starts, arena, y, done),
+        )
 
-    def is_of(self, starts: torch.Tensor, arena: torch.Tensor, y: torch.Tensor, done: torch.Tensor | None) -> bool:
+    def is_of(
+        self, starts: torch.Tensor, arena: torch.Tensor, y: torch.Tensor, done: torch.Tensor | None
+    ) -> bool:
         own_arena, own_y, own_done = self._own
         return starts is self.starts and arena is own_arena and y is own_y and done is own_done
 
@@ -131,7 +140,15 @@ def _block(*, is_along_rows: bool) -> tuple[int, int]:
 
 @triton.jit
 def _product(
-    x_ptr, matrix_ptr, rows, num_rows, num_columns, row, column, block_rows: tl.constexpr, block_columns: tl.constexpr
+    x_ptr,
+    matrix_ptr,
+    rows,
+    num_rows,
+    num_columns,
+    row,
+    column,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
 ):
     """Multiply some rows of a matrix [num_rows, num_columns] by a vector: float32 [block_rows]. Rows lie `row` weights
     apart, columns `column` weights."""
@@ -161,21 +178,44 @@ def _inner(
         expert_ptr = arena_ptr + expert_start(starts_ptr, number)
         token_ptr = x_ptr + (pair // top_k) * hidden
         dtype: tl.constexpr = inner_ptr.dtype.element_ty
-        rows, gate_ptr = tl.program_id(0) * block_rows + tl.arange(0, block_rows), expert_ptr + gate_offset
+        rows, gate_ptr = (
+            tl.program_id(0) * block_rows + tl.arange(0, block_rows),
+            expert_ptr + gate_offset,
+        )
         if are_paired:
             both = tl.program_id(0) * (2 * block_rows) + tl.arange(0, 2 * block_rows)
-            y = _product(token_ptr, gate_ptr, both, 2 * neurons, hidden, row, column, 2 * block_rows, block_columns)
+            y = _product(
+                token_ptr,
+                gate_ptr,
+                both,
+                2 * neurons,
+                hidden,
+                row,
+                column,
+                2 * block_rows,
+                block_columns,
+            )
             gates, ups = tl.split(tl.reshape(y, (block_rows, 2)))
         else:
-            gates = _product(token_ptr, gate_ptr, rows, neurons, hidden, row, column, block_rows, block_columns)
+            gates = _product(
+                token_ptr, gate_ptr, rows, neurons, hidden, row, column, block_rows, block_columns
+            )
             ups = gates
             if gate.has_up:
                 up_ptr = expert_ptr + up_offset
-                ups = _product(token_ptr, up_ptr, rows, neurons, hidden, row, column, block_rows, block_columns)
+                ups = _product(
+                    token_ptr, up_ptr, rows, neurons, hidden, row, column, block_rows, block_columns
+                )
         if has_bias:
-            gates = with_bias(gates, expert_ptr + gate_bias, rows * bias_step, rows < neurons, dtype)
+            gates = with_bias(
+                gates, expert_ptr + gate_bias, rows * bias_step, rows < neurons, dtype
+            )
             ups = with_bias(ups, expert_ptr + up_bias, rows * bias_step, rows < neurons, dtype)
-        tl.store(inner_ptr + pair * neurons + rows, activated(gates, ups, gate, dtype), mask=rows < neurons)
+        tl.store(
+            inner_ptr + pair * neurons + rows,
+            activated(gates, ups, gate, dtype),
+            mask=rows < neurons,
+        )
 
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
@@ -194,11 +234,24 @@ def _down(
         down_ptr = expert_ptr + down_offset
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
         acts_ptr, outputs_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
-        y = _product(acts_ptr, down_ptr, rows, hidden, neurons, output, neuron, block_rows, block_columns)
+        y = _product(
+            acts_ptr, down_ptr, rows, hidden, neurons, output, neuron, block_rows, block_columns
+        )
         if has_bias:
             y = with_bias(y, expert_ptr + bias, rows, rows < hidden, inner_ptr.dtype.element_ty)
         if adds:
             y += tl.load(outputs_ptr, mask=rows < hidden, other=0.0)
         tl.store(outputs_ptr, y, mask=rows < hidden)
     if sums:
-        sum_last(y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, hidden, top_k, is_wide, width, block_rows)
+        sum_last(
+            y_ptr,
+            keys_ptr,
+            weights_ptr,
+            out_ptr,
+            done_ptr,
+            hidden,
+            top_k,
+            is_wide,
+            width,
+            block_rows,
+        )

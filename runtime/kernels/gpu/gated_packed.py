@@ -33,17 +33,26 @@ def multiply(
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     words, scales = buffer.view(torch.int32), buffer.view(torch.float16)
     inner = torch.empty(num_pairs, down.num_inputs, dtype=x.dtype, device=x.device)
-    blocks = {"bits": bits, "are_packed": are_packed, "block_outputs": _OUTPUTS, "block_inputs": _INPUTS}
+    blocks = {
+        "bits": bits,
+        "are_packed": are_packed,
+        "block_outputs": _OUTPUTS,
+        "block_inputs": _INPUTS,
+    }
     _inner[(triton.cdiv(down.num_inputs, _OUTPUTS), num_pairs)](
         x, *own, starts, words, scales, inner, top_k, *gate_up, own=SILU, **blocks
     )
-    _down[(triton.cdiv(down.num_outputs, _OUTPUTS), num_pairs)](inner, *own, starts, words, scales, y, *down, **blocks)
+    _down[(triton.cdiv(down.num_outputs, _OUTPUTS), num_pairs)](
+        inner, *own, starts, words, scales, y, *down, **blocks
+    )
 
 
 @triton.jit
 def _streams(words_ptr, scales_ptr, number, starts_ptr, words, zeros, scales):
     """Return where the words, zero-points and scales lie of one matrix of an expert."""
-    start = expert_start(starts_ptr, number, 4)  # replicas that stay beside the slots begin on borders of 16 bytes
+    start = expert_start(
+        starts_ptr, number, 4
+    )  # replicas that stay beside the slots begin on borders of 16 bytes
     return words_ptr + start + words, words_ptr + start + zeros, scales_ptr + 2 * start + scales
 
 
@@ -62,8 +71,23 @@ def _inner(
         sizes = (num_inputs, num_outputs, group_size, last_word, zero_words)
         x = x_ptr + (pair // top_k) * num_inputs
         rows = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
-        gate = product(x, 1, rows, 0, num_groups, streams, sizes, bits, 1, block_outputs, block_inputs, "ieee")
-        up = product(x, 1, rows + neurons, 0, num_groups, streams, sizes, bits, 1, block_outputs, block_inputs, "ieee")
+        gate = product(
+            x, 1, rows, 0, num_groups, streams, sizes, bits, 1, block_outputs, block_inputs, "ieee"
+        )
+        up = product(
+            x,
+            1,
+            rows + neurons,
+            0,
+            num_groups,
+            streams,
+            sizes,
+            bits,
+            1,
+            block_outputs,
+            block_inputs,
+            "ieee",
+        )
         acts = activated(gate, up, own, inner_ptr.dtype.element_ty)
         places = inner_ptr + pair * neurons + rows[None, :]
         tl.store(places, acts, mask=(rows < neurons)[None, :])
@@ -83,5 +107,18 @@ def _down(
         sizes = (num_inputs, num_outputs, group_size, last_word, zero_words)
         acts = inner_ptr + pair * num_inputs
         rows = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
-        y = product(acts, 1, rows, 0, num_groups, streams, sizes, bits, 1, block_outputs, block_inputs, "ieee")
+        y = product(
+            acts,
+            1,
+            rows,
+            0,
+            num_groups,
+            streams,
+            sizes,
+            bits,
+            1,
+            block_outputs,
+            block_inputs,
+            "ieee",
+        )
         tl.store(y_ptr + pair * num_outputs + rows[None, :], y, mask=(rows < num_outputs)[None, :])

@@ -39,7 +39,17 @@ def multiply(
     )
     blocks, (pointers, constants) = block_sizes(down), operands(total)
     _down[(triton.cdiv(down.num_outputs, blocks["block_rows"]), num_pairs)](
-        inner, *own, starts, arena, y, *pointers, top_k, matrix=down, are_packed=are_packed, **blocks, **constants
+        inner,
+        *own,
+        starts,
+        arena,
+        y,
+        *pointers,
+        top_k,
+        matrix=down,
+        are_packed=are_packed,
+        **blocks,
+        **constants,
     )
 
 
@@ -61,8 +71,13 @@ def _inner(
         of_gate: tl.constexpr = matrices.gate
         of_up: tl.constexpr = matrices.up
         activation: tl.constexpr = matrices.activation
-        gate, up = tl.program_id(0) * block_rows * step, tl.program_id(0) * block_rows * step + matrices.up_first
-        gates = product(token_ptr, expert_ptr, gate, step, of_gate, dtype, block_rows, block_columns)
+        gate, up = (
+            tl.program_id(0) * block_rows * step,
+            tl.program_id(0) * block_rows * step + matrices.up_first,
+        )
+        gates = product(
+            token_ptr, expert_ptr, gate, step, of_gate, dtype, block_rows, block_columns
+        )
         ups = product(token_ptr, expert_ptr, up, step, of_up, dtype, block_rows, block_columns)
         acts = activated(gates, ups, activation, dtype)
         tl.store(inner_ptr + pair * neurons + places, acts, mask=places < neurons)
@@ -89,4 +104,15 @@ def _down(
         places = y_ptr + pair * num_outputs + rows
         tl.store(places, y.to(y_ptr.dtype.element_ty), mask=rows < num_outputs)
     if sums:
-        sum_last(y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, num_outputs, top_k, is_wide, width, block_rows)
+        sum_last(
+            y_ptr,
+            keys_ptr,
+            weights_ptr,
+            out_ptr,
+            done_ptr,
+            num_outputs,
+            top_k,
+            is_wide,
+            width,
+            block_rows,
+        )

@@ -16,7 +16,11 @@ from runtime.kernels.gpu.addressing import Strides
 from runtime.kernels.gpu.blocks import activated, expert_start, load_block, with_bias
 from runtime.kernels.gpu.gates import SILU, Gate
 
-TILES = (16, 32, 64)  # tokens of a tile: the rows of a tensor core's product, and a few times as many
+TILES = (
+    16,
+    32,
+    64,
+)  # tokens of a tile: the rows of a tensor core's product, and a few times as many
 _OUTPUTS = 64  # of one program
 _STEP_NBYTES = 128  # of a row of weights at a time
 
@@ -53,7 +57,9 @@ def multiply(
         "block_outputs": _OUTPUTS,
         "block_inputs": _STEP_NBYTES // x.element_size(),
         "operand": _operand(x.dtype),
-        "precision": "ieee" if x.dtype is torch.float32 else "tf32",  # has no effect on 16-bit weights
+        "precision": "ieee"
+        if x.dtype is torch.float32
+        else "tf32",  # has no effect on 16-bit weights
         "num_stages": 2,  # more would not fit into the shared memory of older GPUs
     }
     _inner[(num_tiles, triton.cdiv(strides.neurons, _OUTPUTS))](
@@ -71,7 +77,9 @@ def _operand(dtype: torch.dtype) -> tl.dtype:
     a bfloat16 as an integer."""
     if triton.knobs.runtime.interpret:
         return tl.float32
-    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
+    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[
+        dtype
+    ]
 
 
 @triton.jit
@@ -88,7 +96,10 @@ def _tile(order_ptr, tiles_ptr, block_tokens: tl.constexpr):
 @triton.jit
 def _inner_rows(inner_ptr, neurons, block_tokens: tl.constexpr):
     """Return where the rows of this program's tile begin in inner [tile, token, I]."""
-    return inner_ptr + (tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)).to(tl.int64) * neurons
+    return (
+        inner_ptr
+        + (tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)).to(tl.int64) * neurons
+    )
 
 
 @triton.jit

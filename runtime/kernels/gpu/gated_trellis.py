@@ -32,9 +32,13 @@ def multiply(
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     inner = product(rotate(x), numbers, starts, buffers, gate_up, num_shared=top_k).to(x.dtype)
     gate, up = inner.chunk(2, dim=1)
-    outputs = rotate_back(product(rotate(F.silu(gate) * up), numbers, starts, buffers, down, num_shared=1))
+    outputs = rotate_back(
+        product(rotate(F.silu(gate) * up), numbers, starts, buffers, down, num_shared=1)
+    )
     hidden = outputs.shape[1]
-    _keep[(triton.cdiv(hidden, _OUTPUTS), num_pairs)](outputs, *own, y, hidden, are_packed=are_packed, block=_OUTPUTS)
+    _keep[(triton.cdiv(hidden, _OUTPUTS), num_pairs)](
+        outputs, *own, y, hidden, are_packed=are_packed, block=_OUTPUTS
+    )
 
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])

@@ -9,7 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.integrations.moe import _default_apply_gate
 
-_LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # attributes of the families' modules
+_LIMITS, _ALPHAS = (
+    ("limit", "swiglu_limit"),
+    ("alpha", "swiglu_alpha"),
+)  # attributes of the families' modules
 _NUM_TRIED, _FARTHEST = 512, 12.0  # numbers on which a gate is tried, and the largest
 
 
@@ -33,7 +36,9 @@ class Gate:
         """The activation of inner [t, 2 I], or [t, I] without up, as torch computes it: [t, I]."""
         if not self.has_up:
             return _RULES[self.rule](inner)
-        gate, up = (inner[..., ::2], inner[..., 1::2]) if self.take_turns else inner.chunk(2, dim=-1)
+        gate, up = (
+            (inner[..., ::2], inner[..., 1::2]) if self.take_turns else inner.chunk(2, dim=-1)
+        )
         if self.limit is not None:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         if self.rule == "scaled":

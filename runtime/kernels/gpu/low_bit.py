@@ -43,7 +43,9 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
     """Return the matrix [out, in] with its outputs adjacent in memory; one pass, without intermediate tensors."""
-    out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype, device=packed.qweight.device)
+    out = torch.empty(
+        packed.num_inputs, packed.num_outputs, dtype=dtype, device=packed.qweight.device
+    )
     _unpack[(triton.cdiv(packed.num_outputs, _OUTPUTS), triton.cdiv(packed.num_inputs, _INPUTS))](
         packed.qweight, packed.scales if packed.qzeros is None else packed.qzeros, packed.scales, out,
         packed.num_inputs, packed.num_outputs, len(packed.qweight) - 1,
@@ -56,11 +58,15 @@ def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
 @triton.jit
 def read_codes(words, row, last_row, stride, columns, shift, in_range, bits: tl.constexpr):
     """Read the codes that begin at bit `shift` of each word; at 3 bits some end in the next word."""
-    low = tl.load(words + row * stride + columns, mask=in_range, other=0).to(tl.uint32, bitcast=True)
+    low = tl.load(words + row * stride + columns, mask=in_range, other=0).to(
+        tl.uint32, bitcast=True
+    )
     codes = low >> shift.to(tl.uint32)
     if bits == 3:
         following = tl.minimum(row + 1, last_row)
-        high = tl.load(words + following * stride + columns, mask=in_range, other=0).to(tl.uint32, bitcast=True)
+        high = tl.load(words + following * stride + columns, mask=in_range, other=0).to(
+            tl.uint32, bitcast=True
+        )
         codes = codes | ((high << 1) << (31 - shift).to(tl.uint32))
     return (codes & ((1 << bits) - 1)).to(tl.int32)
 
@@ -81,8 +87,14 @@ def _group_sums(
         inputs = first + tl.arange(0, block_inputs)
         is_input = inputs < end
         x = load_block(x_rows + inputs[None, :], is_token, is_input).to(tl.float32)
-        starts, columns, in_range = inputs[:, None] * bits, outputs[None, :], is_input[:, None] & is_output[None, :]
-        codes = read_codes(words_ptr, starts >> 5, last_word, num_outputs, columns, starts & 31, in_range, bits)
+        starts, columns, in_range = (
+            inputs[:, None] * bits,
+            outputs[None, :],
+            is_input[:, None] & is_output[None, :],
+        )
+        codes = read_codes(
+            words_ptr, starts >> 5, last_word, num_outputs, columns, starts & 31, in_range, bits
+        )
         codes = codes.to(tl.float32)
         sum_x += tl.sum(x, axis=1)
         if num_rows == 1:
@@ -109,12 +121,16 @@ def product(
             x_ptr, words_ptr, count, outputs, group, num_inputs, num_outputs, group_size, last_word,
             bits, num_rows, block_outputs, block_inputs, precision,
         )  # fmt: skip
-        scale = tl.load(scales_ptr + group * num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)
+        scale = tl.load(scales_ptr + group * num_outputs + outputs, mask=is_output, other=0.0).to(
+            tl.float32
+        )
         if bits == 1:
             total += scale[None, :] * (products - 0.5 * sum_x[:, None])
         else:
             group_ptr, places = zeros_ptr + group * zero_words, outputs * bits
-            zeros = read_codes(group_ptr, places >> 5, zero_words - 1, 1, 0, places & 31, is_output, bits)
+            zeros = read_codes(
+                group_ptr, places >> 5, zero_words - 1, 1, 0, places & 31, is_output, bits
+            )
             total += scale[None, :] * (products - zeros.to(tl.float32)[None, :] * sum_x[:, None])
     return total
 
@@ -151,15 +167,23 @@ def _unpack(
     inputs = tl.program_id(1) * block_inputs + tl.arange(0, block_inputs)[:, None]
     in_range = (inputs < num_inputs) & (outputs < num_outputs)
     groups, starts = inputs // group_size, inputs * bits
-    codes = read_codes(words_ptr, starts >> 5, last_word, num_outputs, outputs, starts & 31, in_range, bits).to(
+    codes = read_codes(
+        words_ptr, starts >> 5, last_word, num_outputs, outputs, starts & 31, in_range, bits
+    ).to(tl.float32)
+    scale = tl.load(scales_ptr + groups * num_outputs + outputs, mask=in_range, other=0.0).to(
         tl.float32
     )
-    scale = tl.load(scales_ptr + groups * num_outputs + outputs, mask=in_range, other=0.0).to(tl.float32)
     if bits == 1:
         weights = scale * (codes - 0.5)
     else:
         first, places = groups * zero_words, outputs * bits
         last = first + zero_words - 1
-        zeros = read_codes(zeros_ptr, first + (places >> 5), last, 1, 0, places & 31, in_range, bits)
+        zeros = read_codes(
+            zeros_ptr, first + (places >> 5), last, 1, 0, places & 31, in_range, bits
+        )
         weights = scale * (codes - zeros.to(tl.float32))
-    tl.store(out_ptr + inputs * num_outputs + outputs, weights.to(out_ptr.dtype.element_ty), mask=in_range)
+    tl.store(
+        out_ptr + inputs * num_outputs + outputs,
+        weights.to(out_ptr.dtype.element_ty),
+        mask=in_range,
+    )

@@ -15,7 +15,11 @@ from runtime.kernels.gpu.low_bit import read_codes
 from runtime.kernels.gpu.stored_matrix import StoredMatrix
 
 _INPUT_BITS, _INPUT = tl.constexpr(INPUT_BITS), tl.constexpr((1 << INPUT_BITS) - 1)
-_BLOCKS = {"rows": (8, 256), "columns": (64, 32), "awq": (256, 16)}  # the long side runs along what is adjacent
+_BLOCKS = {
+    "rows": (8, 256),
+    "columns": (64, 32),
+    "awq": (256, 16),
+}  # the long side runs along what is adjacent
 
 
 def block_sizes(matrix: StoredMatrix) -> dict[str, int]:
@@ -48,12 +52,16 @@ def product(
         columns = first + tl.arange(0, block_columns)
         inputs = _inputs(expert_ptr, columns, matrix)
         x = tl.load(x_ptr + inputs, mask=columns < matrix.num_inputs, other=0.0).to(tl.float32)
-        weights = numbers(expert_ptr, first_row, step, first, matrix, dtype, block_rows, block_columns)
+        weights = numbers(
+            expert_ptr, first_row, step, first, matrix, dtype, block_rows, block_columns
+        )
         sums += weights.to(dtype).to(tl.float32) * x[None, :]
     y = tl.sum(sums, axis=1)
     if matrix.bias is not None:
         start = (expert_ptr + matrix.bias).to(tl.pointer_type(dtype))
-        y = y.to(dtype).to(tl.float32) + tl.load(start + rows, mask=rows < matrix.num_outputs, other=0.0).to(tl.float32)
+        y = y.to(dtype).to(tl.float32) + tl.load(
+            start + rows, mask=rows < matrix.num_outputs, other=0.0
+        ).to(tl.float32)
     return y
 
 
@@ -95,7 +103,9 @@ def numbers(
 
 
 @triton.jit
-def _codes_in_bytes(expert_ptr, rows, first, is_row, matrix: tl.constexpr, block_columns: tl.constexpr):
+def _codes_in_bytes(
+    expert_ptr, rows, first, is_row, matrix: tl.constexpr, block_columns: tl.constexpr
+):
     """Codes along the inputs, int32 [rows, block_columns]. Each byte is loaded once, so that a thread loads adjacent
     ones together."""
     per_byte: tl.constexpr = 8 // matrix.codes.bits
@@ -109,13 +119,17 @@ def _codes_in_bytes(expert_ptr, rows, first, is_row, matrix: tl.constexpr, block
 
 
 @triton.jit
-def _codes_of_eight(expert_ptr, first_row, columns, is_column, matrix: tl.constexpr, block_rows: tl.constexpr):
+def _codes_of_eight(
+    expert_ptr, first_row, columns, is_column, matrix: tl.constexpr, block_rows: tl.constexpr
+):
     """Codes in words of eight outputs, int32 [block_rows, columns]; each word is loaded once. `first_row` is the first
     of a word."""
     num_words: tl.constexpr = matrix.num_outputs // 8
     places = first_row // 8 + tl.arange(0, block_rows // 8)
     words = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32))
-    stored = load_block(words + places[:, None] + columns[None, :] * num_words, places < num_words, is_column)
+    stored = load_block(
+        words + places[:, None] + columns[None, :] * num_words, places < num_words, is_column
+    )
     codes = (stored[:, None, :] >> _awq_shift(tl.arange(0, 8))[None, :, None]) & 15
     return tl.reshape(codes, (block_rows, columns.shape[0]))
 
@@ -126,9 +140,14 @@ def _codes_down(expert_ptr, rows, columns, is_row, is_column, matrix: tl.constex
     bits: tl.constexpr = matrix.codes.bits
     last: tl.constexpr = matrix.num_inputs * bits // 32 - 1
     num_outputs: tl.constexpr = matrix.num_outputs
-    words, places = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32)), columns[None, :] * bits
+    words, places = (
+        (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32)),
+        columns[None, :] * bits,
+    )
     in_range = is_row[:, None] & is_column[None, :]
-    return read_codes(words, places >> 5, last, num_outputs, rows[:, None], places & 31, in_range, bits)
+    return read_codes(
+        words, places >> 5, last, num_outputs, rows[:, None], places & 31, in_range, bits
+    )
 
 
 @triton.jit
@@ -143,7 +162,9 @@ def _floats(codes, bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexp
     difference of the biases, which is exact for small numbers too."""
     codes = codes.to(tl.uint32)
     magnitude, sign = codes & (2 ** (bits - 1) - 1), codes >> (bits - 1)
-    return ((magnitude << (23 - mantissa)) | (sign << 31)).to(tl.float32, bitcast=True) * 2.0 ** (127 - bias)
+    return ((magnitude << (23 - mantissa)) | (sign << 31)).to(tl.float32, bitcast=True) * 2.0 ** (
+        127 - bias
+    )
 
 
 @triton.jit
@@ -179,9 +200,13 @@ def _scales(expert_ptr, rows, groups, is_row, is_column, scales: tl.constexpr):
     if scales.dtype == "float32":
         stored = load_block(start.to(tl.pointer_type(tl.float32)) + places, is_row, is_column)
     elif scales.dtype == "float16":
-        stored = load_block(start.to(tl.pointer_type(tl.float16)) + places, is_row, is_column).to(tl.float32)
+        stored = load_block(start.to(tl.pointer_type(tl.float16)) + places, is_row, is_column).to(
+            tl.float32
+        )
     elif scales.dtype == "bfloat16":
-        stored = load_block(start.to(tl.pointer_type(tl.bfloat16)) + places, is_row, is_column).to(tl.float32)
+        stored = load_block(start.to(tl.pointer_type(tl.bfloat16)) + places, is_row, is_column).to(
+            tl.float32
+        )
     elif scales.dtype == "float8_e4m3fn":
         stored = _floats(load_block(start + places, is_row, is_column), 8, 3, 7)
     else:  # a power of two: the exponent of a float32, but for the smallest
@@ -211,7 +236,9 @@ def _zeros(expert_ptr, rows, groups, in_range, matrix: tl.constexpr):
 
 
 @triton.jit
-def _dequantise(expert_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr):
+def _dequantise(
+    expert_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr
+):
     """Dequantise one block of a matrix."""
     first_row, first = tl.program_id(0) * block_rows, tl.program_id(1) * block_columns
     rows = first_row + tl.arange(0, block_rows)
@@ -220,4 +247,8 @@ def _dequantise(expert_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.conste
     weights = numbers(expert_ptr, first_row, 1, first, matrix, dtype, block_rows, block_columns)
     in_range = (rows < matrix.num_outputs)[:, None] & (columns < matrix.num_inputs)[None, :]
     inputs = _inputs(expert_ptr, columns, matrix)
-    tl.store(out_ptr + rows[:, None] * matrix.num_inputs + inputs[None, :], weights.to(dtype), mask=in_range)
+    tl.store(
+        out_ptr + rows[:, None] * matrix.num_inputs + inputs[None, :],
+        weights.to(dtype),
+        mask=in_range,
+    )

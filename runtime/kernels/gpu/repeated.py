@@ -38,14 +38,27 @@ class Repeated:
     """A kernel whose parameters are tensors, then those that are kept, then words that it does not specialise on, then
     `sizes`; `constants` are those that it is compiled for, with its options."""
 
-    def __init__(self, kernel, grid: Sequence[int], sizes: Sequence[int], **constants: object) -> None:
-        self._kernel, self._grid, self._sizes, self._constants = kernel, (*grid, 1, 1)[:3], sizes, constants
-        self._behind = (*sizes, *(constants[name] for name in kernel.arg_names if name in constants))
+    def __init__(
+        self, kernel, grid: Sequence[int], sizes: Sequence[int], **constants: object
+    ) -> None:
+        self._kernel, self._grid, self._sizes, self._constants = (
+            kernel,
+            (*grid, 1, 1)[:3],
+            sizes,
+            constants,
+        )
+        self._behind = (
+            *sizes,
+            *(constants[name] for name in kernel.arg_names if name in constants),
+        )
         self._runs: dict[tuple, tuple[Callable[..., None], tuple]] = {}
         self._driver = None  # Triton's, once it has compiled the kernel
 
     def __call__(
-        self, tensors: Sequence[torch.Tensor | None], words: Sequence[int] = (), kept: Kept = _NOTHING
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        words: Sequence[int] = (),
+        kept: Kept = _NOTHING,
     ) -> None:
         """Launch it on the current stream of the current device."""
         if self._driver is not None:
@@ -55,14 +68,23 @@ class Repeated:
                 stream = self._driver.get_current_stream(device)
                 run(*self._grid, stream, *own, *tensors, *kept.tensors, *words, *self._behind)
                 return
-        compiled = self._kernel[self._grid](*tensors, *kept.tensors, *words, *self._sizes, **self._constants)
+        compiled = self._kernel[self._grid](
+            *tensors, *kept.tensors, *words, *self._sizes, **self._constants
+        )
         if compiled is not None:  # None: the interpreter has run it
             self._driver = _driver()
             key = self._key(self._driver.get_current_device(), tensors, kept)
-            self._runs[key] = compiled.run, (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
+            self._runs[key] = (
+                compiled.run,
+                (compiled.function, compiled.packed_metadata, *_NO_HOOKS),
+            )
 
     def _key(self, device: int, tensors: Sequence[torch.Tensor | None], kept: Kept) -> tuple:
-        return device, kept.number, *[None if one is None else (one.dtype, one.data_ptr() % 16) for one in tensors]
+        return (
+            device,
+            kept.number,
+            *[None if one is None else (one.dtype, one.data_ptr() % 16) for one in tensors],
+        )
 
 
 def _driver() -> object:

@@ -21,7 +21,10 @@ from runtime.kernels.gpu.gates import SILU, Gate
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import PLAIN, PlacedPieces, QuantisedLayout
 
-_FLOATS = {torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}  # bits of the mantissa, bias of the exponent
+_FLOATS = {
+    torch.float8_e4m3fn: (3, 7),
+    torch.float8_e5m2: (2, 15),
+}  # bits of the mantissa, bias of the exponent
 _E2M1 = (1, 1)
 _ZEROS = "zero_point"  # a role whose type the format leaves open
 
@@ -105,7 +108,9 @@ class _Pieces:
     starts: dict[str, int]
     stored: dict[str, Stored]
 
-    def scales(self, role: str, height: int, width: int, row: int, column: int, **others: object) -> StoredScales:
+    def scales(
+        self, role: str, height: int, width: int, row: int, column: int, **others: object
+    ) -> StoredScales:
         dtype = str(self.stored[role].dtype).removeprefix("torch.")
         return StoredScales(self.starts[role], dtype, height, width, row, column, **others)
 
@@ -126,7 +131,10 @@ def is_readable(layout: QuantisedLayout) -> bool:
 def gated_matrices(layout: QuantisedLayout, activation: Gate = SILU) -> GatedMatrices:
     """Describe the matrices of an expert that lies so."""
     (gate, *up), (down,) = (
-        [replace(stored_matrix(placed), bias=_bias(layout, name)) for placed in layout.matrices[name]]
+        [
+            replace(stored_matrix(placed), bias=_bias(layout, name))
+            for placed in layout.matrices[name]
+        ]
         for name in (GATE_UP, DOWN)
     )
     up_first, step = (1, 2) if activation.take_turns else (0 if up else gate.num_outputs // 2, 1)
@@ -154,23 +162,37 @@ def _scaled(form: Scaled, pieces: _Pieces, rows: int, columns: int) -> StoredMat
     kind, (mantissa, bias) = ("float", _FLOATS[dtype]) if dtype in _FLOATS else ("signed", (0, 0))
     height, width = form.scaled_block((rows, columns), pieces.shape("scale"))
     codes = StoredCodes(pieces.starts["weight"], kind, 8, mantissa=mantissa, bias=bias)
-    return StoredMatrix(rows, columns, codes, pieces.scales("scale", height, width, -(-columns // width), 1))
+    return StoredMatrix(
+        rows, columns, codes, pieces.scales("scale", height, width, -(-columns // width), 1)
+    )
 
 
 def _mxfp4(form: MxFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
     codes = StoredCodes(pieces.starts["blocks"], "float", 4, "rows", *_E2M1)
     count = pieces.shape("scales")[1]
-    return StoredMatrix(rows, columns, codes, pieces.scales("scales", 1, columns // count, count, 1))
+    return StoredMatrix(
+        rows, columns, codes, pieces.scales("scales", 1, columns // count, count, 1)
+    )
 
 
 def _nvfp4(form: NvFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
-    codes, count = StoredCodes(pieces.starts["packed"], "float", 4, "rows", *_E2M1), pieces.shape("scale")[1]
+    codes, count = (
+        StoredCodes(pieces.starts["packed"], "float", 4, "rows", *_E2M1),
+        pieces.shape("scale")[1],
+    )
     of_matrix = {"matrix": pieces.starts["global"], "is_inverse": form.is_inverse}
-    return StoredMatrix(rows, columns, codes, pieces.scales("scale", 1, columns // count, count, 1, **of_matrix))
+    return StoredMatrix(
+        rows, columns, codes, pieces.scales("scale", 1, columns // count, count, 1, **of_matrix)
+    )
 
 
-def _packed_integers(form: PackedIntegers, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
-    codes, count = StoredCodes(pieces.starts["packed"], "integer", form.bits), pieces.shape("scale")[1]
+def _packed_integers(
+    form: PackedIntegers, pieces: _Pieces, rows: int, columns: int
+) -> StoredMatrix:
+    codes, count = (
+        StoredCodes(pieces.starts["packed"], "integer", form.bits),
+        pieces.shape("scale")[1],
+    )
     scales, order = pieces.scales("scale", 1, columns // count, count, 1), pieces.starts.get(ORDER)
     if _ZEROS not in pieces.stored:
         return StoredMatrix(rows, columns, codes, scales, order=order)
@@ -181,7 +203,10 @@ def _packed_integers(form: PackedIntegers, pieces: _Pieces, rows: int, columns: 
 def _gptq(form: Gptq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
     codes = StoredCodes(pieces.starts["qweight"], "integer", form.bits, "columns")
     count, num_words = pieces.shape("qzeros")
-    scales, order = pieces.scales("scales", 1, max(1, columns // count), 1, rows), pieces.starts.get(ORDER)
+    scales, order = (
+        pieces.scales("scales", 1, max(1, columns // count), 1, rows),
+        pieces.starts.get(ORDER),
+    )
     zeros = StoredZeros(pieces.starts["qzeros"], num_words, 1, num_words, form.zero_offset)
     return StoredMatrix(rows, columns, codes, scales, zeros, order=order)
 
@@ -190,7 +215,9 @@ def _awq(form: Awq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
     codes = StoredCodes(pieces.starts["qweight"], "integer", 4, "awq")
     count, num_words = pieces.shape("qzeros")
     scales = pieces.scales("scales", 1, columns // count, 1, rows)
-    return StoredMatrix(rows, columns, codes, scales, StoredZeros(pieces.starts["qzeros"], num_words, 1, num_words))
+    return StoredMatrix(
+        rows, columns, codes, scales, StoredZeros(pieces.starts["qzeros"], num_words, 1, num_words)
+    )
 
 
 _DESCRIBE: dict[type[Format], Callable[..., StoredMatrix]] = {

@@ -16,7 +16,10 @@ class SortedPairs:
         distinct, first, counts = np.unique(pairs[order], return_index=True, return_counts=True)
         self.order = order.astype(np.int32)
         self._spans = {
-            expert: span for expert, *span in zip(distinct.tolist(), first.tolist(), counts.tolist(), strict=True)
+            expert: span
+            for expert, *span in zip(
+                distinct.tolist(), first.tolist(), counts.tolist(), strict=True
+            )
         }
 
     def tiles(self, numbers: Mapping[int, int], size: int) -> np.ndarray:

@@ -11,7 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
-from artifacts.quantisation.trellis import BLOCK_ROWS, MULTIPLIER, Trellis, num_words, row_factors, steps, tables
+from artifacts.quantisation.trellis import (
+    BLOCK_ROWS,
+    MULTIPLIER,
+    Trellis,
+    num_words,
+    row_factors,
+    steps,
+    tables,
+)
 from runtime.kernels.gpu.addressing import Numbers, arguments
 from runtime.kernels.gpu.blocks import number_of
 from runtime.kernels.gpu.rotation import rotate, rotate_back
@@ -44,7 +52,9 @@ def matrix_of(trellis: Trellis, offsets: dict[str, int] | None = None) -> CodedM
     num_high = (trellis.codes.numel() - low * trellis.num_inputs) // (high - low)
     places = [(offsets or {}).get(part, 0) for part in ("codes", "scale", "high", "row_scales")]
     sizes = trellis.num_outputs, trellis.num_inputs, trellis.half_bits, num_high
-    return CodedMatrix(*places, *sizes, MULTIPLIER << (16 - trellis.state_bits), not trellis.is_rotated)
+    return CodedMatrix(
+        *places, *sizes, MULTIPLIER << (16 - trellis.state_bits), not trellis.is_rotated
+    )
 
 
 def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
@@ -129,7 +139,11 @@ def _kinds(matrix: CodedMatrix) -> tuple[tuple[int, int, int], ...]:
 
 
 def _words_before(matrix: CodedMatrix, more: int) -> int:
-    return num_words(matrix.half_bits, matrix.num_outputs) * (matrix.num_inputs - matrix.num_high) if more else 0
+    return (
+        num_words(matrix.half_bits, matrix.num_outputs) * (matrix.num_inputs - matrix.num_high)
+        if more
+        else 0
+    )
 
 
 @triton.jit(do_not_specialize=["first", "second", "third", "fourth"])
@@ -144,7 +158,9 @@ def _arrange(
         start = tl.load(starts_ptr + number)
         columns = tl.arange(0, block)
         is_column = columns < num_inputs
-        octets = tl.load(high_ptr + start + high + columns // 8, mask=is_column, other=0).to(tl.int32)
+        octets = tl.load(high_ptr + start + high + columns // 8, mask=is_column, other=0).to(
+            tl.int32
+        )
         more = (octets >> (columns % 8)) & 1
         before = tl.cumsum(more, axis=0) - more
         places = tl.where(more == 1, num_inputs - num_high + before, columns - before)
@@ -156,13 +172,27 @@ def _arrange(
 
 
 @triton.jit
-def _levels_of(words_ptr, levels_ptr, rows, columns, count, num_words, factor, is_column, half_bits: tl.constexpr):
+def _levels_of(
+    words_ptr,
+    levels_ptr,
+    rows,
+    columns,
+    count,
+    num_words,
+    factor,
+    is_column,
+    half_bits: tl.constexpr,
+):
     """Levels int16 [R, C] of rows and columns, of a stream of so many words a column."""
     bits = half_bits * rows // 2
     first, shift = bits // 16, bits % 16
     second = tl.where(first + 1 == num_words, 0, first + 1)
-    low = tl.load(words_ptr + first[:, None] * count + columns[None, :], mask=is_column[None, :], other=0)
-    high = tl.load(words_ptr + second[:, None] * count + columns[None, :], mask=is_column[None, :], other=0)
+    low = tl.load(
+        words_ptr + first[:, None] * count + columns[None, :], mask=is_column[None, :], other=0
+    )
+    high = tl.load(
+        words_ptr + second[:, None] * count + columns[None, :], mask=is_column[None, :], other=0
+    )
     both = (low.to(tl.int32) & 0xFFFF).to(tl.uint32) | (high.to(tl.uint32) << 16)
     states = (both >> shift[:, None].to(tl.uint32)) & 0xFFFF
     hashes = ((states * factor.to(tl.uint32)) & 0xFFFF) >> 10
@@ -179,7 +209,9 @@ def _sum_columns(
     for begin in range(0, count, block_columns):
         columns = begin + tl.arange(0, block_columns)
         is_column = columns < count
-        levels = _levels_of(words_ptr, levels_ptr, rows, columns, count, num_words, factor, is_column, half_bits)
+        levels = _levels_of(
+            words_ptr, levels_ptr, rows, columns, count, num_words, factor, is_column, half_bits
+        )
         x = tl.load(x_ptr + columns, mask=is_column, other=0.0)
         total += tl.sum(levels.to(tl.float32) * x[None, :], axis=1)
     return total
@@ -197,10 +229,24 @@ def _multiply(
     number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:
         start = tl.load(starts_ptr + number)
-        rows, num_blocks = tl.program_id(0) * block_rows + tl.arange(0, block_rows), tl.num_programs(0)
+        rows, num_blocks = (
+            tl.program_id(0) * block_rows + tl.arange(0, block_rows),
+            tl.num_programs(0),
+        )
         words, x = codes_ptr + (start + codes) // 2, x_ptr + pair * num_inputs
         num_words = half_bits * num_blocks
-        y = _sum_columns(x, words, levels_ptr, rows, num_low, num_words, factor, half_bits, block_rows, block_columns)
+        y = _sum_columns(
+            x,
+            words,
+            levels_ptr,
+            rows,
+            num_low,
+            num_words,
+            factor,
+            half_bits,
+            block_rows,
+            block_columns,
+        )
         words += num_words * num_low
         y += _sum_columns(
             x + num_low, words, levels_ptr, rows, num_high, num_words + num_blocks, factor,
@@ -208,7 +254,9 @@ def _multiply(
         )  # fmt: skip
         is_row = rows < num_outputs
         if has_row_scales:
-            steps = tl.load(row_scales_ptr + start + row_scales + rows, mask=is_row, other=0).to(tl.int32)
+            steps = tl.load(row_scales_ptr + start + row_scales + rows, mask=is_row, other=0).to(
+                tl.int32
+            )
             y *= tl.load(row_worths_ptr + steps)
         tl.store(y_ptr + pair * num_outputs + rows, y, mask=is_row)
 
@@ -223,7 +271,9 @@ def _unpack(
     columns = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     is_column, num_words = columns < count, half_bits * tl.num_programs(0)
     words = words_ptr + words_before
-    levels = _levels_of(words, levels_ptr, rows, columns, count, num_words, factor, is_column, half_bits)
+    levels = _levels_of(
+        words, levels_ptr, rows, columns, count, num_words, factor, is_column, half_bits
+    )
     places = out_ptr + rows[:, None] * num_inputs + first + columns[None, :]
     in_range = (rows < num_outputs)[:, None] & is_column[None, :]
     tl.store(places, levels.to(tl.float32).to(out_ptr.dtype.element_ty), mask=in_range)

@@ -21,11 +21,20 @@ def operands(total: Total | None) -> tuple[tuple[torch.Tensor | None, ...], dict
     if total is None:
         return (None,) * 4, {"sums": False, "is_wide": False, "width": 1}
     width = triton.next_power_of_2(total.keys.shape[1])
-    return (total.keys, total.weights, total.out, total.done), {"sums": True, "is_wide": total.is_wide, "width": width}
+    return (total.keys, total.weights, total.out, total.done), {
+        "sums": True,
+        "is_wide": total.is_wide,
+        "width": width,
+    }
 
 
 def combine(
-    y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, *, is_wide: bool = False
+    y: torch.Tensor,
+    keys: torch.Tensor,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    is_wide: bool = False,
 ) -> None:
     """Write out [T, H]: y [T * K, H] times `weights` [T, K], summed by ascending `keys` [T, K]; a negative key is no
     expert. Every share and sum is rounded to out's type, or, if `is_wide`, only the whole sum."""
@@ -50,7 +59,21 @@ def sum_last(
         tl.debug_barrier()
         tl.store(done_ptr + tl.program_id(0), 0)
         tokens, columns = tl.zeros((1,), tl.int32), tl.program_id(0) * block + tl.arange(0, block)
-        _add_up(y_ptr, keys_ptr, weights_ptr, out_ptr, tokens, 1, columns, hidden, top_k, is_wide, width, 1, block)
+        _add_up(
+            y_ptr,
+            keys_ptr,
+            weights_ptr,
+            out_ptr,
+            tokens,
+            1,
+            columns,
+            hidden,
+            top_k,
+            is_wide,
+            width,
+            1,
+            block,
+        )
 
 
 @triton.jit
@@ -83,13 +106,19 @@ def _add_up(
     for place in range(top_k):
         number = tl.sum(tl.where(places == place, pairs + 1, 0), axis=1)  # 0: no expert is left
         has_expert, pair = number > 0, number - 1
-        y_rows = y_ptr + pair.to(tl.int64) * hidden  # a long prompt has more outputs than 32 bits count
+        y_rows = (
+            y_ptr + pair.to(tl.int64) * hidden
+        )  # a long prompt has more outputs than 32 bits count
         y = load_block(y_rows[:, None] + columns[None, :], has_expert, is_column)
         weight = tl.load(weights_ptr + pair, mask=has_expert, other=0.0).to(tl.float32)
         share = (y.to(dtype).to(tl.float32) * weight[:, None]).to(sums).to(tl.float32)
         total = (total + share).to(sums).to(tl.float32)
     out_rows = out_ptr + tokens.to(tl.int64) * hidden
-    tl.store(out_rows[:, None] + columns[None, :], total.to(dtype), mask=is_token[:, None] & is_column[None, :])
+    tl.store(
+        out_rows[:, None] + columns[None, :],
+        total.to(dtype),
+        mask=is_token[:, None] & is_column[None, :],
+    )
 
 
 @triton.jit

@@ -8,12 +8,18 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.shared.block import in_one_block
 
-_TOKENS = np.array([1.0, 4.0, 16.0, 64.0, np.inf])  # time constants of the running frequencies; the last is a mean
+_TOKENS = np.array(
+    [1.0, 4.0, 16.0, 64.0, np.inf]
+)  # time constants of the running frequencies; the last is a mean
 _PRIOR_TOKENS = 4  # tokens of even use that the mean starts from
 _RIDGE = 20.0  # observations that the first guess of the regression counts for
 _MEMORY = 1024  # tokens remembered
-_SHARPNESS = np.array([15.0, 40.0])  # a past token with nothing in common weighs exp(-15) of one that agrees everywhere
-_GUESS = np.array([5, 0, -0.2, -0.8, 0, 0, -2, -1])  # weights: what is never used waits 5 passes, what always is, 1
+_SHARPNESS = np.array(
+    [15.0, 40.0]
+)  # a past token with nothing in common weighs exp(-15) of one that agrees everywhere
+_GUESS = np.array(
+    [5, 0, -0.2, -0.8, 0, 0, -2, -1]
+)  # weights: what is never used waits 5 passes, what always is, 1
 
 
 @dataclass
@@ -34,7 +40,11 @@ class Horizon(SimpleEviction):
 
         self._kernels = horizon_kernels
         self._shape = shape
-        num_layers, num_experts, even = shape.num_layers, shape.num_experts, shape.top_k / shape.num_experts
+        num_layers, num_experts, even = (
+            shape.num_layers,
+            shape.num_experts,
+            shape.top_k / shape.num_experts,
+        )
         self._recall, self._ahead = _Recall(shape), _Ahead(shape, 0)
         self._state, views = in_one_block(
             np.zeros(len(_TOKENS)),
@@ -46,7 +56,9 @@ class Horizon(SimpleEviction):
             np.full((num_layers, len(_GUESS) - 1, num_experts), even),
             np.zeros((num_layers, len(_GUESS), num_experts)),
         )
-        self._gains, weights, self._share, self._used, _, nearness, _, self._known = views  # as in `on_use`
+        self._gains, weights, self._share, self._used, _, nearness, _, self._known = (
+            views  # as in `on_use`
+        )
         self._before = self._known.copy()
         self.ranks = nearness.reshape(-1), np.zeros(shape.num_keys, np.int64)
         self._waits = _Regression(weights)
@@ -94,7 +106,9 @@ class Horizon(SimpleEviction):
     def _begin_pass(self, step: Step, now: Now) -> None:
         if self._num_tokens and self._is_decode:
             waits = self._waits
-            self._kernels.learn(waits.weights, self._before, self._known, self._used, waits.moments, waits.products)
+            self._kernels.learn(
+                waits.weights, self._before, self._known, self._used, waits.moments, waits.products
+            )
             waits.solve()
         self._ahead.solve()
         self._before[:] = self._known
@@ -151,7 +165,9 @@ class _Ahead:
     def reach(self, distance: int) -> None:
         """Extend to at least `distance` layers ahead."""
         farther = _Ahead(self._shape, distance - self.distance)
-        self._lay_out(*(np.concatenate(pair) for pair in zip(self._views, farther._views, strict=True)))
+        self._lay_out(
+            *(np.concatenate(pair) for pair in zip(self._views, farther._views, strict=True))
+        )
         self.distance = distance
 
     def _lay_out(self, *arrays: np.ndarray) -> None:
@@ -173,7 +189,9 @@ class _Recall:
     """
 
     def __init__(self, shape: Shape) -> None:
-        self.experts = np.zeros((shape.num_layers, shape.num_experts, _MEMORY), np.uint8)  # 1: the token used it
+        self.experts = np.zeros(
+            (shape.num_layers, shape.num_experts, _MEMORY), np.uint8
+        )  # 1: the token used it
         # [L + 1, N] by age, the newest first: experts in common at each layer, and in all
         self.common = np.zeros((shape.num_layers + 1, _MEMORY), np.int16)
         most = shape.top_k * (shape.num_layers + 1)

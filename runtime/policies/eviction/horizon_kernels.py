@@ -35,7 +35,9 @@ def _add(counts, is_set):
 def _compare(newest, remembered, common, in_common):
     """Update `common` [n] by age, the experts of this layer that each remembered token has in common with the newest,
     and `in_common` [n], the sum over all layers."""
-    split = min(remembered.shape[1] - newest, len(common))  # tokens from this age on stand at the start of the ring
+    split = min(
+        remembered.shape[1] - newest, len(common)
+    )  # tokens from this age on stand at the start of the ring
     for age in range(len(common)):
         in_common[age] -= common[age]
         common[age] = 0
@@ -53,7 +55,10 @@ def _weigh(common, in_common, like, num_slots):
     """Return weights [n + LAGS] of the tokens by age: `like` [C], by how many experts fewer than the best the token has
     in common with the newest. Before the first token there are tokens with nothing in common, as far as there are
     slots."""
-    most, last = np.int16(0), np.int16(len(like) - 1)  # narrow integers, so that more of them fit a vector
+    most, last = (
+        np.int16(0),
+        np.int16(len(like) - 1),
+    )  # narrow integers, so that more of them fit a vector
     for age in range(1, len(common)):  # age 0 is the newest itself
         most = max(most, np.int16(in_common[age] + common[age]))
     weights, beyond = np.zeros(len(common) + LAGS, np.float32), like[min(most, last)]
@@ -142,8 +147,14 @@ def _expect(visit, num_layers, weights, known, wait, nearness):
     """Set `nearness` [E] of a layer that is visited in step `visit`, from its features `known` [3, E] and its waits."""
     for expert in range(len(wait)):
         known[1, expert] = 1 - known[1, expert]
-        known[2, expert] = (1 / wait[expert] - 1 / LONGEST) / LATER  # the steady rate of use that has this wait
-        chance = weights[0] * known[0, expert] + weights[1] * known[1, expert] + weights[2] * known[2, expert]
+        known[2, expert] = (
+            1 / wait[expert] - 1 / LONGEST
+        ) / LATER  # the steady rate of use that has this wait
+        chance = (
+            weights[0] * known[0, expert]
+            + weights[1] * known[1, expert]
+            + weights[2] * known[2, expert]
+        )
         nearness[expert] = _near(visit + (1 - min(max(chance, 0), 1)) * num_layers * wait[expert])
 
 
@@ -152,7 +163,19 @@ def _expect(visit, num_layers, weights, known, wait, nearness):
     "float64[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1])"
 )
 def look_ahead(
-    layer, step, top_k, predicted, last, used, waits, nearness, is_pending, known, weights, moments, products
+    layer,
+    step,
+    top_k,
+    predicted,
+    last,
+    used,
+    waits,
+    nearness,
+    is_pending,
+    known,
+    weights,
+    moments,
+    products,
 ):
     """Predict the visits of the layers ahead from `predicted` [T, D, E]; past the last layer only the tokens `last`
     count. Compare what this layer `used` [L, E] with what was predicted of it.
@@ -224,10 +247,25 @@ def _state_ahead(block, distance, num_layers, num_experts):
     """Return the last five arguments of `look_ahead`."""
     visits = distance * num_layers
     is_pending, start = block[:visits].reshape((distance, num_layers)), visits
-    weights, start = block[start : start + 3 * distance].reshape((distance, 3)), start + 3 * distance
-    moments, start = block[start : start + 9 * distance].reshape((distance, 3, 3)), start + 9 * distance
-    products, start = block[start : start + 3 * distance].reshape((distance, 3)), start + 3 * distance
-    return is_pending, block[start:].reshape((distance, num_layers, 3, num_experts)), weights, moments, products
+    weights, start = (
+        block[start : start + 3 * distance].reshape((distance, 3)),
+        start + 3 * distance,
+    )
+    moments, start = (
+        block[start : start + 9 * distance].reshape((distance, 3, 3)),
+        start + 9 * distance,
+    )
+    products, start = (
+        block[start : start + 3 * distance].reshape((distance, 3)),
+        start + 3 * distance,
+    )
+    return (
+        is_pending,
+        block[start:].reshape((distance, num_layers, 3, num_experts)),
+        weights,
+        moments,
+        products,
+    )
 
 
 @kernel(
@@ -250,8 +288,14 @@ def on_use(
     `weights`, `share`, `like` are updated.
     """
     num_layers, num_experts = remembered.shape[:2]
-    gains, weights, share, used, waits, nearness, levels, known = _state(state, num_layers, num_experts)
-    own, common_here, in_common = levels[layer], common[layer, :num_tokens], common[num_layers, :num_tokens]
+    gains, weights, share, used, waits, nearness, levels, known = _state(
+        state, num_layers, num_experts
+    )
+    own, common_here, in_common = (
+        levels[layer],
+        common[layer, :num_tokens],
+        common[num_layers, :num_tokens],
+    )
     _mark(keys, layer * num_experts, used[layer])
     if is_single:
         share = used[layer]
@@ -269,11 +313,16 @@ def on_use(
     for expert in range(num_experts):
         nearness[layer, expert] = _near(step + num_layers * waits[layer, expert])
     if distance:
-        ahead, said = _state_ahead(state_ahead, distance, num_layers, num_experts), predicted.astype(np.float64)
+        ahead, said = (
+            _state_ahead(state_ahead, distance, num_layers, num_experts),
+            predicted.astype(np.float64),
+        )
         look_ahead(layer, step, top_k, said, last, used, waits, nearness, *ahead)
 
 
-@kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")
+@kernel(
+    "void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])"
+)
 def learn(weights, known, later, used, moments, products):
     """Add a pass to `moments` [F, F] and `products` [F]: the wait after the features `known` [L, F, E] is this pass
     and, for what it did not use (`used` [L, E]), LATER of the wait after `later` (least-squares temporal differences,
@@ -287,7 +336,9 @@ def learn(weights, known, later, used, moments, products):
                 wait[expert] += weights[kind] * known[layer, kind, expert]
         for kind in range(num_kinds):
             for expert in range(num_experts):
-                weighed[kind, expert] = known[layer, kind, expert] / min(max(wait[expert], 1), LONGEST)
+                weighed[kind, expert] = known[layer, kind, expert] / min(
+                    max(wait[expert], 1), LONGEST
+                )
                 left = LATER * (1 - used[layer, expert]) * later[layer, kind, expert]
                 change[kind, expert] = known[layer, kind, expert] - left
         for kind in range(num_kinds):

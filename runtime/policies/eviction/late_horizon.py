@@ -40,7 +40,12 @@ class LateHorizon(SimpleEviction):
         self.begin_pass(now)
         nearness = self.ranks[0].reshape(self._shape.num_layers, -1)
         turns = np.empty(nearness.shape, np.int32)
-        np.put_along_axis(turns, nearness.argsort(axis=1, kind="stable"), np.arange(nearness.shape[1])[None], axis=1)
+        np.put_along_axis(
+            turns,
+            nearness.argsort(axis=1, kind="stable"),
+            np.arange(nearness.shape[1])[None],
+            axis=1,
+        )
         return turns
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:

@@ -33,7 +33,9 @@ class LeastStale(SimpleEviction):
 
     def __post_init__(self) -> None:
         if self.within not in _WITHIN:
-            raise BadUsage(f"least_stale: within is one of {', '.join(_WITHIN)}, not {self.within!r}")
+            raise BadUsage(
+                f"least_stale: within is one of {', '.join(_WITHIN)}, not {self.within!r}"
+            )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._num_layers, self._num_experts = shape.num_layers, shape.num_experts
@@ -43,7 +45,12 @@ class LeastStale(SimpleEviction):
         self._pass_cells, self._of_pass = cells_and_view(np.full(shape.num_keys, -1, np.int64))
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        last_use, of_pass, number, pass_index = self._use_cells, self._pass_cells, now.step, now.pass_index
+        last_use, of_pass, number, pass_index = (
+            self._use_cells,
+            self._pass_cells,
+            now.step,
+            now.pass_index,
+        )
         for key in keys:
             last_use[key] = number
             of_pass[key] = pass_index
@@ -60,12 +67,16 @@ class LeastStale(SimpleEviction):
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         num_layers, of_pass, last_use = self._num_layers, self._of_pass[keys], self._last_use[keys]
         is_current = of_pass >= now.pass_index
-        coming = self._layers[keys] + num_layers * (of_pass > now.pass_index)  # layers of this pass and of the next
+        coming = self._layers[keys] + num_layers * (
+            of_pass > now.pass_index
+        )  # layers of this pass and of the next
         if self.within == "ascending":
             return (rank_then_last_use(2 * num_layers * is_current + coming, last_use),)
         is_left = coming <= now.layer
         if now.unserved:
-            is_left &= np.fromiter((key not in now.unserved for key in keys.tolist()), bool, len(keys))
+            is_left &= np.fromiter(
+                (key not in now.unserved for key in keys.tolist()), bool, len(keys)
+            )
         place = np.where(is_left, coming, 3 * num_layers - 1 - coming)
         half = 2 * ~is_left + is_current if self.within == "left" else is_current
         return (rank_then_last_use(3 * num_layers * half + place, last_use),)

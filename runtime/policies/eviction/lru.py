@@ -39,7 +39,9 @@ class Lru(SimpleEviction):
         if self.stamp == "load":  # a key that is sent for and one that is used may be stamped alike
             return None
         num_keys, size = self._shape.num_keys, self._shape.num_experts
-        self._queues = [dict.fromkeys(range(first, first + size)) for first in range(0, num_keys, size)]
+        self._queues = [
+            dict.fromkeys(range(first, first + size)) for first in range(0, num_keys, size)
+        ]
         self._sort()
         return self._queues
 

@@ -50,7 +50,10 @@ class MapEviction(SimpleEviction):
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
         match, num_experts = self.matching.match(self.lag), self._shape.num_experts
         if match is not None and match is not self._match:
-            self._match, self._said = match, match.probabilities.reshape(len(match.scores), len(self._worth))
+            self._match, self._said = (
+                match,
+                match.probabilities.reshape(len(match.scores), len(self._worth)),
+            )
         layers = range(0) if match is None else self._layers()
         first, stop = layers.start * num_experts, layers.stop * num_experts
         scale, least = (1.0, 0.0) if self.over == "all" else (num_experts, 1.0)

@@ -38,7 +38,9 @@ class ScoreEviction(SimpleEviction):
         if self.of == "all":
             scores += step.probabilities.sum(axis=0)
         else:
-            np.add.at(scores, step.selected, np.take_along_axis(step.probabilities, step.selected, axis=1))
+            np.add.at(
+                scores, step.selected, np.take_along_axis(step.probabilities, step.selected, axis=1)
+            )
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         return (self._scores.ravel()[keys],)

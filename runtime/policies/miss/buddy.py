@@ -17,7 +17,9 @@ LAYER, TOKEN = "layer", "token"
 COACTIVATION = "coactivation"
 
 
-def substitute(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max_rank: int) -> np.ndarray:
+def substitute(
+    selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max_rank: int
+) -> np.ndarray:
     """Replace missing experts by the first of their buddies that is resident and not used by the same token.
 
     `selected` [T, K] expert ids, `resident` [E] bool, `buddies` [E, R] ids in list order padded with -1; the first
@@ -26,11 +28,17 @@ def substitute(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, 
     """
     psi = -np.arange(buddies.shape[1], dtype=np.float32)
     score = np.broadcast_to(psi, (selected.shape[0], *buddies.shape))
-    return _replace(selected, ~resident[selected], resident, buddies[:, :max_rank], score[:, :, :max_rank])
+    return _replace(
+        selected, ~resident[selected], resident, buddies[:, :max_rank], score[:, :, :max_rank]
+    )
 
 
 def _replace(
-    selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray, buddies: np.ndarray, psi: np.ndarray
+    selected: np.ndarray,
+    replaceable: np.ndarray,
+    resident: np.ndarray,
+    buddies: np.ndarray,
+    psi: np.ndarray,
 ) -> np.ndarray:
     """Replace the ranks in `replaceable` [T, K] as `substitute` does, but by the buddy of largest `psi` [T, E, H], ties
     in list order."""
@@ -113,11 +121,22 @@ class Buddy(Simple):
         if self.over not in (LAYER, TOKEN):
             raise BadUsage(f"buddy: over is layer or token, not {self.over!r}")
         if self.metric not in (None, COACTIVATION):
-            raise BadUsage(f"buddy: metric is coactivation, or None for the newest lists, not {self.metric!r}")
+            raise BadUsage(
+                f"buddy: metric is coactivation, or None for the newest lists, not {self.metric!r}"
+            )
         if self.keep < 0 or self.keep > 1 and self.keep % 1:
-            raise BadUsage(f"buddy needs a keep of whole ranks, or below 1 a share of them, not {self.keep:g}")
-        if not 0 <= self.percentile <= 100 or self.temperature <= 0 or self.reach < 1 or (self.rho or 0) < 0:
-            raise BadUsage("buddy needs percentile in 0..100, temperature > 0, reach >= 1 and rho >= 0")
+            raise BadUsage(
+                f"buddy needs a keep of whole ranks, or below 1 a share of them, not {self.keep:g}"
+            )
+        if (
+            not 0 <= self.percentile <= 100
+            or self.temperature <= 0
+            or self.reach < 1
+            or (self.rho or 0) < 0
+        ):
+            raise BadUsage(
+                "buddy needs percentile in 0..100, temperature > 0, reach >= 1 and rho >= 0"
+            )
         if not 0 <= self.quota <= 1:
             raise BadUsage(f"buddy needs a quota in 0..1, not {self.quota:g}")
 
@@ -134,12 +153,16 @@ class Buddy(Simple):
         return self.quota < 1 or self.temperature != 1
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        buddies, q = artefacts.coactivated if self.metric else (artefacts.buddies, artefacts.buddy_q)
+        buddies, q = (
+            artefacts.coactivated if self.metric else (artefacts.buddies, artefacts.buddy_q)
+        )
         self._buddies = buddies[:, :, : self.reach]
         hops = np.zeros(shape.num_experts) if artefacts.hops is None else artefacts.hops
         self._near_q = q[:, :, : self.reach] * (1 - self.kappa * hops[self._buddies])
         self._tau = np.array([_at(self.percentile, row) for row in artefacts.entropy])
-        self._entropies = [EntropyHistogram() for _ in range(shape.num_layers if self.temperature != 1 else 0)]
+        self._entropies = [
+            EntropyHistogram() for _ in range(shape.num_layers if self.temperature != 1 else 0)
+        ]
         self._keep = int(self.keep if self.keep >= 1 else self.keep * shape.top_k)
         self._pass_index, self._spent = -1, np.zeros(0, np.int64)
         self._drawn = drawn(np.random.default_rng(self.seed), shape.num_experts)
@@ -150,7 +173,13 @@ class Buddy(Simple):
         replaceable = self._within_quota(step.layer, self.replaceable(step, residents))
         if not replaceable.any():
             return Choice(step.selected)
-        selected = _replace(step.selected, replaceable, residents.resident, self._buddies[step.layer], self._psi(step))
+        selected = _replace(
+            step.selected,
+            replaceable,
+            residents.resident,
+            self._buddies[step.layer],
+            self._psi(step),
+        )
         if self.stand_in != BUDDY:
             selected = self._exchanged(step, residents, selected != step.selected)
         if self.otherwise == "drop":
@@ -159,7 +188,9 @@ class Buddy(Simple):
         self._served[step.layer] += replaced.sum()
         if self.over == TOKEN:
             self._spent += replaced.sum(axis=1)
-        return Choice(selected, weights=keep_sum(step.weights, selected) if self.renormalise else None)
+        return Choice(
+            selected, weights=keep_sum(step.weights, selected) if self.renormalise else None
+        )
 
     def replaceable(self, step: Step, residents: Residents) -> np.ndarray:
         """Return [T, K] bool, the absent ranks that the gates, `keep` and `rho` allow to be replaced."""
@@ -169,7 +200,9 @@ class Buddy(Simple):
         missing[:, : self._keep] = False
         if self.rho is None:
             return missing
-        return _weakest(missing, self.rho if self.over == LAYER else self.rho - self._spent[:, None])
+        return _weakest(
+            missing, self.rho if self.over == LAYER else self.rho - self._spent[:, None]
+        )
 
     def _begin(self, step: Step) -> None:
         """Count the step's ranks, forget what tokens of the pass before have spent, and calibrate tempered entropy."""
@@ -203,13 +236,17 @@ class Buddy(Simple):
         """Return [T] bool, whether the gates allow each token's ranks to be replaced."""
         shares = np.sort(step.shares, axis=1)
         gap = shares[:, -1] - shares[:, -2] if shares.shape[1] > 1 else np.ones(len(shares))
-        return (token_entropy(step.weights, temperature=self.temperature) > self._tau[step.layer]) & (gap < self.margin)
+        return (
+            token_entropy(step.weights, temperature=self.temperature) > self._tau[step.layer]
+        ) & (gap < self.margin)
 
     def _psi(self, step: Step) -> np.ndarray:
         """Return [T, E, H] the score of each buddy of each expert for each token."""
         q = self._near_q[step.layer]
         if not self.eta:
             return np.broadcast_to(q, (len(step.selected), *q.shape))
-        assert step.probabilities is not None, "buddy with eta > 0 runs without router probabilities"
+        assert step.probabilities is not None, (
+            "buddy with eta > 0 runs without router probabilities"
+        )
         z = step.probabilities / step.probabilities.max(axis=1, keepdims=True)
         return q * (1 + self.eta * z[:, self._buddies[step.layer]])

@@ -41,4 +41,7 @@ class Cascade(Simple):
         np.minimum.at(unimportance, step.selected, shares.cumsum(axis=1) - shares)
         missing = residents.missing(step)
         below = {expert: LOW if unimportance[expert] <= self.low else LOWEST for expert in missing}
-        return Choice(step.selected, bits={e: bits for e, bits in below.items() if unimportance[e] > self.high})
+        return Choice(
+            step.selected,
+            bits={e: bits for e, bits in below.items() if unimportance[e] > self.high},
+        )

@@ -29,7 +29,9 @@ class Cold(Simple):
 
     def __post_init__(self) -> None:
         if not 0 <= self.swap < math.inf:
-            raise BadUsage(f"cold needs swap, the experts swapped in a layer and token, of at least 0, not {self.swap}")
+            raise BadUsage(
+                f"cold needs swap, the experts swapped in a layer and token, of at least 0, not {self.swap}"
+            )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._due = np.zeros(shape.num_layers)  # experts to swap in, by layer
@@ -41,7 +43,10 @@ class Cold(Simple):
         if step.prompts is not None:
             missing = missing.difference(step.selected[step.prompts].ravel().tolist())
             return Choice(step.selected, near=missing)
-        return Choice(step.selected, near=missing.difference(self._swapped(step, residents)) if self.swap else missing)
+        return Choice(
+            step.selected,
+            near=missing.difference(self._swapped(step, residents)) if self.swap else missing,
+        )
 
     def _swapped(self, step: Step, residents: Residents) -> list[int]:
         """Return the absent experts to fetch, and take them off what is due."""

@@ -36,7 +36,9 @@ class Drop(Simple):
         return frozenset() if self.tolerance == inf else frozenset({"sensitivity"})
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._sensitivity = np.ones(shape.num_layers) if artefacts.sensitivity is None else artefacts.sensitivity
+        self._sensitivity = (
+            np.ones(shape.num_layers) if artefacts.sensitivity is None else artefacts.sensitivity
+        )
         self.fallbacks = (_ALIKE,) if self.wants and artefacts.sensitivity is None else ()
 
     def choose(self, step: Step, residents: Residents) -> Choice:
@@ -46,4 +48,6 @@ class Drop(Simple):
             left_out = np.where(dropped, step.shares, 0.0)[:, ::-1].cumsum(axis=1)[:, ::-1]
             dropped &= self._sensitivity[step.layer] * left_out**2 <= self.tolerance
         selected = np.where(dropped, -1, step.selected)
-        return Choice(selected, weights=keep_sum(step.weights, selected) if self.renormalise else None)
+        return Choice(
+            selected, weights=keep_sum(step.weights, selected) if self.renormalise else None
+        )

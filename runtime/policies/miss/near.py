@@ -20,10 +20,16 @@ class NearMiss(Simple):
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio < float("inf"):
-            raise BadUsage(f"near needs a ratio of link to near bandwidth of at least 0, not {self.ratio}")
+            raise BadUsage(
+                f"near needs a ratio of link to near bandwidth of at least 0, not {self.ratio}"
+            )
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         missing = residents.missing(step)
-        fetched = fitting(missing, residents.num_free) if self.fill and any(residents.num_free) else ()
+        fetched = (
+            fitting(missing, residents.num_free) if self.fill and any(residents.num_free) else ()
+        )
         near = frozenset(missing).difference(fetched)
-        return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - len(fetched)))
+        return Choice(
+            step.selected, near=near, lent=max(0.0, len(near) * self.ratio - len(fetched))
+        )

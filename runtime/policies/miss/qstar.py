@@ -27,14 +27,20 @@ class QStar(Simple):
         if not self.tokens > 0:
             raise BadUsage(f"qstar needs tokens above 0, not {self.tokens}")
         if not 0 < self.ratio < float("inf"):
-            raise BadUsage(f"qstar needs a ratio of link to near bandwidth above 0, not {self.ratio}")
+            raise BadUsage(
+                f"qstar needs a ratio of link to near bandwidth above 0, not {self.ratio}"
+            )
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         missing = residents.missing(step)
         each = self._near_times(missing, step)
         fetched = self.num_fetched(each)
         near_time = float(each[fetched:].sum())
-        return Choice(step.selected, near=frozenset(missing[fetched:]), lent=max(0.0, near_time * self.ratio - fetched))
+        return Choice(
+            step.selected,
+            near=frozenset(missing[fetched:]),
+            lent=max(0.0, near_time * self.ratio - fetched),
+        )
 
     def num_fetched(self, each: np.ndarray) -> int:
         """Return f for misses that take so long each [m] in the near tier, in reads of an expert."""
@@ -45,5 +51,7 @@ class QStar(Simple):
     def _near_times(self, missing: list[int], step: Step) -> np.ndarray:
         if self.tokens == inf or len(step.selected) == 1:
             return np.ones(len(missing))
-        counts = np.bincount(step.selected[step.selected >= 0], minlength=max(missing, default=0) + 1)
+        counts = np.bincount(
+            step.selected[step.selected >= 0], minlength=max(missing, default=0) + 1
+        )
         return np.maximum(1.0, counts[missing] / self.tokens)

@@ -31,7 +31,9 @@ class ShadowMiss(Simple):
 
     def __post_init__(self) -> None:
         if self.margin < 1 or self.half_life <= 0:
-            raise BadUsage(f"shadow needs margin >= 1 and half_life > 0, not {self.margin} and {self.half_life}")
+            raise BadUsage(
+                f"shadow needs margin >= 1 and half_life > 0, not {self.margin} and {self.half_life}"
+            )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._loss = artefacts.replicas.loss[..., column_of(artefacts.replicas.widths[-1])]
@@ -43,7 +45,9 @@ class ShadowMiss(Simple):
         low = wanted[~residents.resident[wanted]]
         absent = low[residents.absent[low]]
         return Choice(
-            step.selected, low=frozenset(low.tolist()), behind=tuple(self._paying(absent, worth, residents).tolist())
+            step.selected,
+            low=frozenset(low.tolist()),
+            behind=tuple(self._paying(absent, worth, residents).tolist()),
         )
 
     def _worth(self, step: Step) -> np.ndarray:

@@ -10,10 +10,14 @@ from artifacts.shape import FULL_BITS
 from runtime.policies.base import Artefacts, Residents, Step
 from runtime.policies.step import fitting
 
-Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens [t], missing experts [t] -> [t, E], -inf: never
+Scores = Callable[
+    [np.ndarray, np.ndarray], np.ndarray
+]  # tokens [t], missing experts [t] -> [t, E], -inf: never
 
 
-def stand_in(selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray, scores: Scores) -> np.ndarray:
+def stand_in(
+    selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray, scores: Scores
+) -> np.ndarray:
     """Return `selected` [T, K] with the ranks marked in `replaceable` [T, K] served by the resident expert of largest
     score.
 
@@ -67,7 +71,9 @@ def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
             built = ", ".join(map(str, sorted(replicas.nbytes)))
             if replicas.base != FULL_BITS:
                 built = f"{', '.join(map(str, replicas.widths)) or 'none'} below a base of {replicas.base}"
-            raise Incompatible(f"{name} needs replicas of {bits} bits; there are {built}: build them or pick of these")
+            raise Incompatible(
+                f"{name} needs replicas of {bits} bits; there are {built}: build them or pick of these"
+            )
 
 
 def keep_sum(weights: np.ndarray, selected: np.ndarray) -> np.ndarray:
@@ -75,4 +81,6 @@ def keep_sum(weights: np.ndarray, selected: np.ndarray) -> np.ndarray:
     its sum."""
     kept = np.where(selected < 0, 0, weights)
     total = kept.sum(axis=1, keepdims=True)
-    return kept * np.divide(weights.sum(axis=1, keepdims=True), total, out=np.zeros_like(total), where=total > 0)
+    return kept * np.divide(
+        weights.sum(axis=1, keepdims=True), total, out=np.zeros_like(total), where=total > 0
+    )

@@ -18,4 +18,6 @@ class Zero(Simple):
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         selected = np.where(beyond_free(step, residents, fill=self.fill), -1, step.selected)
-        return Choice(selected, weights=keep_sum(step.weights, selected) if self.renormalise else None)
+        return Choice(
+            selected, weights=keep_sum(step.weights, selected) if self.renormalise else None
+        )

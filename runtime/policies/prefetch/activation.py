@@ -31,7 +31,9 @@ class ActivationPrefetch(Simple):
 
     def __post_init__(self) -> None:
         if self.distance < 1 or self.overfetch <= 0 or not 1 <= self.capacity <= _MOST:
-            raise BadUsage(f"activation needs distance >= 1, overfetch > 0 and a capacity of 1 to {_MOST:,}")
+            raise BadUsage(
+                f"activation needs distance >= 1, overfetch > 0 and a capacity of 1 to {_MOST:,}"
+            )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape

@@ -38,7 +38,10 @@ class Affinity(Simple):
         self._shape, self._width = shape, width(shape, self.overfetch)
         self._ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
         counts = (len(self._ahead), shape.num_layers, shape.num_experts)
-        self._used, self._pairs = np.zeros(counts), np.zeros((*counts, shape.num_experts), np.float32)  # n(f), n(f, e)
+        self._used, self._pairs = (
+            np.zeros(counts),
+            np.zeros((*counts, shape.num_experts), np.float32),
+        )  # n(f), n(f, e)
         self._uses = np.zeros((shape.num_layers, shape.num_experts))
         self._latest: list[Step | None] = [None] * shape.num_layers
 
@@ -47,7 +50,9 @@ class Affinity(Simple):
         shape = self._shape
         layers = (step.layer + self._ahead) % shape.num_layers
         uses = self._uses[layers]  # [D, E]
-        chance = self._chance(step, uses / np.maximum(uses.sum(axis=1, keepdims=True), 1) * shape.top_k)
+        chance = self._chance(
+            step, uses / np.maximum(uses.sum(axis=1, keepdims=True), 1) * shape.top_k
+        )
         top = np.argsort(-chance, axis=1, kind="stable")[:, : self._width]
         was_used = np.take_along_axis(uses, top, axis=1) > 0
         order = np.argsort(-np.take_along_axis(chance, top, axis=1)[was_used], kind="stable")
@@ -57,7 +62,9 @@ class Affinity(Simple):
         """Return [D, E] how probable each expert of the layers ahead is, from their `mean` [D, E]."""
         tokens = np.bincount(step.selected.ravel(), minlength=self._shape.num_experts)
         experts = np.flatnonzero(tokens)
-        weights = tokens[experts] / tokens.sum() / (self._used[:, step.layer, experts] + _PRIOR_TOKENS)  # [D, F]
+        weights = (
+            tokens[experts] / tokens.sum() / (self._used[:, step.layer, experts] + _PRIOR_TOKENS)
+        )  # [D, F]
         followed = (weights[:, None] @ self._pairs[:, step.layer, experts])[:, 0]
         return followed + _PRIOR_TOKENS * weights.sum(axis=1, keepdims=True) * mean
 
@@ -85,6 +92,9 @@ class Affinity(Simple):
         if step.requests is None or np.array_equal(latest.requests, step.requests):
             is_same = len(latest.selected) == len(step.selected)
             return (latest.selected, step.selected) if is_same else (none, none)
-        earlier, here = (each if each.prompts is None else each.part(~each.prompts, DECODE) for each in (latest, step))
+        earlier, here = (
+            each if each.prompts is None else each.part(~each.prompts, DECODE)
+            for each in (latest, step)
+        )
         _, first, second = np.intersect1d(earlier.requests, here.requests, return_indices=True)
         return earlier.selected[first], here.selected[second]

@@ -53,14 +53,24 @@ class Blend(Simple):
         self._kernels = blend_kernels
         self._shape, self._reach = shape, min(self.distance, shape.num_layers)
         self.matching = artefacts.matching if self.maps else None
-        self._guides = [Guide(self.matching, ahead) for ahead in range(1, self._reach + 1)] if self.maps else []
+        self._guides = (
+            [Guide(self.matching, ahead) for ahead in range(1, self._reach + 1)]
+            if self.maps
+            else []
+        )
         self._unheard = np.zeros((0, 0, shape.num_experts), np.float32)
         self._unmapped = np.zeros((0, shape.num_experts))
         num_known = 1 + 2 * (1 + self.learned) + len(_TOKENS) + self.maps
         state, views = self._first(num_known)
         self._gains, _, _, self._predicted, *_ = views
         self._num_tokens = 1  # that the gains are for
-        self._state = state, shape.num_layers, self._reach, num_known, shape.num_experts  # as the kernels take it
+        self._state = (
+            state,
+            shape.num_layers,
+            self._reach,
+            num_known,
+            shape.num_experts,
+        )  # as the kernels take it
 
     def _first(self, num_known: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return the block that `blend_kernels.visit` describes, before the first step, and views of its parts. There
@@ -118,7 +128,9 @@ class Blend(Simple):
 
     def _heard(self, said: np.ndarray | None) -> np.ndarray:
         """Return [T, D or more, E] the predictions of a source, as the kernel takes them."""
-        assert said is not None and said.shape[1] >= self._reach, "a policy that reads predictions runs without them"
+        assert said is not None and said.shape[1] >= self._reach, (
+            "a policy that reads predictions runs without them"
+        )
         return np.array(said, np.float32, order="C")
 
     def _mapped(self, step: Step) -> np.ndarray:
@@ -126,7 +138,9 @@ class Blend(Simple):
         log_odds = np.zeros((self._reach, self._shape.num_experts))
         for ahead, guide in enumerate(self._guides):
             if (said := guide.predict(step)) is not None:
-                log_odds[ahead] = _log_odds(said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST)
+                log_odds[ahead] = _log_odds(
+                    said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST
+                )
         return log_odds
 
 

@@ -32,7 +32,9 @@ def _solved(moments, products):
             total = moments[row, column]
             for other in range(column):
                 total -= lower[row, other] * lower[column, other]
-            lower[row, column] = math.sqrt(total) if row == column else total / lower[column, column]
+            lower[row, column] = (
+                math.sqrt(total) if row == column else total / lower[column, column]
+            )
     for row in range(size):
         total = products[row]
         for other in range(row):
@@ -77,11 +79,20 @@ def _state(block, num_layers, reach, num_kinds, num_experts):
     uses, start = block[start : start + often].reshape((num_layers, 3, num_experts)), start + often
     odds, start = block[start : start + often].reshape((num_layers, 3, num_experts)), start + often
     size, visits = num_layers * reach * num_experts, num_layers * reach
-    predicted, start = block[start : start + size].reshape((num_layers, reach, num_experts)), start + size
+    predicted, start = (
+        block[start : start + size].reshape((num_layers, reach, num_experts)),
+        start + size,
+    )
     size = visits * num_kinds
-    weights, start = block[start : start + size].reshape((num_layers, reach, num_kinds)), start + size
+    weights, start = (
+        block[start : start + size].reshape((num_layers, reach, num_kinds)),
+        start + size,
+    )
     size *= num_kinds
-    moments, start = block[start : start + size].reshape((num_layers, reach, num_kinds, num_kinds)), start + size
+    moments, start = (
+        block[start : start + size].reshape((num_layers, reach, num_kinds, num_kinds)),
+        start + size,
+    )
     known = block[start:].reshape((num_layers, reach, num_kinds, num_experts))
     return gains, uses, odds, predicted, weights, moments, known
 
@@ -100,7 +111,9 @@ def _visit(selected, layer, learns, gains, uses, odds, predicted, weights, momen
         for ahead in range(predicted.shape[1]):
             said = predicted[layer, ahead]
             if said[0] == said[0]:
-                _learn(is_used, known[layer, ahead], said, weights[layer, ahead], moments[layer, ahead])
+                _learn(
+                    is_used, known[layer, ahead], said, weights[layer, ahead], moments[layer, ahead]
+                )
                 for expert in range(num_experts):
                     said[expert] = np.nan
     for kind in range(len(gains)):
@@ -221,7 +234,9 @@ def likely(
     `routers` and `fitted` [T, D or more, E]: the predictions of each source, [0, 0, E] for a source that is not read;
     past the last layer only the tokens `last` count. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
     """
-    gains, uses, odds, predicted, weights, moments, known = _state(state, num_layers, reach, num_kinds, num_experts)
+    gains, uses, odds, predicted, weights, moments, known = _state(
+        state, num_layers, reach, num_kinds, num_experts
+    )
     _visit(selected, layer, learns, gains, uses, odds, predicted, weights, moments, known)
     token_odds, best = np.empty(num_experts, np.float32), np.empty(top_k + 1, np.float32)
     proposed, num_proposed = np.empty(reach * num_experts, np.int64), 0
@@ -242,5 +257,7 @@ def likely(
                 own[num_kinds - 1, expert] = mapped[ahead, expert]
         chances = predicted[target, ahead]
         _predict(weights[target, ahead], own, chances)
-        num_proposed = _propose(chances, far if ahead else floor, target * num_experts, num_proposed, proposed)
+        num_proposed = _propose(
+            chances, far if ahead else floor, target * num_experts, num_proposed, proposed
+        )
     return proposed[:num_proposed]

@@ -40,13 +40,17 @@ class Frequency(Simple):
     def propose(self, step: Step, now: Now) -> np.ndarray:
         self._activations.follow(step)
         self._activations.count(step)
-        self._lifetime[step.layer] += np.bincount(step.selected.ravel(), minlength=self._shape.num_experts)
+        self._lifetime[step.layer] += np.bincount(
+            step.selected.ravel(), minlength=self._shape.num_experts
+        )
         shape = self._shape
         ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
         layers = (step.layer + ahead) % shape.num_layers
         counts = self._activations.current[layers]  # [distance, E]
         top = np.lexsort((-self._lifetime[layers], -counts), axis=1)[:, : self._width]
-        share = np.take_along_axis(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), top, axis=1)
+        share = np.take_along_axis(
+            counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), top, axis=1
+        )
         priority = share * (1 - ahead[:, None] / (shape.num_layers + 1))
         keys = layers[:, None] * shape.num_experts + top
         was_used = np.take_along_axis(self._lifetime[layers], top, axis=1) > 0

@@ -8,7 +8,14 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, named, of_interest, width
+from runtime.policies.prefetch.ahead import (
+    first_keys,
+    keys_ahead,
+    keys_named,
+    named,
+    of_interest,
+    width,
+)
 
 
 @dataclass
@@ -32,7 +39,9 @@ class LearnedPrefetch(Simple):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         if self.distance > shape.num_layers:
-            raise BadUsage(f"learned looks at most {shape.num_layers} layers ahead, not {self.distance}")
+            raise BadUsage(
+                f"learned looks at most {shape.num_layers} layers ahead, not {self.distance}"
+            )
         self._shape = shape
         self._width = width(shape, self.overfetch)
         self._firsts = first_keys(shape, range(self.distance, self.distance + 1))

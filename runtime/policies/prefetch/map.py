@@ -74,7 +74,11 @@ class MapPrefetch(Simple):
     def _choose(self, match: Match, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the experts of a layer that some request is to need, by falling sum over all requests of the layer's
         probabilities, and these sums [E]."""
-        says, top_k, likeliest = match.probabilities[:, layer], self._shape.top_k, self._kernels.likeliest
+        says, top_k, likeliest = (
+            match.probabilities[:, layer],
+            self._shape.top_k,
+            self._kernels.likeliest,
+        )
         scores = match.scores.tolist() if self.threshold else [1.0] * len(says)
         if len(scores) == 1:
             return likeliest(says[0], scores[0], top_k), says[0]

@@ -8,7 +8,14 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, named, predicted_ahead, width
+from runtime.policies.prefetch.ahead import (
+    first_keys,
+    keys_ahead,
+    keys_named,
+    named,
+    predicted_ahead,
+    width,
+)
 
 
 @dataclass
@@ -39,9 +46,15 @@ class NextGate(Simple):
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         if len(step.selected) == 1:
-            said = predicted_ahead(step, self.distance, self._shape) if not self.through else step.predicted[0]
+            said = (
+                predicted_ahead(step, self.distance, self._shape)
+                if not self.through
+                else step.predicted[0]
+            )
             return keys_named(said[: len(self._distances)], self._width, self._firsts[step.layer])
         return np.concatenate([self._at(step, ahead) for ahead in self._distances])
 
     def _at(self, step: Step, ahead: int) -> np.ndarray:
-        return keys_ahead(step, ahead, self._shape, named(predicted_ahead(step, ahead, self._shape), self._width))
+        return keys_ahead(
+            step, ahead, self._shape, named(predicted_ahead(step, ahead, self._shape), self._width)
+        )

@@ -29,7 +29,9 @@ class Popular(Simple):
         self._uses = np.zeros((shape.num_layers, shape.num_experts), np.int64)
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        self._uses[step.layer] += np.bincount(step.selected.ravel(), minlength=self._shape.num_experts)
+        self._uses[step.layer] += np.bincount(
+            step.selected.ravel(), minlength=self._shape.num_experts
+        )
         ahead = self._uses[(step.layer + self.distance) % self._shape.num_layers]
         most = np.argsort(-ahead, kind="stable")[: self._shape.top_k]
         return keys_ahead(step, self.distance, self._shape, most[ahead[most] > 0])

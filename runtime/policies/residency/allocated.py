@@ -8,7 +8,9 @@ from artifacts.shape import Shape
 from artifacts.splits.slots_by_layer import fewest_loads
 from runtime.policies.base import Artefacts, SimpleResidency
 
-_NO_CURVES = "no curves are stored: every layer has the same number of slots; `moectl split` measures them"
+_NO_CURVES = (
+    "no curves are stored: every layer has the same number of slots; `moectl split` measures them"
+)
 
 
 @dataclass

@@ -60,7 +60,9 @@ class Hot(SimpleResidency):
         if self.scores not in (SHARES, ROUTER):
             raise BadUsage(f"hot: scores is {SHARES} or {ROUTER}, not {self.scores!r}")
         if self.bits == EVEN and self.avg_bits != int(self.avg_bits):
-            raise BadUsage(f"hot: bits={EVEN} needs avg_bits to be a whole number, not {self.avg_bits:g}")
+            raise BadUsage(
+                f"hot: bits={EVEN} needs avg_bits to be a whole number, not {self.avg_bits:g}"
+            )
 
     @property
     def requires(self) -> frozenset[str]:
@@ -118,11 +120,15 @@ class Hot(SimpleResidency):
     def _begins_to_decode(self, step: Step) -> bool:
         """Whether a request that was waiting is decoded; if so none waits any more, and what has ended is forgotten."""
         layer = step.layer
-        decoded = set(_requests(step if step.prompts is None else step.part(~step.prompts, DECODE)).tolist())
+        decoded = set(
+            _requests(step if step.prompts is None else step.part(~step.prompts, DECODE)).tolist()
+        )
         waiting, prompts = self._waiting[layer], self._prompts[layer]
         if waiting.isdisjoint(decoded):
             return False
-        self._prompts[layer] = {name: prompts[name] for name in prompts if name in waiting or name in decoded}
+        self._prompts[layer] = {
+            name: prompts[name] for name in prompts if name in waiting or name in decoded
+        }
         self._waiting[layer], self._decoded[layer] = set(), decoded
         return True
 

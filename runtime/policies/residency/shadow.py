@@ -9,7 +9,14 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.quantisation.bit_allocation import greedy_columns, prefix_split
 from artifacts.quantisation.replicas import Replicas, resident_nbytes
-from artifacts.quantisation.widths import MADE_WIDTHS, NOTHING, USUAL_WIDTHS, Width, as_width, columns_of
+from artifacts.quantisation.widths import (
+    MADE_WIDTHS,
+    NOTHING,
+    USUAL_WIDTHS,
+    Width,
+    as_width,
+    columns_of,
+)
 from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
 from runtime.policies.miss.shared import check_replicas
@@ -65,7 +72,9 @@ class ShadowResidency(SimpleResidency):
             )
         bits = self._widths[self._columns(budget_nbytes)]
         left = budget_nbytes - resident_nbytes(self._replicas.nbytes, bits.tolist())
-        num_slots = min(left // self._replicas.nbytes[FULL_BITS], self._shape.num_keys) if self.slots else 0
+        num_slots = (
+            min(left // self._replicas.nbytes[FULL_BITS], self._shape.num_keys) if self.slots else 0
+        )
         return FastTier(num_slots if num_slots >= self._shape.num_layers else 0, bits)
 
     def _columns(self, budget_nbytes: int) -> np.ndarray:
@@ -79,18 +88,26 @@ class ShadowResidency(SimpleResidency):
             return np.full(num_keys, np.flatnonzero(self._nbytes * num_keys <= budget_nbytes)[-1])
         lost = self._replicas.lost.reshape(num_keys, -1)[:, columns_of(self._widths)]
         chosen = greedy_columns(lost, self._nbytes, budget_nbytes)
-        return chosen if self.bits != "random" else np.random.default_rng(self.seed).permutation(chosen)
+        return (
+            chosen
+            if self.bits != "random"
+            else np.random.default_rng(self.seed).permutation(chosen)
+        )
 
     def _prefix(self, budget_nbytes: int) -> np.ndarray:
         """Return the prefix split at the largest average that fits, in steps of one bit of one expert a layer."""
         num_experts = self._shape.num_experts
         steps = range((USUAL_WIDTHS[-1] - 1) * num_experts + 1)
-        fitting = bisect_right(steps, budget_nbytes, key=lambda step: int(self._nbytes[self._split(step)].sum()))
+        fitting = bisect_right(
+            steps, budget_nbytes, key=lambda step: int(self._nbytes[self._split(step)].sum())
+        )
         return self._split(steps[fitting - 1])
 
     def _split(self, num_extra: int) -> np.ndarray:
         """Return [L * E] columns for layers with `num_extra` bits beyond the first of each expert."""
-        return np.searchsorted(self._widths, prefix_bits(self._replicas, 1 + num_extra / self._shape.num_experts))
+        return np.searchsorted(
+            self._widths, prefix_bits(self._replicas, 1 + num_extra / self._shape.num_experts)
+        )
 
 
 def prefix_bits(replicas: Replicas, avg_bits: float) -> np.ndarray:

@@ -77,19 +77,27 @@ class SplitResidency(SimpleResidency):
         tops, bottom = sizes[:, 0], int(sizes[:, 1].max())
         left = budget_nbytes - self._reserved(budget_nbytes, bottom)
         if solved is None:
-            num_tops = self.capacities(min(max(left // tops[0], shape.num_layers), shape.num_keys), shape)
+            num_tops = self.capacities(
+                min(max(left // tops[0], shape.num_layers), shape.num_keys), shape
+            )
         else:
-            cached = np.clip(np.rint(solved.budgets / solved.theta).astype(np.int64), 1, shape.num_experts)
+            cached = np.clip(
+                np.rint(solved.budgets / solved.theta).astype(np.int64), 1, shape.num_experts
+            )
             num_tops = self._fitted(cached, tops, left)
         rest = budget_nbytes - int((num_tops * tops).sum())
         num_bottoms = min(rest // bottom, shape.num_keys) if bottom else 0
-        return FastTier(int(num_tops.sum()) + num_bottoms, split=Split(neurons, num_tops, num_bottoms, solved))
+        return FastTier(
+            int(num_tops.sum()) + num_bottoms, split=Split(neurons, num_tops, num_bottoms, solved)
+        )
 
     def _chosen(self, budget_nbytes: int) -> SolvedSplit | None:
         """Return the split to follow; None: all layers are cut at `theta`."""
         if self.theta is not None and not self.prefer_solved:
             return None
-        solved = next((split for split in self._splits if split.budget_nbytes == budget_nbytes), None)
+        solved = next(
+            (split for split in self._splits if split.budget_nbytes == budget_nbytes), None
+        )
         if solved is None and self.theta is not None:
             self.fallbacks = (
                 f"no split was solved for this budget on this machine: experts are cut at theta={self.theta:g}; "

@@ -30,7 +30,9 @@ class CacheAware(Simple):
 
     def __post_init__(self) -> None:
         if self.strength < 0 or self.keep < 0:
-            raise BadUsage(f"cache_aware needs strength >= 0 and keep >= 0, not {self.strength} and {self.keep}")
+            raise BadUsage(
+                f"cache_aware needs strength >= 0 and keep >= 0, not {self.strength} and {self.keep}"
+            )
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._num_tokens = np.zeros(shape.num_layers)
@@ -44,7 +46,9 @@ class CacheAware(Simple):
         biased = z + self.strength * self._spread[step.layer] * resident
         biased[_rows(step), step.selected[:, : self.keep]] = np.inf
         selected = _strongest(biased, step)
-        changed = (np.sort(selected, axis=1) != np.sort(step.selected, axis=1)).any(axis=1, keepdims=True)
+        changed = (np.sort(selected, axis=1) != np.sort(step.selected, axis=1)).any(
+            axis=1, keepdims=True
+        )
         if not changed.any():
             return step
         weights = np.where(changed, self._weigh(step, selected), step.weights)

@@ -41,5 +41,8 @@ class PreGated(Simple):
         others = np.minimum(shares, step.weights.min(axis=1, keepdims=True))
         weights = np.where(is_own, (is_same * step.weights[:, None, :]).sum(axis=2), others)
         order = np.argsort(-weights, axis=1, kind="stable")
-        ranked = (np.take_along_axis(values, order, axis=1) for values in (selected, weights.astype(np.float32)))
+        ranked = (
+            np.take_along_axis(values, order, axis=1)
+            for values in (selected, weights.astype(np.float32))
+        )
         return replace(step, **dict(zip(("selected", "weights"), ranked, strict=True)))

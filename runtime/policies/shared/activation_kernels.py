@@ -58,8 +58,12 @@ def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, k
         target, num_held = (layer + 1 + ahead) % num_layers, 0
         total = _total(counts[target])
         for expert in range(num_experts):
-            share[expert] = matched[target, expert] if is_matched else counts[target, expert] / total
-            if share[expert] <= 0 or (num_held == width and share[expert] <= share[best[width - 1]]):
+            share[expert] = (
+                matched[target, expert] if is_matched else counts[target, expert] / total
+            )
+            if share[expert] <= 0 or (
+                num_held == width and share[expert] <= share[best[width - 1]]
+            ):
                 continue
             at = min(num_held, width - 1)
             while at > 0 and share[best[at - 1]] < share[expert]:

@@ -27,7 +27,9 @@ class Activations:
         self._held: dict[int, np.ndarray] = {}  # by request, in the order in which they began
         self._over: set[int] = set()  # those held that `follow` has returned
         self._of_pass: tuple[int, ...] = ()
-        self._places: np.ndarray | None = None  # [T] of each token's request in `_of_pass`, if that has several
+        self._places: np.ndarray | None = (
+            None  # [T] of each token's request in `_of_pass`, if that has several
+        )
         self._pass_index, self._num_prompts = -1, 0
 
     def follow(self, step: Step) -> list[np.ndarray] | None:
@@ -40,7 +42,11 @@ class Activations:
         if names == self._of_pass:
             return None
         self._of_pass, is_new = names, any(name not in self._held for name in names)
-        over = [name for name in self._held if name not in names and name not in self._over] if is_new else []
+        over = (
+            [name for name in self._held if name not in names and name not in self._over]
+            if is_new
+            else []
+        )
         self._over.update(over)
         ended = [self._held[name] for name in over]
         of_pass = [self._held.setdefault(name, np.zeros_like(self.current)) for name in names]
@@ -57,7 +63,9 @@ class Activations:
     def weigh(self, step: Step, early: float, worth: np.ndarray) -> None:
         """Count the step's tokens, and set `worth` [E], the eviction priority of the layer's experts: `(share +
         epsilon) * early`."""
-        self.kernels.weigh(np.array(step.selected, np.int64), self.current[step.layer], EPSILON, early, worth)
+        self.kernels.weigh(
+            np.array(step.selected, np.int64), self.current[step.layer], EPSILON, early, worth
+        )
         self._count_each(step)
 
     def _requests(self, step: Step) -> tuple[tuple[int, ...], np.ndarray | None]:
@@ -84,8 +92,13 @@ class Activations:
         if self._places is None:
             return
         kept = step.selected >= 0
-        num_experts, places = self.current.shape[1], np.broadcast_to(self._places[:, None], kept.shape)[kept]
-        counts = np.bincount(places * num_experts + step.selected[kept], minlength=len(self._of_pass) * num_experts)
+        num_experts, places = (
+            self.current.shape[1],
+            np.broadcast_to(self._places[:, None], kept.shape)[kept],
+        )
+        counts = np.bincount(
+            places * num_experts + step.selected[kept], minlength=len(self._of_pass) * num_experts
+        )
         for name, of_request in zip(self._of_pass, counts.reshape(-1, num_experts), strict=True):
             self._held[name][step.layer] += of_request
 
@@ -100,7 +113,9 @@ class Collection:
 
     def __init__(self, capacity: int, shape: Shape) -> None:
         if capacity < 1:
-            raise BadUsage(f"a collection of activation matrices needs a capacity of at least 1, not {capacity}")
+            raise BadUsage(
+                f"a collection of activation matrices needs a capacity of at least 1, not {capacity}"
+            )
         self._capacity = capacity
         size = (capacity + 1, shape.num_layers, shape.num_experts)
         self._shares, self._unit = np.zeros(size), np.zeros(size)
@@ -131,7 +146,9 @@ class Collection:
         """Note the tokens [E] by expert of the followed request in one layer."""
         if self._size:
             used, held = counts.astype(np.float64), slice(self._size)
-            self._followed[held, layer] = self._unit[held, layer] @ (used / max(np.sqrt(used @ used), 1))
+            self._followed[held, layer] = self._unit[held, layer] @ (
+                used / max(np.sqrt(used @ used), 1)
+            )
 
     def nearest(self) -> np.ndarray:
         """Return the shares [L, E] of the request most similar to the followed one, ties by the earlier; there must be
@@ -149,14 +166,19 @@ class Collection:
 
     def _join(self) -> None:
         newer, older = np.unravel_index(self._alike.argmax(), self._alike.shape)
-        stays, goes = (older, newer) if self._stands_for[older] >= self._stands_for[newer] else (newer, older)
+        stays, goes = (
+            (older, newer) if self._stands_for[older] >= self._stands_for[newer] else (newer, older)
+        )
         self._stands_for[stays] += self._stands_for[goes]
         last = self._size - 1
         if goes != last:  # the last row takes its place
             similar = np.maximum(self._alike[last], self._alike[:, last])
             self._shares[goes], self._unit[goes] = self._shares[last], self._unit[last]
             self._stands_for[goes] = self._stands_for[last]
-            self._alike[goes, :goes], self._alike[goes + 1 :, goes] = similar[:goes], similar[goes + 1 :]
+            self._alike[goes, :goes], self._alike[goes + 1 :, goes] = (
+                similar[:goes],
+                similar[goes + 1 :],
+            )
         self._alike[last], self._alike[:, last] = -np.inf, -np.inf
         self._size = last
 

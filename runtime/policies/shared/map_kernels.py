@@ -8,7 +8,9 @@ import numpy as np
 from artifacts.common.numba_loops import kernel
 
 
-@kernel("void(float32[:, ::1], int64, int64, float64, float64, float64[::1], float64[::1])", exact=True)
+@kernel(
+    "void(float32[:, ::1], int64, int64, float64, float64, float64[::1], float64[::1])", exact=True
+)
 def weigh(said, first, stop, scale, least, uses, worth):
     """Set `worth` [N] to `uses` [N], and from key `first` on, up to `stop`, to them times `scale` times the mean over
     the requests of the matched maps' probabilities `said` [R, N], or times `least` where that is more."""

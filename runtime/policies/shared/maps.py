@@ -154,7 +154,9 @@ class Matching:
     def _learned(self) -> LearnedMaps:
         self._learn()
         origins = np.array(list(self._origins.values()), np.int64).reshape(-1, 2)
-        return LearnedMaps(self._maps, np.array(list(self._origins), np.int64), origins, self._num_iterations)
+        return LearnedMaps(
+            self._maps, np.array(list(self._origins), np.int64), origins, self._num_iterations
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,10 +54,14 @@ def installed(tmp_path: Path) -> Path:
 
 
 def printed(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    cleared = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "XDG_"))}
+    cleared = {
+        name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "XDG_"))
+    }
     variables = cleared | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT)} | environment
     code = f"from numpy import ones; from mine import loops; print({code})"
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True
+    )
 
 
 def halved(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -80,7 +84,9 @@ def test_compiled_once_and_kept(tmp_path: Path) -> None:
 
 def test_each_signature_and_each_kernel_is_compiled_when_it_is_first_called(tmp_path: Path) -> None:
     folder = installed(tmp_path)
-    calls = "loops.halved(0, ones(3)), loops.halved(1, ones(4, 'float32')), loops.halved(0, ones(5)), "
+    calls = (
+        "loops.halved(0, ones(3)), loops.halved(1, ones(4, 'float32')), loops.halved(0, ones(5)), "
+    )
     assert printed(folder, calls + "loops.by_another(ones(1))").stdout == "1.5 3.0 2.5 0.5\n"
     first = kept(folder)
     names = sorted(name.partition("-")[0] for name in first)
@@ -88,15 +94,23 @@ def test_each_signature_and_each_kernel_is_compiled_when_it_is_first_called(tmp_
     for path in folder.rglob("loops.half_of-*"):  # which another kernel calls by its name alone
         path.unlink()
     assert printed(folder, "loops.by_another(ones(1))").stdout == "0.5\n"
-    assert {name for name in first if kept(folder)[name] != first[name]} == {n for n in first if ".half_of-" in n}
+    assert {name for name in first if kept(folder)[name] != first[name]} == {
+        n for n in first if ".half_of-" in n
+    }
 
 
 def test_a_kernel_calls_the_code_for_the_types_that_it_has(tmp_path: Path) -> None:
     folder = installed(tmp_path)
     assert printed(folder, "loops.by_the_fitting(ones(3, 'float32'))").stdout == "1.5\n"
     first = kept(folder)
-    assert sorted(name.partition("-")[0] for name in first) == ["loops.by_the_fitting", "loops.halved"]
-    assert printed(folder, "loops.by_the_fitting(ones(3)), loops.by_the_fitting(ones(4, 'f4'))").stdout == "1.5 2.0\n"
+    assert sorted(name.partition("-")[0] for name in first) == [
+        "loops.by_the_fitting",
+        "loops.halved",
+    ]
+    assert (
+        printed(folder, "loops.by_the_fitting(ones(3)), loops.by_the_fitting(ones(4, 'f4'))").stdout
+        == "1.5 2.0\n"
+    )
     assert len(kept(folder)) == 4 and first.items() <= kept(folder).items()
 
 

@@ -34,7 +34,9 @@ def test_what_may_not_be_looked_at_is_said(denied: Path) -> None:
             ask(path)
 
 
-def test_a_file_that_may_not_be_opened_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_opened_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "config.json"
     path.write_text("{}")
     assert readable(path) and read_json(path) == {}

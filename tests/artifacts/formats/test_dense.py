@@ -25,5 +25,7 @@ def test_other_widths_are_refused() -> None:
     for bits in (None, 8, 4):
         check_dense(bits)
     for bits in (0, 3, 16):
-        with pytest.raises(BadUsage, match=f"--dense {bits} is no width: give 8 or 4, or leave it out"):
+        with pytest.raises(
+            BadUsage, match=f"--dense {bits} is no width: give 8 or 4, or leave it out"
+        ):
             check_dense(bits)

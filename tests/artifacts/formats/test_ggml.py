@@ -24,7 +24,9 @@ def bits(matrix: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", GGML)
 def test_numbers_are_those_of_the_package(name: str) -> None:
     stored = drawn(name)
-    theirs = torch.from_numpy(gguf.quants.dequantize(stored.numpy(), gguf.GGMLQuantizationType[name]))
+    theirs = torch.from_numpy(
+        gguf.quants.dequantize(stored.numpy(), gguf.GGMLQuantizationType[name])
+    )
     form, tensors = GGML[name], {"blocks": stored}
     assert len(theirs.unique()) > form.num_weights / 4
     assert torch.equal(bits(form.dequantise(tensors)), bits(theirs))
@@ -36,7 +38,10 @@ def test_numbers_are_those_of_the_package(name: str) -> None:
 def test_blocks_have_the_sizes_of_the_package(name: str) -> None:
     form = GGML[name]
     assert (form.num_weights, form.nbytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
-    assert form.shape({"blocks": Stored(torch.uint8, (7, 2 * form.nbytes))}) == (7, 2 * form.num_weights)
+    assert form.shape({"blocks": Stored(torch.uint8, (7, 2 * form.nbytes))}) == (
+        7,
+        2 * form.num_weights,
+    )
     for row_nbytes in (0, form.nbytes - 1):
         with pytest.raises(Unfit, match=f"rows of {row_nbytes} bytes"):
             form.shape({"blocks": Stored(torch.uint8, (7, row_nbytes))})

@@ -34,7 +34,9 @@ def drawn(method: str, seed: int = 0) -> dict[str, torch.Tensor]:
 def code(words: torch.Tensor, index: int, bits: int) -> int:
     """Code number `index` of a little-endian stream of 32-bit words, bit by bit."""
     stream = range(index * bits, (index + 1) * bits)
-    return sum((int(words[bit // 32]) >> (bit % 32) & 1) << place for place, bit in enumerate(stream))
+    return sum(
+        (int(words[bit // 32]) >> (bit % 32) & 1) << place for place, bit in enumerate(stream)
+    )
 
 
 def float4(code: int) -> float:
@@ -44,11 +46,15 @@ def float4(code: int) -> float:
 def float8(byte: int) -> float:
     """An e4m3 number from its bits."""
     sign, exponent, mantissa = -1 if byte & 0x80 else 1, byte >> 3 & 15, byte & 7
-    return sign * (math.ldexp(8 + mantissa, exponent - 10) if exponent else math.ldexp(mantissa, -9))
+    return sign * (
+        math.ldexp(8 + mantissa, exponent - 10) if exponent else math.ldexp(mantissa, -9)
+    )
 
 
 def at_fp8(tensors: dict[str, torch.Tensor], o: int, k: int) -> float:
-    return float8(int(tensors["weight"].view(torch.uint8)[o, k])) * float(tensors["scale"][o // 16, k // 16])
+    return float8(int(tensors["weight"].view(torch.uint8)[o, k])) * float(
+        tensors["scale"][o // 16, k // 16]
+    )
 
 
 def at_mxfp4(tensors: dict[str, torch.Tensor], o: int, k: int) -> float:
@@ -94,16 +100,24 @@ def test_numbers_are_those_of_the_published_formula(method: str) -> None:
     assert matrix.shape == (ROWS, COLUMNS)
     for o in range(0, ROWS, 5):
         for k in range(0, COLUMNS, 7):
-            assert float(matrix[o, k]) == pytest.approx(FORMULAS[method](tensors, o, k), rel=1e-6), (o, k)
+            assert float(matrix[o, k]) == pytest.approx(
+                FORMULAS[method](tensors, o, k), rel=1e-6
+            ), (o, k)
 
 
 VARIANTS = {
-    **{method: (format_of(method), lambda method=method: drawn(method, seed=1)) for method in MAKERS},
+    **{
+        method: (format_of(method), lambda method=method: drawn(method, seed=1))
+        for method in MAKERS
+    },
     "fp8 of blocks that are cut off": (
         Scaled(block=(40, 50)),
         lambda: drawn("fp8") | {"scale": torch.rand(2, 2)},
     ),
-    "fp8 with a scale for each row": (Scaled(), lambda: drawn("fp8") | {"scale": torch.rand(ROWS, 1)}),
+    "fp8 with a scale for each row": (
+        Scaled(),
+        lambda: drawn("fp8") | {"scale": torch.rand(ROWS, 1)},
+    ),
     "fp8 with one scale": (Scaled(), lambda: drawn("fp8") | {"scale": torch.tensor(0.3)}),
     "fp8 with the scales of blocks as modelopt shapes them": (
         Scaled(block=(40, 50)),
@@ -158,8 +172,12 @@ def test_tiles_of_rows_are_those_of_the_formula(method: str, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("shape", [(64, 160), (13, 21)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_a_matrix_is_turned_into_columns_of_another(shape: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
+)
+def test_a_matrix_is_turned_into_columns_of_another(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     matrix, out = torch.randn(shape, dtype=dtype), torch.zeros(shape[1], 3 * shape[0], dtype=dtype)
     turn(matrix, out[:, shape[0] : 2 * shape[0]])
     before, own, behind = out.chunk(3, dim=1)
@@ -175,7 +193,9 @@ def test_gptq_reads_what_moectl_exports(bits: int) -> None:
     quantised = Quantized(bits, 32, codes, torch.rand(ROWS, COLUMNS // 32).half(), zeros)
     tensors = gptq_tensors(quantised.packed())
     assert torch.equal(Gptq(bits=bits, zero_offset=0).dequantise(tensors), quantised.dequantised())
-    assert torch.equal(numbers(Gptq(bits=bits, zero_offset=0), tensors, torch.float32), quantised.dequantised())
+    assert torch.equal(
+        numbers(Gptq(bits=bits, zero_offset=0), tensors, torch.float32), quantised.dequantised()
+    )
 
 
 FAULTS = [
@@ -193,9 +213,24 @@ FAULTS = [
     ("nvfp4", "global", lambda tensor: tensor.fill_(-1), "a scale of the matrix of -1"),
     ("nvfp4", "global", lambda tensor: tensor.fill_(1e38), "a scale for weights of up to"),
     ("compressed-tensors", "scale", lambda tensor: tensor[3].fill_(torch.nan), "NaN or infinity"),
-    ("compressed-tensors", "scale", lambda tensor: tensor[3].fill_(1e38), "a scale for weights of up to"),
-    ("compressed-tensors", "size", lambda tensor: tensor.copy_(torch.tensor([ROWS, -COLUMNS])), "a matrix [64, 96] wh"),
-    ("compressed-tensors", "size", lambda tensor: tensor.fill_(2**62), "a matrix [64, 96] whose weight_shape says [46"),
+    (
+        "compressed-tensors",
+        "scale",
+        lambda tensor: tensor[3].fill_(1e38),
+        "a scale for weights of up to",
+    ),
+    (
+        "compressed-tensors",
+        "size",
+        lambda tensor: tensor.copy_(torch.tensor([ROWS, -COLUMNS])),
+        "a matrix [64, 96] wh",
+    ),
+    (
+        "compressed-tensors",
+        "size",
+        lambda tensor: tensor.fill_(2**62),
+        "a matrix [64, 96] whose weight_shape says [46",
+    ),
     ("gptq", "scales", lambda tensor: tensor[1].fill_(torch.inf), "NaN or infinity"),
     ("gptq", "scales", lambda tensor: tensor[1].fill_(65504), "a scale for weights of up to 1e+06"),
     ("gptq", "scales", lambda tensor: tensor.fill_(0), "scales that are all 0"),
@@ -205,7 +240,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("method", "role", "spoil", "fault"), FAULTS)
-def test_numbers_that_no_model_has_are_seen(method: str, role: str, spoil: Callable, fault: str) -> None:
+def test_numbers_that_no_model_has_are_seen(
+    method: str, role: str, spoil: Callable, fault: str
+) -> None:
     form, tensors = format_of(method), drawn(method)
     assert form.fault(tensors) is None
     spoil(tensors[role])
@@ -243,7 +280,9 @@ def test_zero_points_of_symmetric_gptq_are_in_the_middle_by_either_version(bits:
 
 def test_zero_points_that_a_config_denies_are_seen() -> None:
     awq, tensors = Awq(is_symmetric=True), drawn("awq")
-    assert awq.fault(tensors).startswith("zero-points other than 8, and config.json says zero_point false")
+    assert awq.fault(tensors).startswith(
+        "zero-points other than 8, and config.json says zero_point false"
+    )
     tensors["qzeros"].fill_(word(8, 4))
     assert awq.fault(tensors) is None
     form, tensors = PackedIntegers(is_symmetric=True), drawn("compressed-tensors")
@@ -253,7 +292,11 @@ def test_zero_points_that_a_config_denies_are_seen() -> None:
     assert form.fault(tensors).startswith("zero-points, and config.json says that it is symmetric")
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu], ids=str
+)
 def test_every_code_of_eight_bits_is_sound_where_it_is_finite(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
-    assert [are_sound([codes[[0, 129, code]]]) for code in range(256)] == codes.float().isfinite().tolist()
+    assert [
+        are_sound([codes[[0, 129, code]]]) for code in range(256)
+    ] == codes.float().isfinite().tolist()

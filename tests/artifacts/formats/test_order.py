@@ -9,13 +9,24 @@ from hypothesis import strategies as st
 from artifacts.formats.base import Format, Stored, Unfit
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.numbers import numbers
-from artifacts.formats.order import INDEX, INPUT_BITS, ORDER, arrange, index_of, placed, require_index
+from artifacts.formats.order import (
+    INDEX,
+    INPUT_BITS,
+    ORDER,
+    arrange,
+    index_of,
+    placed,
+    require_index,
+)
 from artifacts.formats.packed_integers import PackedIntegers
 from tests.helpers.published import gptq, packed
 
 FORMATS = {
     **{f"gptq of {bits} bits": (Gptq(bits=bits), gptq, bits) for bits in (2, 3, 4, 8)},
-    **{f"packed integers of {bits} bits": (PackedIntegers(bits=bits), packed, bits) for bits in (4, 8)},
+    **{
+        f"packed integers of {bits} bits": (PackedIntegers(bits=bits), packed, bits)
+        for bits in (4, 8)
+    },
 }
 GROUP = 32
 INPUT = (1 << INPUT_BITS) - 1
@@ -76,8 +87,12 @@ def test_groups_that_follow_each_other_stay(name: str) -> None:
     assert all(torch.equal(moved[role], tensor) for role, tensor in stored.items() if role != INDEX)
 
 
-@pytest.mark.parametrize(("name", "number"), [("gptq of 4 bits", 0), ("packed integers of 4 bits", -1)])
-def test_an_index_that_says_nothing_stands_for_groups_that_follow_each_other(name: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "number"), [("gptq of 4 bits", 0), ("packed integers of 4 bits", -1)]
+)
+def test_an_index_that_says_nothing_stands_for_groups_that_follow_each_other(
+    name: str, number: int
+) -> None:
     form, stored = made(name, 64, np.full(96, number))
     moved = in_slot(stored)
     assert form.fault(stored) is None and arrange(moved, form.lacking) and form.fault(moved) is None
@@ -117,6 +132,10 @@ def test_a_number_of_no_group_is_seen(name: str, number: int) -> None:
 def test_an_index_of_other_inputs_or_of_too_many_is_refused() -> None:
     with pytest.raises(Unfit, match="g_idx is not of 64 inputs"):
         require_index({INDEX: Stored(torch.int32, (63,))}, 64, 2)
-    with pytest.raises(Unfit, match="2 groups of 1048577 inputs in any order, more than moectl reads"):
-        require_index({INDEX: Stored(torch.int32, ((1 << INPUT_BITS) + 1,))}, (1 << INPUT_BITS) + 1, 2)
+    with pytest.raises(
+        Unfit, match="2 groups of 1048577 inputs in any order, more than moectl reads"
+    ):
+        require_index(
+            {INDEX: Stored(torch.int32, ((1 << INPUT_BITS) + 1,))}, (1 << INPUT_BITS) + 1, 2
+        )
     assert not require_index({}, 64, 2)

@@ -29,7 +29,10 @@ def test_bytes_of_a_matrix_are_those_of_its_tensors(method: str) -> None:
 def test_a_quantisation_is_found_at_any_depth_and_under_its_old_name() -> None:
     assert quantisation_of({"model_type": "olmoe", "text_config": {"hidden_size": 4}}) is None
     fp8 = CONFIGS["fp8"]
-    for config in ({"text_config": {"quantization_config": fp8}}, {"quantization_config": fp8, "vision": {"a": 1}}):
+    for config in (
+        {"text_config": {"quantization_config": fp8}},
+        {"quantization_config": fp8, "vision": {"a": 1}},
+    ):
         assert quantisation_of(config).method == "fp8"
     old = {key: value for key, value in COMPRESSED.items() if key != "quant_method"}
     assert quantisation_of({"compression_config": old}).method == "compressed-tensors"
@@ -38,14 +41,19 @@ def test_a_quantisation_is_found_at_any_depth_and_under_its_old_name() -> None:
 
 
 def test_parts_may_repeat_a_quantisation_and_not_contradict_it() -> None:
-    twice = {"quantization_config": CONFIGS["fp8"], "text_config": {"quantization_config": dict(CONFIGS["fp8"])}}
+    twice = {
+        "quantization_config": CONFIGS["fp8"],
+        "text_config": {"quantization_config": dict(CONFIGS["fp8"])},
+    }
     assert quantisation_of(twice).method == "fp8"
     with pytest.raises(BadInput, match="quantises its parts in different ways"):
         quantisation_of(twice | {"vision_config": {"quantization_config": CONFIGS["awq"]}})
 
 
 def of_bits(bits: object) -> dict:
-    return COMPRESSED | {"config_groups": {"group_0": PACKED | {"weights": PACKED["weights"] | {"num_bits": bits}}}}
+    return COMPRESSED | {
+        "config_groups": {"group_0": PACKED | {"weights": PACKED["weights"] | {"num_bits": bits}}}
+    }
 
 
 def asymmetric() -> dict:
@@ -63,22 +71,43 @@ def asymmetric() -> dict:
         (of_bits(3), "num_bits is 3: moectl reads 4, 8"),
         (COMPRESSED | {"config_groups": {"group_0": None}}, "num_bits is null: moectl reads 4, 8"),
         (COMPRESSED | {"format": None}, "in the format 'None': moectl reads pack-quantized"),
-        (CONFIGS["fp8"] | {"weight_block_size": [128]}, "weight_block_size is [128], which is no size"),
+        (
+            CONFIGS["fp8"] | {"weight_block_size": [128]},
+            "weight_block_size is [128], which is no size",
+        ),
         (CONFIGS["fp8"] | {"expert_dtype": "fp4"}, "experts of fp4 beside FP8"),
-        (CONFIGS["fp8"] | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert in the quantisation"),
+        (
+            CONFIGS["fp8"] | {"modules_to_not_convert": "lm_head"},
+            "modules_to_not_convert in the quantisation",
+        ),
         (CONFIGS["awq"] | {"group_size": -2}, "group_size is -2, which is no size of a group"),
         (CONFIGS["gptq"] | {"dynamic": {"+:.*": {"bits": 5}}}, "bits is 5"),
         (CONFIGS["gptq"] | {"dynamic": ["lm_head"]}, "`dynamic` that is no object"),
         *(
-            (CONFIGS["nvfp4"] | {"quant_algo": name}, f"quant_algo '{name}': moectl reads NVFP4, FP8")
+            (
+                CONFIGS["nvfp4"] | {"quant_algo": name},
+                f"quant_algo '{name}': moectl reads NVFP4, FP8",
+            )
             for name in ("W4A8_AWQ", "W4A16_AWQ", "NVFP4_AWQ", "MXFP8", "INT8_SQ")
         ),
-        (CONFIGS["nvfp4"] | {"quant_algo": "FP8_PB_WO", "group_size": "x"}, 'group_size is "x", which is no size'),
+        (
+            CONFIGS["nvfp4"] | {"quant_algo": "FP8_PB_WO", "group_size": "x"},
+            'group_size is "x", which is no size',
+        ),
         (CONFIGS["gptq"] | {"bits": "four"}, 'bits is "four": moectl reads 2, 3, 4, 8'),
-        (CONFIGS["gptq"] | {"desc_act": "perhaps"}, 'desc_act in the quantisation of config.json is "perhaps", not'),
-        (CONFIGS["gptq"] | {"sym": [1]}, "sym in the quantisation of config.json is [1], not true or false"),
+        (
+            CONFIGS["gptq"] | {"desc_act": "perhaps"},
+            'desc_act in the quantisation of config.json is "perhaps", not',
+        ),
+        (
+            CONFIGS["gptq"] | {"sym": [1]},
+            "sym in the quantisation of config.json is [1], not true or false",
+        ),
         (CONFIGS["gptq"] | {"format": "gptq_v2"}, "checkpoint_format and format differ"),
-        (CONFIGS["gptq"] | {"dynamic": {"+:.*": 8}}, "`dynamic` says 8 for '+:.*', which is no object"),
+        (
+            CONFIGS["gptq"] | {"dynamic": {"+:.*": 8}},
+            "`dynamic` says 8 for '+:.*', which is no object",
+        ),
         (CONFIGS["nvfp4"] | {"group_size": 32}, "group_size is 32: moectl reads 16"),
         (CONFIGS["nvfp4"] | {"quant_algo": "MIXED_PRECISION"}, "without quantized_layers"),
         (COMPRESSED | {"format": "int-quantized"} | asymmetric(), "int-quantized with zero-points"),
@@ -92,10 +121,18 @@ def test_what_is_not_read_is_refused(config: object, line: str) -> None:
 def test_numbers_and_flags_may_be_texts() -> None:
     texts = {"bits": "4", "group_size": "32", "desc_act": "False", "sym": "true"}
     plain = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
-    said = [stated_quantisation({"quantization_config": CONFIGS["gptq"] | each}) for each in (texts, plain)]
+    said = [
+        stated_quantisation({"quantization_config": CONFIGS["gptq"] | each})
+        for each in (texts, plain)
+    ]
     assert said[0] == said[1]
     blocks = [{"weight_block_size": size} for size in (["16", 16.0], [16, 16])]
-    assert len({stated_quantisation({"quantization_config": CONFIGS["fp8"] | each}) for each in blocks}) == 1
+    assert (
+        len(
+            {stated_quantisation({"quantization_config": CONFIGS["fp8"] | each}) for each in blocks}
+        )
+        == 1
+    )
 
 
 # Which modules
@@ -103,12 +140,26 @@ def test_numbers_and_flags_may_be_texts() -> None:
 
 def test_lists_of_modules_to_leave_alone() -> None:
     for listed, left, kept in (
-        (["lm_head", "model.layers.0.mlp.gate"], "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj"),
+        (
+            ["lm_head", "model.layers.0.mlp.gate"],
+            "model.layers.0.mlp.gate",
+            "model.layers.0.mlp.gate_proj",
+        ),
         (["self_attn"], "model.layers.3.self_attn.q_proj", "model.layers.3.mlp.up_proj"),
-        (["model.layers.*.self_attn"], "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.up_proj"),
-        (["re:.*(q|k)_proj$"], "model.layers.1.self_attn.k_proj", "model.layers.1.self_attn.o_proj"),
+        (
+            ["model.layers.*.self_attn"],
+            "model.layers.1.self_attn.o_proj",
+            "model.layers.1.mlp.up_proj",
+        ),
+        (
+            ["re:.*(q|k)_proj$"],
+            "model.layers.1.self_attn.k_proj",
+            "model.layers.1.self_attn.o_proj",
+        ),
     ):
-        stated = stated_quantisation({"quantization_config": CONFIGS["fp8"] | {"modules_to_not_convert": listed}})
+        stated = stated_quantisation(
+            {"quantization_config": CONFIGS["fp8"] | {"modules_to_not_convert": listed}}
+        )
         assert stated.scheme_of(left) is None and stated.scheme_of("lm_head") is None
         assert stated.scheme_of(kept).bits == 8
 
@@ -118,8 +169,12 @@ def test_the_most_exact_target_counts() -> None:
         str(bits): {"weights": {"num_bits": bits}, "targets": [target]}
         for bits, target in ((4, "Linear"), (8, "re:.*down_proj"))
     }
-    stated = stated_quantisation({"quantization_config": COMPRESSED | {"config_groups": groups, "ignore": ["lm_head"]}})
-    assert [stated.scheme_of(f"model.layers.0.mlp.{name}_proj").bits for name in ("up", "down")] == [4, 8]
+    stated = stated_quantisation(
+        {"quantization_config": COMPRESSED | {"config_groups": groups, "ignore": ["lm_head"]}}
+    )
+    assert [
+        stated.scheme_of(f"model.layers.0.mlp.{name}_proj").bits for name in ("up", "down")
+    ] == [4, 8]
     assert stated.scheme_of("lm_head") is None
 
 

@@ -10,7 +10,16 @@ from artifacts.hardware.machines import MACHINES, machine, machine_with
 def test_every_machine_has_positive_figures_and_a_source():
     for name, listed in MACHINES.items():
         assert machine(name) is listed
-        assert min(listed.fast_gbps, listed.fast_tflops, listed.link_gbps, listed.link_latency_s, listed.near_gbps) > 0
+        assert (
+            min(
+                listed.fast_gbps,
+                listed.fast_tflops,
+                listed.link_gbps,
+                listed.link_latency_s,
+                listed.near_gbps,
+            )
+            > 0
+        )
         assert listed.fast_gbps > listed.link_gbps
         assert listed.source
 
@@ -20,18 +29,25 @@ def test_the_machine_of_table_2():
     4 x 4 multiply-adds, one per cycle, at 1 GHz."""
     device = machine("h100-cxl-ndp")
     assert (device.fast_gbps, device.fast_tflops, device.fast_gb) == (3350.0, 989.4, 80.0)
-    assert (device.near_gbps, device.near_tflops) == (512.0, pytest.approx(64 * 4 * 4 * 2 * 1e9 / 1e12))
+    assert (device.near_gbps, device.near_tflops) == (
+        512.0,
+        pytest.approx(64 * 4 * 4 * 2 * 1e9 / 1e12),
+    )
     assert device.near_by_bits and device.near_gb == 512.0
 
 
 def test_the_link_may_be_left_out_of_a_name():
-    assert machine("rtx4090") is machine("rtx4090-pcie4") and machine("h100") is machine("h100-pcie5")
+    assert machine("rtx4090") is machine("rtx4090-pcie4") and machine("h100") is machine(
+        "h100-pcie5"
+    )
     assert machine("m4-max").fast_gb == 96.0
 
 
 def test_the_machine_of_a_gpu_as_its_driver_names_it():
     assert machine_with("NVIDIA H100 80GB HBM3").fast_gbps == 3350.0
-    assert machine_with("NVIDIA GeForce RTX 4090 Laptop GPU") is None, "another chip, with less memory"
+    assert machine_with("NVIDIA GeForce RTX 4090 Laptop GPU") is None, (
+        "another chip, with less memory"
+    )
     assert all(machine_with(name).name == listed for name, listed in machines._GPUS.items())
 
 

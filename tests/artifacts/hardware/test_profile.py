@@ -28,13 +28,21 @@ def test_rows_give_the_profile_back() -> None:
     assert rows.num_rows == len(profile.compute) + len(profile.loads) + len(profile.near)
     assert from_rows(rows, profile.conditions) == profile
     decode = rows.to_pylist()[0]
-    assert (decode["tokens"], decode["attention_s"], decode["moe_s"], decode["head_s"]) == (1, 10.0, 12.0, 3.0)
+    assert (decode["tokens"], decode["attention_s"], decode["moe_s"], decode["head_s"]) == (
+        1,
+        10.0,
+        12.0,
+        3.0,
+    )
     assert decode["near_s"] is decode["expert_load_s"] is decode["link"] is None
 
 
 def test_a_link_that_was_not_measured_is_refused_with_those_that_were() -> None:
     assert made().load().link == "disk"
-    with pytest.raises(BadInput, match="no link 5GB/s, only disk, ram: run `moectl profile --hardware` --link 5GB/s"):
+    with pytest.raises(
+        BadInput,
+        match="no link 5GB/s, only disk, ram: run `moectl profile --hardware` --link 5GB/s",
+    ):
         made().load("5GB/s")
 
 
@@ -46,7 +54,8 @@ def test_near_memory_by_width() -> None:
 def test_a_machine_is_the_same_whatever_else_runs_on_it() -> None:
     profile = made()
     busy, other = (
-        replace(profile, conditions=dict(profile.conditions) | change) for change in ({"load": 9.0}, {"cores": 64})
+        replace(profile, conditions=dict(profile.conditions) | change)
+        for change in ({"load": 9.0}, {"cores": 64})
     )
     assert profile.machine == busy.machine != other.machine
 
@@ -71,7 +80,10 @@ def test_the_newest_profile_of_the_model_is_read_back(tmp_path: Path) -> None:
 def test_a_profile_of_another_shape_is_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path / "moe.duckdb") as store:
         store.add_model(MODEL)
-        with pytest.raises(Incompatible, match="no hardware profile, and .* run `moectl profile --hardware` with big"):
+        with pytest.raises(
+            Incompatible,
+            match="no hardware profile, and .* run `moectl profile --hardware` with big",
+        ):
             profile_for(store, replace(SHAPE, expert_nbytes=7), name="big")
         write(store, MODEL, made())
         with pytest.raises(Incompatible, match="hardware profiles of models of other shapes only"):

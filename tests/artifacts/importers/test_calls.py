@@ -13,7 +13,10 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=12)
 def columns(sizes: list[int], num_layers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Layer, call and place of each row, pass by pass."""
     rows = [
-        (layer, call, place) for call, size in enumerate(sizes) for layer in range(num_layers) for place in range(size)
+        (layer, call, place)
+        for call, size in enumerate(sizes)
+        for layer in range(num_layers)
+        for place in range(size)
     ]
     return tuple(np.array(column) for column in zip(*rows, strict=True))
 
@@ -36,7 +39,9 @@ def test_positions_count_on_within_a_request_and_prompts_after_decoding_begin_on
 
 
 @given(SIZES, st.integers(1, 4), st.integers(1, 3))
-def test_a_batch_keeps_its_calls_and_no_others(sizes: list[int], batch: int, num_layers: int) -> None:
+def test_a_batch_keeps_its_calls_and_no_others(
+    sizes: list[int], batch: int, num_layers: int
+) -> None:
     sizes = [*sizes, batch]
     layer, call, place = columns(sizes, num_layers)
     numbered = number_calls(layer, call, place, batch, str)

@@ -21,7 +21,9 @@ def written(folder: Path, *lines: str) -> Path:
 def test_a_pass_begins_where_the_layer_falls(tmp_path: Path) -> None:
     prompt = ["3,52 40", "3,32 115", "4,1 2", "4,5 6"]
     decoded = ["3,7 8", "gate_input,4,0,0.123 -0.456", "4,9 10", "3,11 12", "4,13 14"]
-    trace = trace_of(read(written(tmp_path, HEADER, *prompt, *decoded, HEADER, *prompt), LogOptions()))
+    trace = trace_of(
+        read(written(tmp_path, HEADER, *prompt, *decoded, HEADER, *prompt), LogOptions())
+    )
     steps = [step for step in trace.steps() if step.layer == 0]
     assert [step.phase for step in steps] == [PREFILL, DECODE, DECODE, PREFILL]
     assert [step.experts.tolist() for step in steps] == [
@@ -46,7 +48,9 @@ def test_lines_of_one_layer_are_a_pass_each(tmp_path: Path) -> None:
 
 
 def test_batches(tmp_path: Path) -> None:
-    lines = [f"{layer},{token} {8 + layer}" for _ in range(4) for layer in range(2) for token in range(3)]
+    lines = [
+        f"{layer},{token} {8 + layer}" for _ in range(4) for layer in range(2) for token in range(3)
+    ]
     trace = trace_of(read(written(tmp_path, HEADER, *lines), LogOptions(batch=3)))
     assert sorted(set(trace.request.tolist())) == [0, 1, 2] and (trace.phase == DECODE).all()
 
@@ -55,7 +59,10 @@ def test_batches(tmp_path: Path) -> None:
     ("lines", "says"),
     [
         (["3,52 40"], "line 1 is no header with the columns layer_id and expert_ids"),
-        ([HEADER, "3,52 40", "3,52"], "line 3 has 1 experts, line 2 2; expected: as many in every line"),
+        (
+            [HEADER, "3,52 40", "3,52"],
+            "line 3 has 1 experts, line 2 2; expected: as many in every line",
+        ),
         (
             [HEADER, "3,52 forty"],
             "line 2 has no layer with experts: '3,52 forty'; expected: layer_id,expert_ids, as 3,52 40",
@@ -63,7 +70,10 @@ def test_batches(tmp_path: Path) -> None:
         ([HEADER, "three,52 40"], "line 2 has no layer"),
         ([HEADER, "3"], "line 2 has no layer"),
         ([HEADER, "3,52 40", "4,7 7"], "line 3 has an expert twice"),
-        ([HEADER, "0,1 2", "0,2 3", "1,1 2", "0,1 2", "1,1 2"], "call 0 of layer 0 has 2 tokens, of layer 1 1"),
+        (
+            [HEADER, "0,1 2", "0,2 3", "1,1 2", "0,1 2", "1,1 2"],
+            "call 0 of layer 0 has 2 tokens, of layer 1 1",
+        ),
         ([HEADER], "has no line below its header"),
     ],
 )

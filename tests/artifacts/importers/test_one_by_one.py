@@ -54,9 +54,16 @@ def damaged(folder: Path, what: str) -> Path:
         twice = pa.array([[1] * 6] * 5, pa.list_(pa.int16()))
         pq.write_table(table.set_column(1, "indices", twice), path)
     elif what == "negative":
-        pq.write_table(table.set_column(1, "indices", pa.array([[-1] * 6] * 5, pa.list_(pa.int16()))), path)
+        pq.write_table(
+            table.set_column(1, "indices", pa.array([[-1] * 6] * 5, pa.list_(pa.int16()))), path
+        )
     elif what == "ragged":
-        pq.write_table(table.set_column(1, "indices", pa.array([[1], [2, 3]] * 2 + [[1]], pa.list_(pa.int16()))), path)
+        pq.write_table(
+            table.set_column(
+                1, "indices", pa.array([[1], [2, 3]] * 2 + [[1]], pa.list_(pa.int16()))
+            ),
+            path,
+        )
     elif what == "shorter":
         layer_file(folder, 3, rows=4)
     elif what == "unnumbered":
@@ -83,7 +90,9 @@ def test_what_is_no_trace_of_flame_moe(what: str, says: str, tmp_path: Path) -> 
     assert says in str(refused.value)
 
 
-def test_a_folder_without_layers_and_one_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_layers_and_one_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadInput, match=r"has no file layer_\*.parquet"):
         flame_moe.read(tmp_path, LogOptions())
     layer_file(tmp_path, 2)
@@ -110,7 +119,10 @@ def test_logits_in_every_form_are_the_same_trace(form: str, tmp_path: Path) -> N
         rows = trace.layer == layer
         assert np.allclose(trace.probabilities[rows], softmax[layer], atol=1e-6)
         assert np.array_equal(trace.experts[rows], np.argsort(-LOGITS[layer], axis=1)[:, :2])
-        assert np.allclose(trace.weights[rows], np.take_along_axis(softmax[layer], trace.experts[rows].astype(int), 1))
+        assert np.allclose(
+            trace.weights[rows],
+            np.take_along_axis(softmax[layer], trace.experts[rows].astype(int), 1),
+        )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +146,9 @@ def test_what_are_no_logits(array: np.ndarray, says: str, tmp_path: Path) -> Non
 
 def test_archives_that_are_no_layers(tmp_path: Path) -> None:
     np.savez(path := tmp_path / "logits.npz", gate=LOGITS[0])
-    with pytest.raises(BadInput, match="needs an array for each layer, its number in its name; it has gate"):
+    with pytest.raises(
+        BadInput, match="needs an array for each layer, its number in its name; it has gate"
+    ):
         router_logits.read(path, TOP_2)
     np.savez(path, layer_0=LOGITS[0], layer_1=LOGITS[1][:4])
     with pytest.raises(BadInput, match=r"array layer_1 has 4 rows"):

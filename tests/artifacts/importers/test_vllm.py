@@ -16,7 +16,9 @@ from artifacts.traces.trace import DECODE, PREFILL, Trace
 
 def routed(tokens: int, *, layers: int = 3, top_k: int = 2, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.stack([[rng.permutation(8)[:top_k] for _ in range(layers)] for _ in range(tokens)]).astype(np.uint8)
+    return np.stack(
+        [[rng.permutation(8)[:top_k] for _ in range(layers)] for _ in range(tokens)]
+    ).astype(np.uint8)
 
 
 def encoded(array: np.ndarray) -> str:
@@ -29,13 +31,22 @@ def response(array: np.ndarray, *, prompt: int, start: int = 0) -> dict:
     """As /v1/completions answers after 0.21: a row for every token but the last."""
     return {
         "object": "text_completion",
-        "choices": [{"index": 0, "text": "...", "finish_reason": "length", "routed_experts": encoded(array[start:])}],
+        "choices": [
+            {
+                "index": 0,
+                "text": "...",
+                "finish_reason": "length",
+                "routed_experts": encoded(array[start:]),
+            }
+        ],
         "usage": {"prompt_tokens": prompt, "completion_tokens": len(array) + 1 - prompt},
     }
 
 
 def traced(folder: Path, *responses: object, name: str = "log.jsonl") -> Trace:
-    text = "\n".join(map(json.dumps, responses)) if name.endswith("l") else json.dumps(list(responses))
+    text = (
+        "\n".join(map(json.dumps, responses)) if name.endswith("l") else json.dumps(list(responses))
+    )
     (folder / name).write_text(text, encoding="utf-8")
     return trace_of(read(folder / name, LogOptions()))
 
@@ -47,8 +58,18 @@ def test_a_prompt_is_one_pass_and_every_later_token_one_more(name: str, tmp_path
     assert (trace.num_layers, trace.top_k, len(trace)) == (3, 2, 30)
     steps = [step for step in trace.steps() if step.layer == 1]
     assert [len(step.experts) for step in steps] == [4, 1, 1, 1, 1, 1, 1]
-    assert [step.phase for step in steps] == [PREFILL, DECODE, DECODE, PREFILL, DECODE, DECODE, DECODE]
-    assert np.array_equal(np.concatenate([step.experts for step in steps]), np.concatenate((first, second))[:, 1])
+    assert [step.phase for step in steps] == [
+        PREFILL,
+        DECODE,
+        DECODE,
+        PREFILL,
+        DECODE,
+        DECODE,
+        DECODE,
+    ]
+    assert np.array_equal(
+        np.concatenate([step.experts for step in steps]), np.concatenate((first, second))[:, 1]
+    )
     assert np.concatenate([step.token for step in steps]).tolist() == [*range(6), *range(4)]
     assert steps[2].request.tolist() == [0] and steps[3].request.tolist() == [1]
     assert any("no weights" in line for line in trace.assumed)
@@ -56,7 +77,10 @@ def test_a_prompt_is_one_pass_and_every_later_token_one_more(name: str, tmp_path
 
 def test_the_layout_of_021_is_the_same_trace(tmp_path: Path) -> None:
     array = routed(6)
-    old = {"prompt_routed_experts": array[:4].tolist(), "choices": [{"routed_experts": array[4:].tolist()}]}
+    old = {
+        "prompt_routed_experts": array[:4].tolist(),
+        "choices": [{"routed_experts": array[4:].tolist()}],
+    }
     one, other = traced(tmp_path, old), traced(tmp_path, response(array, prompt=4))
     for name, column in one.columns().items():
         assert np.array_equal(column, other.columns()[name]), name
@@ -106,16 +130,31 @@ GOOD = response(routed(6), prompt=4)
     [
         ([GOOD, "{"], "line 2 is no JSON"),
         ([GOOD, {"choices": None}], "line 2 has no list of choices; expected: a response of"),
-        ([{"choices": [{"text": "."}]}], "line 1, choice 0 has no routed_experts: start the server with"),
+        (
+            [{"choices": [{"text": "."}]}],
+            "line 1, choice 0 has no routed_experts: start the server with",
+        ),
         ([GOOD | {"usage": None}], "line 1 has no usage.prompt_tokens"),
         (
             [GOOD | {"usage": {"prompt_tokens": 4, "completion_tokens": 2}}],
             "line 1 has 6 rows for 1 choices of a prompt",
         ),
-        ([{"choices": [{"routed_experts": "%%"}]}], "neither the base64 of an .npy array nor a nested list"),
-        ([{"choices": [{"routed_experts": [[1, 2]]}]}], "expected: whole numbers [tokens, layers, top_k]"),
-        ([{"choices": [{"routed_experts": encoded(routed(2) * 0.5)}]}], "routed_experts is float64 [2, 3, 2]"),
-        ([GOOD, response(routed(3, layers=2), prompt=1)], "line 2, choice 0 has 2 layers and 2 experts a token"),
+        (
+            [{"choices": [{"routed_experts": "%%"}]}],
+            "neither the base64 of an .npy array nor a nested list",
+        ),
+        (
+            [{"choices": [{"routed_experts": [[1, 2]]}]}],
+            "expected: whole numbers [tokens, layers, top_k]",
+        ),
+        (
+            [{"choices": [{"routed_experts": encoded(routed(2) * 0.5)}]}],
+            "routed_experts is float64 [2, 3, 2]",
+        ),
+        (
+            [GOOD, response(routed(3, layers=2), prompt=1)],
+            "line 2, choice 0 has 2 layers and 2 experts a token",
+        ),
         (
             [response(np.array([[[1, 1]], [[0, 1]]]), prompt=1)],
             "line 1, choice 0, token 0, layer 0 has an expert twice",
@@ -125,7 +164,9 @@ GOOD = response(routed(6), prompt=4)
 )
 def test_what_is_refused(lines: list, says: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    path.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
     with pytest.raises(BadInput) as refused:
         trace_of(read(path, LogOptions()))
     assert says in str(refused.value) and str(path) in str(refused.value)

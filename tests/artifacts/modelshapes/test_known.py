@@ -41,11 +41,21 @@ def test_routed_experts_are_most_of_what_is_published(name: str) -> None:
         ({"num_local_experts": 8, "intermediate_size": 10}, 6, 8, 3 * 4 * 10 * 2, 0),
         ({"num_experts": 8, "intermediate_size": 10, "dtype": "float32"}, 6, 8, 3 * 4 * 10 * 4, 0),
         (
-            {"n_routed_experts": 9, "moe_intermediate_size": 5, "n_shared_experts": 2, "first_k_dense_replace": 1},
+            {
+                "n_routed_experts": 9,
+                "moe_intermediate_size": 5,
+                "n_shared_experts": 2,
+                "first_k_dense_replace": 1,
+            },
             *(5, 9, 3 * 4 * 5 * 2, 3 * 4 * 10 * 2),
         ),
         (
-            {"num_experts": 8, "moe_intermediate_size": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+            {
+                "num_experts": 8,
+                "moe_intermediate_size": 5,
+                "decoder_sparse_step": 2,
+                "mlp_only_layers": [1],
+            },
             *(2, 8, 3 * 4 * 5 * 2, 0),
         ),
         (
@@ -54,7 +64,9 @@ def test_routed_experts_are_most_of_what_is_published(name: str) -> None:
         ),
     ],
 )
-def test_configs(tmp_path: Path, config: dict, layers: int, experts: int, nbytes: int, shared: int) -> None:
+def test_configs(
+    tmp_path: Path, config: dict, layers: int, experts: int, nbytes: int, shared: int
+) -> None:
     common = {"num_hidden_layers": 6, "hidden_size": 4, "num_experts_per_tok": 2, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(common | config))
     model = model_shape(str(tmp_path))

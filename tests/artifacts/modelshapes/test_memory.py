@@ -41,8 +41,14 @@ def test_every_model_of_the_table_has_a_backbone() -> None:
     for name, model in MODELS.items():
         memory = backbone_memory(model, backbone_of(name))
         assert 0 < memory.cache_nbytes < memory.weights_nbytes < 40e9, name
-    assert backbone_memory(MODELS["mixtral-8x7b"], backbone_of("mixtral-8x7b")).cache_nbytes == 32 * 2 * 8 * 128 * 2
-    assert backbone_memory(MODELS["deepseek-v3"], backbone_of("deepseek-v3")).cache_nbytes == 61 * (512 + 64) * 2
+    assert (
+        backbone_memory(MODELS["mixtral-8x7b"], backbone_of("mixtral-8x7b")).cache_nbytes
+        == 32 * 2 * 8 * 128 * 2
+    )
+    assert (
+        backbone_memory(MODELS["deepseek-v3"], backbone_of("deepseek-v3")).cache_nbytes
+        == 61 * (512 + 64) * 2
+    )
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -52,8 +58,14 @@ def test_real_modules_and_caches(family: str, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     shape = model_shape(str(tmp_path))
     memory = backbone_memory(shape, from_config(tmp_path / "config.json"))
-    wide = {name: tensor for name, tensor in model.state_dict().items() if tensor.dim() > 1 and "experts." not in name}
-    shared = {name: tensor for name, tensor in model.state_dict().items() if "shared_expert" in name}
+    wide = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if tensor.dim() > 1 and "experts." not in name
+    }
+    shared = {
+        name: tensor for name, tensor in model.state_dict().items() if "shared_expert" in name
+    }
     distinct = {tensor.data_ptr(): tensor.nbytes for tensor in (wide | shared).values()}
     per_weight = 4 / shape.dtype_nbytes  # the test's modules are float32
     assert memory.weights_nbytes * per_weight == pytest.approx(sum(distinct.values()), rel=0.03)

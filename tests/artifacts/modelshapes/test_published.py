@@ -16,7 +16,13 @@ from tests.helpers import families
 from tests.helpers.published import CONFIGS, MAKERS, Maker, awq, fp8, gptq, packed, publish
 
 HIDDEN = {"hidden_size": 256}
-ATTENTION = {"kv_lora_rank": 128, "q_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+ATTENTION = {
+    "kv_lora_rank": 128,
+    "q_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+}
 SIZES = {
     "deepseek_v2": HIDDEN | ATTENTION | {"intermediate_size": 512, "moe_intermediate_size": 256},
     "gpt_oss": HIDDEN | {"intermediate_size": 256, "head_dim": 128},
@@ -29,7 +35,9 @@ SIZES = {
 def compressed(**weights: object) -> Mapping:
     return {
         "format": "pack-quantized",
-        "config_groups": {"group_0": {"weights": {"type": "int", **weights}, "targets": ["Linear"]}},
+        "config_groups": {
+            "group_0": {"weights": {"type": "int", **weights}, "targets": ["Linear"]}
+        },
         "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*self_attn.[kv]_proj"],
     }
 
@@ -44,7 +52,11 @@ CASES: dict[str, tuple[str, Mapping, Maker, str]] = {
     ),
     "fp8 rows, some layers": (
         "qwen3_moe",
-        {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["*layers.0.self*"]},
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN",
+            "exclude_modules": ["*layers.0.self*"],
+        },
         partial(fp8, block=0),
         r"layers\.0\.self_attn",
     ),
@@ -70,13 +82,20 @@ CASES: dict[str, tuple[str, Mapping, Maker, str]] = {
     ),
     "awq": (
         "mixtral",
-        {"quant_method": "awq", "bits": 4, "group_size": 64, "modules_to_not_convert": ["self_attn"]},
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": 64,
+            "modules_to_not_convert": ["self_attn"],
+        },
         partial(awq, group=64),
         "self_attn",
     ),
     "nvfp4": ("qwen3_moe", CONFIGS["nvfp4"], MAKERS["nvfp4"], ""),
 }
-BESIDE = r"embed|lm_head|norm|mlp\.gate\.|block_sparse_moe\.gate|router|shared_expert_gate|bias|sinks"
+BESIDE = (
+    r"embed|lm_head|norm|mlp\.gate\.|block_sparse_moe\.gate|router|shared_expert_gate|bias|sinks"
+)
 
 
 @pytest.fixture(params=CASES)
@@ -91,13 +110,17 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Pat
 
     out = publish(plain, tmp_path / "published", "", config=config, choose=choose)
     path = out / "config.json"
-    path.write_text(json.dumps({"model_type": "wrapper", "text_config": json.loads(path.read_text())}))
+    path.write_text(
+        json.dumps({"model_type": "wrapper", "text_config": json.loads(path.read_text())})
+    )
     return plain, out
 
 
 def nbytes(folder: Path, *, of_experts: bool) -> int:
     tensors = load_file(folder / "model.safetensors")
-    return sum(tensor.nbytes for name, tensor in tensors.items() if (".experts." in name) == of_experts)
+    return sum(
+        tensor.nbytes for name, tensor in tensors.items() if (".experts." in name) == of_experts
+    )
 
 
 def test_bytes_are_those_of_the_tensors(published: tuple[Path, Path]) -> None:

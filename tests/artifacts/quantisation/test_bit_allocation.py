@@ -30,7 +30,9 @@ def brute_force(loss: np.ndarray, avg_bits: float) -> tuple[float, list[int]]:
 
 @given(st.integers(0, 10**6), st.integers(1, 9), st.floats(1, 4), st.booleans())
 @settings(max_examples=200)
-def test_prefix_split_is_the_best_of_all_splits(seed: int, num_experts: int, avg_bits: float, is_falling: bool) -> None:
+def test_prefix_split_is_the_best_of_all_splits(
+    seed: int, num_experts: int, avg_bits: float, is_falling: bool
+) -> None:
     loss = losses(seed, num_experts, is_falling=is_falling)
     assert prefix_split(loss, avg_bits) == brute_force(loss, avg_bits)[1]
 
@@ -46,13 +48,19 @@ def test_whole_averages_and_ties() -> None:
 def cheapest(cost: np.ndarray, nbytes: np.ndarray, budget: int) -> float:
     """The minimal cost of any choice within the budget."""
     choices = itertools.product(range(4), repeat=len(cost))
-    fitting = (choice for choice in choices if sum(nbytes[row, level] for row, level in enumerate(choice)) <= budget)
+    fitting = (
+        choice
+        for choice in choices
+        if sum(nbytes[row, level] for row, level in enumerate(choice)) <= budget
+    )
     return min(sum(cost[row, level] for row, level in enumerate(choice)) for choice in fitting)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.floats(0, 1))
 @settings(max_examples=200)
-def test_greedy_is_within_one_step_of_the_best_choice(seed: int, num_rows: int, is_falling: bool, share: float) -> None:
+def test_greedy_is_within_one_step_of_the_best_choice(
+    seed: int, num_rows: int, is_falling: bool, share: float
+) -> None:
     """It keeps the budget, is never worse than one width for all replicas, and at most one step worse than the
     optimum."""
     random = np.random.default_rng(seed)
@@ -64,7 +72,9 @@ def test_greedy_is_within_one_step_of_the_best_choice(seed: int, num_rows: int, 
     rows = np.arange(num_rows)
     total = cost[rows, level].sum()
     assert nbytes[rows, level].sum() <= budget
-    assert all(total <= cost[:, width].sum() for width in range(4) if nbytes[:, width].sum() <= budget)
+    assert all(
+        total <= cost[:, width].sum() for width in range(4) if nbytes[:, width].sum() <= budget
+    )
     assert total <= cheapest(cost, nbytes, budget) + (cost.max(1) - cost.min(1)).max() + 1e-12
 
 
@@ -77,7 +87,9 @@ def test_greedy_is_the_best_choice_wherever_it_spends_all(seed: int, num_rows: i
     nbytes = np.tile([1, 2, 3, 4], (num_rows, 1))
     for budget in range(num_rows, 4 * num_rows + 1):
         level = greedy_columns(cost, [1, 2, 3, 4], budget)
-        assert cost[np.arange(num_rows), level].sum() == pytest.approx(cheapest(cost, nbytes, budget))
+        assert cost[np.arange(num_rows), level].sum() == pytest.approx(
+            cheapest(cost, nbytes, budget)
+        )
 
 
 def test_a_step_jumps_over_a_width_that_is_not_worth_it() -> None:
@@ -95,12 +107,18 @@ def test_of_equal_steps_the_lower_row_takes_all_of_its_own_first() -> None:
 def test_any_number_of_widths_can_be_chosen_from() -> None:
     """Eight bits cost four times what the step before did, and are bought last."""
     cost, nbytes = np.array([[8.0, 4.0, 2.0, 1.0, 0.0], [4.0, 2.0, 1.0, 0.5, 0.0]]), [1, 2, 3, 4, 8]
-    assert [greedy_columns(cost, nbytes, budget).tolist() for budget in (8, 12, 16)] == [[3, 3], [4, 3], [4, 4]]
+    assert [greedy_columns(cost, nbytes, budget).tolist() for budget in (8, 12, 16)] == [
+        [3, 3],
+        [4, 3],
+        [4, 4],
+    ]
     assert greedy_columns(cost[:, 3:], nbytes[3:], 12).tolist() == [1, 0]
 
 
 def test_more_bits_that_save_nothing_are_not_bought() -> None:
-    assert greedy_columns(np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 0.5, 0.5, 0.6]]), [1, 2, 3, 4], 100).tolist() == [0, 1]
+    assert greedy_columns(
+        np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 0.5, 0.5, 0.6]]), [1, 2, 3, 4], 100
+    ).tolist() == [0, 1]
     assert greedy_columns(np.zeros((0, 4)), [1, 2, 3, 4], 0).tolist() == []
 
 

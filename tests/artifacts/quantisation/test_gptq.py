@@ -33,15 +33,22 @@ def test_below_rounding_and_falling_with_bits(
 ) -> None:
     """Also with fewer samples than inputs, an input that is never active, a constant row and a row of zeros."""
     num_inputs, group_size = shape
-    inputs, weight = correlated(num_samples, num_inputs, seed=seed), weights(16, num_inputs, seed=seed)
+    inputs, weight = (
+        correlated(num_samples, num_inputs, seed=seed),
+        weights(16, num_inputs, seed=seed),
+    )
     if is_special:
         inputs[:, seed % num_inputs], weight[0], weight[1] = 0, 0.01, 0
     losses = []
-    for bits, replica in quantize(weight, hessian(inputs), SCALAR_WIDTHS, group_size, recipe=recipe).items():
+    for bits, replica in quantize(
+        weight, hessian(inputs), SCALAR_WIDTHS, group_size, recipe=recipe
+    ).items():
         losses.append(loss(weight, replica.dequantised(), inputs))
         # The published algorithm has no 1 bit, so it guarantees nothing there.
         if recipe == "refined" or bits > 1:
-            assert losses[-1] < loss(weight, round_to_nearest(weight, bits, group_size).dequantised(), inputs)
+            assert losses[-1] < loss(
+                weight, round_to_nearest(weight, bits, group_size).dequantised(), inputs
+            )
         assert int(replica.codes.max()) < 2**bits and replica.dequantised().isfinite().all()
         assert replica.zeros is None if bits == 1 else int(replica.zeros.max()) < 2**bits
     assert losses == sorted(losses, reverse=True) and len(set(losses)) == len(SCALAR_WIDTHS)
@@ -49,28 +56,41 @@ def test_below_rounding_and_falling_with_bits(
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([8, 16, 32]), st.integers(1, 64))
 @settings(max_examples=25)
-def test_a_few_unlucky_rows_are_rounded_instead(seed: int, num_rows: int, num_inputs: int, num_samples: int) -> None:
+def test_a_few_unlucky_rows_are_rounded_instead(
+    seed: int, num_rows: int, num_inputs: int, num_samples: int
+) -> None:
     """Uncorrelated inputs leave nothing to gain."""
-    inputs = torch.randn(num_samples, num_inputs, generator=torch.Generator().manual_seed(seed)).double()
+    inputs = torch.randn(
+        num_samples, num_inputs, generator=torch.Generator().manual_seed(seed)
+    ).double()
     weight = weights(num_rows, num_inputs, seed=seed)
     for bits, replica in quantize(weight, hessian(inputs), SCALAR_WIDTHS, num_inputs).items():
         rounded = round_to_nearest(weight, bits, num_inputs).dequantised()
-        assert loss(weight, replica.dequantised(), inputs) <= loss(weight, rounded, inputs) * (1 + 1e-9) + 1e-18
+        assert (
+            loss(weight, replica.dequantised(), inputs)
+            <= loss(weight, rounded, inputs) * (1 + 1e-9) + 1e-18
+        )
 
 
 def test_refined_beats_plain_on_inputs_it_has_not_seen() -> None:
     inputs, weight = correlated(2000, 128), weights(64, 128)
     seen, unseen = inputs[:1000], inputs[1000:]
-    plain, refined = (quantize(weight, hessian(seen), SCALAR_WIDTHS, 32, recipe=recipe) for recipe in RECIPES)
+    plain, refined = (
+        quantize(weight, hessian(seen), SCALAR_WIDTHS, 32, recipe=recipe) for recipe in RECIPES
+    )
     for bits in SCALAR_WIDTHS:
-        before, after = (loss(weight, replicas[bits].dequantised(), unseen) for replicas in (plain, refined))
+        before, after = (
+            loss(weight, replicas[bits].dequantised(), unseen) for replicas in (plain, refined)
+        )
         assert after < 0.9 * before
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_packing_loses_nothing(recipe: str, bits: int) -> None:
-    replica = quantize(weights(24, 96), hessian(correlated(50, 96)), [bits], 32, recipe=recipe)[bits]
+    replica = quantize(weights(24, 96), hessian(correlated(50, 96)), [bits], 32, recipe=recipe)[
+        bits
+    ]
     packed = replica.packed()
     again = Quantized.from_packed(packed)
     assert torch.equal(again.codes, replica.codes) and torch.equal(again.scales, replica.scales)
@@ -139,7 +159,11 @@ def test_a_gram_matrix_of_strips(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_group_sizes() -> None:
     assert [group_size_for(size) for size in (256, 192, 96, 48)] == [128, 64, 32, 48]
-    assert [group_size_for(256, 64), group_size_for(256, 16), group_size_for(96, 64)] == [64, 16, 32]
+    assert [group_size_for(256, 64), group_size_for(256, 16), group_size_for(96, 64)] == [
+        64,
+        16,
+        32,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +180,12 @@ def test_group_sizes() -> None:
     ],
 )
 def test_what_cannot_be_asked_for(changes: dict[str, object], message: str) -> None:
-    options = {"weight": weights(4, 64), "hessian": torch.eye(64), "bits": [2], "group_size": 32} | changes
+    options = {
+        "weight": weights(4, 64),
+        "hessian": torch.eye(64),
+        "bits": [2],
+        "group_size": 32,
+    } | changes
     with pytest.raises(BadUsage, match=message):
         quantize(**options)
 

@@ -9,7 +9,12 @@ import torch
 from safetensors.torch import save_file
 
 from artifacts.errors import BadInput
-from artifacts.quantisation.gptq_checkpoint import WIDTHS, GptqCheckpoint, gptq_tensors, quantize_config
+from artifacts.quantisation.gptq_checkpoint import (
+    WIDTHS,
+    GptqCheckpoint,
+    gptq_tensors,
+    quantize_config,
+)
 from artifacts.quantisation.packing import Packed, pack
 
 NAME = "model.layers.0.mlp.experts.0.up_proj"
@@ -25,7 +30,9 @@ def packed(bits: int, num_outputs: int = 64, num_inputs: int = 96, group_size: i
 
 
 def written(folder: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
-    save_file({f"{NAME}.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {f"{NAME}.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors"
+    )
     whole = quantize_config(4, 32, damp=0.01, dynamic={}, meta={}) | config
     (folder / "quantize_config.json").write_text(json.dumps(whole))
     return folder
@@ -53,9 +60,13 @@ def test_the_config_may_lie_in_the_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_the_first_layout_is_read_when_it_is_symmetric(bits: int, tmp_path: Path) -> None:
     middle = np.full((64, 3), 2 ** (bits - 1), np.uint8)
-    first = gptq_tensors(packed(bits)) | {"qzeros": torch.from_numpy(pack(middle - 1, bits)).T.contiguous()}
+    first = gptq_tensors(packed(bits)) | {
+        "qzeros": torch.from_numpy(pack(middle - 1, bits)).T.contiguous()
+    }
     folder = written(tmp_path, first, bits=bits, checkpoint_format="gptq", sym=True)
-    assert torch.equal(GptqCheckpoint.open(folder).read(NAME).qzeros, torch.from_numpy(pack(middle, bits)).T)
+    assert torch.equal(
+        GptqCheckpoint.open(folder).read(NAME).qzeros, torch.from_numpy(pack(middle, bits)).T
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +103,9 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_no_reader_takes_is_not_written() -> None:
-    with pytest.raises(BadInput, match="multiples of 32 inputs and outputs, .* 48 outputs and 96 inputs"):
+    with pytest.raises(
+        BadInput, match="multiples of 32 inputs and outputs, .* 48 outputs and 96 inputs"
+    ):
         gptq_tensors(packed(4, num_outputs=48))
     one = Packed(1, 32, 96, torch.zeros(3, 64, dtype=torch.int32), torch.ones(3, 64).half(), None)
     with pytest.raises(BadInput, match="2, 3, 4 or 8 bits, not 1"):

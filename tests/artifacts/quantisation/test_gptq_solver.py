@@ -56,7 +56,9 @@ def test_plain_is_the_published_algorithm(num_samples: int, group_size: int) -> 
     for bits, replica in replicas.items():
         codes, result = reference(weight, metric, bits, group_size, 0.01)
         assert (replica.codes == codes).double().mean() >= 0.995
-        assert loss(weight, replica.dequantised(), inputs) == pytest.approx(loss(weight, result, inputs), rel=1e-3)
+        assert loss(weight, replica.dequantised(), inputs) == pytest.approx(
+            loss(weight, result, inputs), rel=1e-3
+        )
 
 
 def test_single_precision_agrees_with_double(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,16 +67,28 @@ def test_single_precision_agrees_with_double(monkeypatch: pytest.MonkeyPatch) ->
     replica = quantize(weight.float(), hessian(inputs).float(), [3], 32, recipe="plain")[3]
     codes, result = reference(weight, hessian(inputs), 3, 32, 0.01)
     assert (replica.codes == codes).double().mean() >= 0.98
-    assert loss(weight, replica.dequantised(), inputs) == pytest.approx(loss(weight, result, inputs), rel=5e-3)
+    assert loss(weight, replica.dequantised(), inputs) == pytest.approx(
+        loss(weight, result, inputs), rel=5e-3
+    )
 
 
 def test_a_metric_is_a_damped_hessian_and_its_factor() -> None:
-    inputs, ridge, order = hessian(correlated(20, 32)), torch.arange(32).double() + 1, torch.arange(32).flip(0)
+    inputs, ridge, order = (
+        hessian(correlated(20, 32)),
+        torch.arange(32).double() + 1,
+        torch.arange(32).flip(0),
+    )
     metric = Metric.of(inputs, order, ridge=ridge, dtype=torch.float64)
-    assert torch.allclose(metric.root @ metric.root.T, metric.hessian) and not metric.root.triu(1).any()
+    assert (
+        torch.allclose(metric.root @ metric.root.T, metric.hessian)
+        and not metric.root.triu(1).any()
+    )
     assert torch.allclose(metric.hessian.flip(0, 1), inputs + ridge.diag())
     for sign in (-1, 0):
-        assert Metric.of(sign * torch.eye(32), order, ridge=torch.zeros(32), dtype=torch.float64) is None
+        assert (
+            Metric.of(sign * torch.eye(32), order, ridge=torch.zeros(32), dtype=torch.float64)
+            is None
+        )
 
 
 def test_groups_are_visited_whole_and_by_falling_activation() -> None:

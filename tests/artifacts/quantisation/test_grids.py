@@ -9,7 +9,9 @@ from artifacts.quantisation.grids import divisor, nearest, plain_grid, tie, top_
 from artifacts.quantisation.widths import SCALAR_WIDTHS
 
 
-def rounded(weights: torch.Tensor, grid: tuple[torch.Tensor, torch.Tensor], bits: int) -> torch.Tensor:
+def rounded(
+    weights: torch.Tensor, grid: tuple[torch.Tensor, torch.Tensor], bits: int
+) -> torch.Tensor:
     scale, zero = (part[0] for part in grid)
     return scale * nearest(weights, divisor(scale), -zero, top_code(bits) - zero, tie(bits))
 
@@ -25,7 +27,10 @@ def test_a_plain_grid_spans_the_range_and_nought() -> None:
 @pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 def test_noughts_and_constants_are_kept(bits: int) -> None:
     weights = torch.tensor([[0.0, 0.25, -0.25]]).expand(8, 3).contiguous()
-    for grid in (plain_grid(weights[:, None], [bits]), weighted_grid(weights[:, None], torch.ones(8), [bits])):
+    for grid in (
+        plain_grid(weights[:, None], [bits]),
+        weighted_grid(weights[:, None], torch.ones(8), [bits]),
+    ):
         assert torch.equal(rounded(weights, grid, bits), weights)
 
 
@@ -44,6 +49,9 @@ def test_a_weighted_grid_costs_no_more_than_a_plain_one(seed: int, bits: int) ->
     def price(grid: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return cost @ (weights - rounded(weights, grid, bits)).square()
 
-    plain, weighted = plain_grid(weights[:, None], [bits]), weighted_grid(weights[:, None], cost, [bits])
+    plain, weighted = (
+        plain_grid(weights[:, None], [bits]),
+        weighted_grid(weights[:, None], cost, [bits]),
+    )
     assert (price(weighted) <= price(plain) * (1 + 1e-9)).all()
     assert (weighted[1] == weighted[1].round()).all() == (bits > 1)

@@ -28,11 +28,17 @@ from tests.artifacts.quantisation.test_trellis import random_trellis
 METADATA = {"model": "a" * 64, "layer": "2", "expert": "5", "note": "Größe"}
 
 
-def packed(bits: int, num_outputs: int = 48, num_inputs: int = 64, group_size: int = 32, seed: int = 0) -> Packed:
+def packed(
+    bits: int, num_outputs: int = 48, num_inputs: int = 64, group_size: int = 32, seed: int = 0
+) -> Packed:
     random = np.random.default_rng(seed + bits)
     tensors = dict.fromkeys(("qweight", "qzeros", "scales"))
     for name, (dtype, shape) in packed_shapes(num_outputs, num_inputs, bits, group_size).items():
-        values = random.integers(-(2**31), 2**31, shape) if dtype == torch.int32 else random.random(shape)
+        values = (
+            random.integers(-(2**31), 2**31, shape)
+            if dtype == torch.int32
+            else random.random(shape)
+        )
         tensors[name] = torch.from_numpy(values).to(dtype)
     return Packed(bits, group_size, num_inputs, **tensors)
 
@@ -64,7 +70,11 @@ def test_a_width_comes_back(path: Path, bits: int) -> None:
         if isinstance(part, torch.Tensor):
             assert torch.equal(parts_read[name], part) and parts_read[name].dtype == part.dtype
             continue
-        assert (parts_read[name].bits, parts_read[name].group_size, parts_read[name].num_inputs) == (
+        assert (
+            parts_read[name].bits,
+            parts_read[name].group_size,
+            parts_read[name].num_inputs,
+        ) == (
             bits,
             part.group_size,
             part.num_inputs,
@@ -182,7 +192,9 @@ def test_trellis_codes_come_back(tmp_path: Path, bits: float) -> None:
         (b'"state_bits":"12"', b'"state_bits":"32"'),
     ],
 )
-def test_trellis_codes_that_are_described_wrongly_are_refused(tmp_path: Path, text: bytes, changed: bytes) -> None:
+def test_trellis_codes_that_are_described_wrongly_are_refused(
+    tmp_path: Path, text: bytes, changed: bytes
+) -> None:
     path = tmp_path / "trellis.safetensors"
     write_replicas(path, trellises(), METADATA)
     assert path.read_bytes().count(text) == 1

@@ -12,7 +12,8 @@ USE = np.ones((2, 3))
 
 
 @pytest.mark.parametrize(
-    ("bits", "widths"), [(16, [1, 2, 3, 4]), (8, [1, 2, 3, 4]), (4.25, [1, 2, 3, 4]), (4, [1, 2, 3])]
+    ("bits", "widths"),
+    [(16, [1, 2, 3, 4]), (8, [1, 2, 3, 4]), (4.25, [1, 2, 3, 4]), (4, [1, 2, 3])],
 )
 def test_a_width_that_takes_no_fewer_bytes_is_left_out(bits: float, widths: list[int]) -> None:
     """In groups of 128, a weight takes 4.16 bits at 4."""
@@ -20,27 +21,43 @@ def test_a_width_that_takes_no_fewer_bytes_is_left_out(bits: float, widths: list
     assert replicas.widths == widths and replicas.nbytes[FULL_BITS] == bits * 4096
     assert replicas.at_full == (4,) * (len(widths) == 3)
     of_4, narrower = column_of(4), columns_of([1, 2, 3])
-    assert (replicas.loss[..., of_4] == 0).all() == (replicas.lost[..., of_4] == 0).all() == (len(widths) == 3)
-    assert (replicas.loss[..., narrower] > 0).all() and np.isnan(replicas.loss[..., columns_of([0.6, 8])]).all()
+    assert (
+        (replicas.loss[..., of_4] == 0).all()
+        == (replicas.lost[..., of_4] == 0).all()
+        == (len(widths) == 3)
+    )
+    assert (replicas.loss[..., narrower] > 0).all() and np.isnan(
+        replicas.loss[..., columns_of([0.6, 8])]
+    ).all()
 
 
 def test_eight_bits_stand_in_for_sixteen_and_for_no_fewer_bytes() -> None:
     """They take 8.19 bits a weight, more than an 8-bit float."""
     replicas = typical(USE, expert_nbytes=16 * 4096, weight_nbytes=2.0, widths=SCALAR_WIDTHS)
-    assert replicas.widths == [*SCALAR_WIDTHS] and replicas.nbytes[8] == pytest.approx(0.512 * 16 * 4096, rel=1e-3)
+    assert replicas.widths == [*SCALAR_WIDTHS] and replicas.nbytes[8] == pytest.approx(
+        0.512 * 16 * 4096, rel=1e-3
+    )
     based = replicas.on_base(8)
-    assert (based.widths, based.base, based.nbytes[FULL_BITS]) == ([1, 2, 3, 4], 8, replicas.nbytes[8])
+    assert (based.widths, based.base, based.nbytes[FULL_BITS]) == (
+        [1, 2, 3, 4],
+        8,
+        replicas.nbytes[8],
+    )
     of_4, of_8 = columns_of([4, 8])
     assert not based.lost[..., of_8].any()
     assert based.loss[0, 0, of_4] == replicas.loss[0, 0, of_4] + replicas.loss[0, 0, of_8]
-    with pytest.raises(Incompatible, match="replicas of 8 bits are no smaller than the experts of the checkpoint"):
+    with pytest.raises(
+        Incompatible, match="replicas of 8 bits are no smaller than the experts of the checkpoint"
+    ):
         typical(USE, expert_nbytes=8 * 4096, weight_nbytes=1.0, widths=SCALAR_WIDTHS).on_base(8)
 
 
 def test_what_is_known_to_be_no_smaller_needs_no_replica() -> None:
     replicas = typical(USE, expert_nbytes=4096).without_larger(3, 4)
     assert (replicas.widths, replicas.at_full) == ([1, 2], (3, 4))
-    with pytest.raises(Incompatible, match="replicas of 3 bits are no smaller than the experts of the checkpoint"):
+    with pytest.raises(
+        Incompatible, match="replicas of 3 bits are no smaller than the experts of the checkpoint"
+    ):
         replicas.on_base(3)
     assert (replicas.on_base(2).widths, replicas.on_base(2).at_full) == ([1], (2,))
 

@@ -24,4 +24,8 @@ def test_one_large_number_is_spread(length: int) -> None:
 
 def test_numbers_are_fixed() -> None:
     spread = rotate(np.arange(96, dtype=np.float32))
-    assert [spread[0], spread[40], spread[95]] == [-76.34242248535156, 29.499998092651367, -95.2627944946289]
+    assert [spread[0], spread[40], spread[95]] == [
+        -76.34242248535156,
+        29.499998092651367,
+        -95.2627944946289,
+    ]

@@ -17,7 +17,9 @@ def integers(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def moments(num_inputs: int, seed: int = 1) -> np.ndarray:
-    inputs = integers(4 * num_inputs, num_inputs, seed=seed) @ integers(num_inputs, num_inputs, seed=seed + 1)
+    inputs = integers(4 * num_inputs, num_inputs, seed=seed) @ integers(
+        num_inputs, num_inputs, seed=seed + 1
+    )
     return inputs.T @ inputs / len(inputs)
 
 
@@ -40,10 +42,13 @@ def test_distortion_of_gaussian_weights(bits: float, most: float) -> None:
 
 @pytest.mark.parametrize("rotates_outputs", [True, False])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(64, 48), (40, 33)])
-def test_errors_go_where_inputs_are_small(num_outputs: int, num_inputs: int, rotates_outputs: bool) -> None:
+def test_errors_go_where_inputs_are_small(
+    num_outputs: int, num_inputs: int, rotates_outputs: bool
+) -> None:
     weight, seen = integers(num_outputs, num_inputs), moments(num_inputs)
     blind, guided = (
-        encoder(weight, each, rotates_outputs=rotates_outputs).at(1.5) for each in (np.eye(num_inputs), seen)
+        encoder(weight, each, rotates_outputs=rotates_outputs).at(1.5)
+        for each in (np.eye(num_inputs), seen)
     )
     assert cost(weight, guided, seen) < 0.7 * cost(weight, blind, seen)
     assert (guided.row_scales is None) == rotates_outputs
@@ -64,11 +69,15 @@ def test_more_bits_cost_less_and_take_no_more_than_asked() -> None:
 def test_a_row_follows_its_own_hessian() -> None:
     weight, groups = integers(64, 32), np.arange(64) % 2
     both = [moments(32, seed=5), moments(32, seed=9)]
-    coded = Encoder(weight, np.stack([*map(rotated, both)]), groups, rotates_outputs=False, damp=0.01).at(1.5)
+    coded = Encoder(
+        weight, np.stack([*map(rotated, both)]), groups, rotates_outputs=False, damp=0.01
+    ).at(1.5)
     error = weight - coded.dequantised().double().numpy()
     for group in (0, 1):
         rows = error[groups == group]
-        own, other = ((rows @ seen * rows).sum() / np.trace(seen) for seen in (both[group], both[1 - group]))
+        own, other = (
+            (rows @ seen * rows).sum() / np.trace(seen) for seen in (both[group], both[1 - group])
+        )
         assert own < other
 
 
@@ -79,7 +88,9 @@ def test_a_row_beyond_all_levels_does_not_spoil_its_column() -> None:
     assert cost(weight, encoder(weight, np.eye(16)).at(3.02), np.eye(16)) < 0.2
 
 
-@pytest.mark.parametrize("weight", [np.zeros((32, 16)), np.eye(32, 16) * 1e-30, np.full((32, 16), 1e12)])
+@pytest.mark.parametrize(
+    "weight", [np.zeros((32, 16)), np.eye(32, 16) * 1e-30, np.full((32, 16), 1e12)]
+)
 def test_weights_of_any_size(weight: np.ndarray) -> None:
     coded = encoder(weight, np.zeros((16, 16))).at(2)
     assert np.isfinite(coded.dequantised().numpy()).all()

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from artifacts.quantisation.widths import BASES, WIDTHS, as_width, column_of, columns_of, label, listed
+from artifacts.quantisation.widths import (
+    BASES,
+    WIDTHS,
+    as_width,
+    column_of,
+    columns_of,
+    label,
+    listed,
+)
 
 
 def test_a_column_is_the_place_in_the_table_and_not_the_bits() -> None:

@@ -27,13 +27,17 @@ def by_hand(pairs, alpha, k_max):
 
 @given(
     st.integers(1, 7).flatmap(
-        lambda size: st.lists(st.lists(st.integers(0, 9), min_size=size, max_size=size), min_size=size, max_size=size)
+        lambda size: st.lists(
+            st.lists(st.integers(0, 9), min_size=size, max_size=size), min_size=size, max_size=size
+        )
     ),
     st.sampled_from(["0", "0.1", "0.5", "0.7", "0.9", "0.95", "1", "1.5"]),
     st.integers(1, 7),
 )
 def test_equals_the_definition_in_exact_arithmetic(pairs, alpha, k_max):
-    assert buddy_lists(conditional(np.array(pairs)), float(alpha), k_max) == by_hand(pairs, Fraction(alpha), k_max)
+    assert buddy_lists(conditional(np.array(pairs)), float(alpha), k_max) == by_hand(
+        pairs, Fraction(alpha), k_max
+    )
 
 
 def test_ties_go_to_the_lower_id():
@@ -41,7 +45,9 @@ def test_ties_go_to_the_lower_id():
 
 
 def test_a_full_alpha_takes_every_companion_and_no_stranger():
-    row = np.array([0.0] + [0.1] * 10 + [0.0])  # in floating point, ten tenths sum to slightly less than one
+    row = np.array(
+        [0.0] + [0.1] * 10 + [0.0]
+    )  # in floating point, ten tenths sum to slightly less than one
     assert np.cumsum(row)[-1] < 1
     assert buddy_lists(row[None], 1.0, 99) == [list(range(1, 11))]
 

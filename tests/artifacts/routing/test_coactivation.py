@@ -34,7 +34,10 @@ def test_equals_a_plain_count(seed, num_tokens, top_k):
     selected, weights = routed(seed, num_tokens, top_k=top_k)
     single, both, weight, lesser = Counter(), Counter(), Counter(), Counter()
     for experts, row in zip(selected.tolist(), weights.tolist(), strict=True):
-        share = {expert: Fraction(value) / sum(map(Fraction, row)) for expert, value in zip(experts, row, strict=True)}
+        share = {
+            expert: Fraction(value) / sum(map(Fraction, row))
+            for expert, value in zip(experts, row, strict=True)
+        }
         for expert in experts:
             single[expert] += 1
             weight[expert] += share[expert]
@@ -47,7 +50,9 @@ def test_equals_a_plain_count(seed, num_tokens, top_k):
     assert statistics.pairs.tolist() == [[both[i, j] for j in range(6)] for i in range(6)]
     # Each term is rounded to the nearest 2^-24.
     error = (num_tokens + 1) * 2**-24
-    np.testing.assert_allclose(statistics.weights, [float(weight[i]) for i in range(6)], rtol=0, atol=error)
+    np.testing.assert_allclose(
+        statistics.weights, [float(weight[i]) for i in range(6)], rtol=0, atol=error
+    )
     expected = [[float(lesser[i, j]) for j in range(6)] for i in range(6)]
     np.testing.assert_allclose(statistics.weighted, expected, rtol=0, atol=error)
 
@@ -57,7 +62,11 @@ def test_shards_merge_to_the_same_bits_in_any_order(parts):
     selected, weights = routed(1, 400, num_experts=32, top_k=8)
     whole = counted(selected, weights, 32)
     shards = [counted(selected[i::parts], weights[i::parts], 32) for i in range(parts)]
-    for order in (range(parts), reversed(range(parts)), np.random.default_rng(2).permutation(parts)):
+    for order in (
+        range(parts),
+        reversed(range(parts)),
+        np.random.default_rng(2).permutation(parts),
+    ):
         merged = Coactivation(32)
         for shard in order:
             merged.merge(shards[shard])
@@ -67,8 +76,14 @@ def test_shards_merge_to_the_same_bits_in_any_order(parts):
 
 def test_memory_layout_does_not_matter():
     selected, weights = routed(1, 50, num_experts=32, top_k=8)
-    plain, other = counted(selected, weights, 32), counted(np.asfortranarray(selected), np.asfortranarray(weights), 32)
-    assert all(np.array_equal(left, right) for left, right in zip(everything(plain), everything(other), strict=True))
+    plain, other = (
+        counted(selected, weights, 32),
+        counted(np.asfortranarray(selected), np.asfortranarray(weights), 32),
+    )
+    assert all(
+        np.array_equal(left, right)
+        for left, right in zip(everything(plain), everything(other), strict=True)
+    )
 
 
 def test_matrices_are_symmetric_without_a_diagonal():

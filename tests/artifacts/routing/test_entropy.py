@@ -10,7 +10,9 @@ from artifacts.routing.entropy import EntropyHistogram, token_entropy
 
 def test_equals_its_formula():
     weights = np.random.default_rng(0).random((20, 4))
-    expected = [-sum(w / row.sum() * math.log(w / row.sum()) for w in row) / math.log(4) for row in weights]
+    expected = [
+        -sum(w / row.sum() * math.log(w / row.sum()) for w in row) / math.log(4) for row in weights
+    ]
     assert token_entropy(weights).tolist() == pytest.approx(expected, abs=1e-12)
 
 
@@ -23,14 +25,18 @@ def test_its_ends():
 def test_a_temperature_divides_the_logits(temperature):
     logits = np.random.default_rng(0).normal(size=(20, 4))
     tempered = token_entropy(np.exp(logits / temperature))
-    np.testing.assert_allclose(token_entropy(np.exp(logits), temperature=temperature), tempered, atol=1e-12)
+    np.testing.assert_allclose(
+        token_entropy(np.exp(logits), temperature=temperature), tempered, atol=1e-12
+    )
 
 
 def test_percentiles_are_near_the_true_ones():
     values = np.random.default_rng(0).beta(2, 5, size=50_000)
     histogram = EntropyHistogram()
     histogram.update(values)
-    np.testing.assert_allclose(histogram.percentiles(), np.percentile(values, range(101)), atol=1e-3)
+    np.testing.assert_allclose(
+        histogram.percentiles(), np.percentile(values, range(101)), atol=1e-3
+    )
 
 
 def test_shards_merge_to_the_same_percentiles():

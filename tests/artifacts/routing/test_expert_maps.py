@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import BadInput, BadUsage, OutOfResources
-from artifacts.routing.expert_maps import ExpertMaps, best_matches, map_nbytes, mean_rows, priorities, select_experts
+from artifacts.routing.expert_maps import (
+    ExpertMaps,
+    best_matches,
+    map_nbytes,
+    mean_rows,
+    priorities,
+    select_experts,
+)
 
 TOLERANCE = {"float32": 1e-5, "float16": 3e-3}
 sizes = st.tuples(*(st.integers(1, most) for most in (9, 5, 7, 6)))  # N, L, E, H
@@ -22,7 +29,14 @@ def filled(
     random: np.random.Generator, size: tuple[int, ...], *, dtype: str = "float32"
 ) -> tuple[ExpertMaps, np.ndarray, np.ndarray]:
     num_maps, num_layers, num_experts, hidden = size
-    maps = ExpertMaps(num_maps, num_layers=num_layers, num_experts=num_experts, hidden=hidden, distance=1, dtype=dtype)
+    maps = ExpertMaps(
+        num_maps,
+        num_layers=num_layers,
+        num_experts=num_experts,
+        hidden=hidden,
+        distance=1,
+        dtype=dtype,
+    )
     embeddings = random.standard_normal((num_maps, hidden)).astype(np.float32)
     probabilities = distributions(random, num_maps, num_layers, num_experts)
     assert maps.add(embeddings, probabilities).tolist() == list(range(num_maps))
@@ -36,7 +50,9 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @given(sizes, st.integers(1, 3), dtypes, st.integers(0, 99))
-def test_scores_are_those_of_brute_force(size: tuple[int, ...], num_requests: int, dtype: str, seed: int) -> None:
+def test_scores_are_those_of_brute_force(
+    size: tuple[int, ...], num_requests: int, dtype: str, seed: int
+) -> None:
     random = np.random.default_rng(seed)
     maps, embeddings, probabilities = filled(random, size, dtype=dtype)
     queries = random.standard_normal((num_requests, size[3])).astype(np.float32)
@@ -47,19 +63,29 @@ def test_scores_are_those_of_brute_force(size: tuple[int, ...], num_requests: in
     for layer in range(size[1]):
         under_way.update(seen[:, layer])
         prefix = slice(layer + 1)
-        expected = [[cosine(query[prefix], other[prefix]) for other in probabilities] for query in seen]
+        expected = [
+            [cosine(query[prefix], other[prefix]) for other in probabilities] for query in seen
+        ]
         whole = maps.trajectory_scores(seen[:, prefix])
         assert whole == pytest.approx(np.array(expected), abs=TOLERANCE[dtype])
         assert under_way.scores() == pytest.approx(whole, abs=1e-5)
         assert (np.abs(whole) <= 1).all() and (np.abs(under_way.scores()) <= 1).all()
     rows, scores = best_matches(under_way.scores())
     assert scores.tolist() == under_way.scores().max(axis=1).tolist()
-    assert maps.layer(rows, 0).dtype == np.float32 and maps.layer(rows, 0).shape == (num_requests, size[2])
+    assert maps.layer(rows, 0).dtype == np.float32 and maps.layer(rows, 0).shape == (
+        num_requests,
+        size[2],
+    )
 
 
 @given(sizes, st.integers(0, 12), st.integers(0, 4), dtypes, st.integers(0, 99), st.data())
 def test_a_full_store_replaces_the_map_most_similar_to_the_newcomer(
-    size: tuple[int, ...], num_more: int, num_before: int, dtype: str, seed: int, data: st.DataObject
+    size: tuple[int, ...],
+    num_more: int,
+    num_before: int,
+    dtype: str,
+    seed: int,
+    data: st.DataObject,
 ) -> None:
     capacity, num_layers, num_experts, hidden = size
     distance = data.draw(st.integers(1, num_layers))
@@ -68,10 +94,17 @@ def test_a_full_store_replaces_the_map_most_similar_to_the_newcomer(
     embeddings = random.standard_normal((total, hidden)).astype(dtype)
     probabilities = distributions(random, total, num_layers, num_experts).astype(dtype)
     maps = ExpertMaps(
-        capacity, num_layers=num_layers, num_experts=num_experts, hidden=hidden, distance=distance, dtype=dtype
+        capacity,
+        num_layers=num_layers,
+        num_experts=num_experts,
+        hidden=hidden,
+        distance=distance,
+        dtype=dtype,
     )
     cut = min(num_before, total)
-    rows = np.concatenate([maps.add(embeddings[part], probabilities[part]) for part in (slice(cut), slice(cut, None))])
+    rows = np.concatenate(
+        [maps.add(embeddings[part], probabilities[part]) for part in (slice(cut), slice(cut, None))]
+    )
     held = list(range(min(capacity, total)))
     share = distance / num_layers
     for newcomer in range(len(held), total):
@@ -86,7 +119,9 @@ def test_a_full_store_replaces_the_map_most_similar_to_the_newcomer(
     assert len(maps) == len(held) <= capacity
     assert maps.num_replaced == num_more
     assert np.array_equal(maps.probabilities, probabilities[held])
-    assert maps.semantic_scores(embeddings[held].astype(np.float32)).diagonal() == pytest.approx(1, abs=2e-3)
+    assert maps.semantic_scores(embeddings[held].astype(np.float32)).diagonal() == pytest.approx(
+        1, abs=2e-3
+    )
 
 
 def test_many_newcomers_at_once_are_as_one_after_another() -> None:
@@ -95,7 +130,9 @@ def test_many_newcomers_at_once_are_as_one_after_another() -> None:
     singly = ExpertMaps.of(at_once.embeddings.copy(), at_once.probabilities.copy(), distance=1)
     more = random.standard_normal((1300, 16)).astype(np.float32), distributions(random, 1300, 4, 8)
     rows = at_once.add(*more)
-    assert rows.tolist() == [int(singly.add(*(part[i : i + 1] for part in more))[0]) for i in range(1300)]
+    assert rows.tolist() == [
+        int(singly.add(*(part[i : i + 1] for part in more))[0]) for i in range(1300)
+    ]
     assert np.array_equal(at_once.probabilities, singly.probabilities)
     assert at_once.num_replaced == singly.num_replaced == 1300
     assert len(np.unique(rows)) > 20
@@ -105,7 +142,9 @@ def test_a_store_of_given_maps_is_a_copy_with_room_for_more() -> None:
     random = np.random.default_rng(0)
     maps, *_ = filled(random, (5, 3, 4, 6))
     embeddings, probabilities = maps.embeddings.copy(), maps.probabilities.copy()
-    embeddings.flags.writeable = probabilities.flags.writeable = False  # as arrays that are read from a database
+    embeddings.flags.writeable = probabilities.flags.writeable = (
+        False  # as arrays that are read from a database
+    )
     other = ExpertMaps.of(embeddings, probabilities, capacity=6, distance=2)
     queries = distributions(random, 2, 3, 4)
     assert np.array_equal(other.trajectory_scores(queries), maps.trajectory_scores(queries))

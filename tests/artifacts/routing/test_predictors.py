@@ -7,7 +7,14 @@ import pyarrow as pa
 import pytest
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.routing.predictors import RECORDED, Predictors, check_reach, predictor_rows, predictors_of, projection
+from artifacts.routing.predictors import (
+    RECORDED,
+    Predictors,
+    check_reach,
+    predictor_rows,
+    predictors_of,
+    projection,
+)
 from artifacts.shape import Shape
 from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
@@ -33,7 +40,9 @@ def rows_of(predictors: Predictors) -> pa.Table:
 def test_through_a_store_and_back(tmp_path: Path) -> None:
     model = ModelInfo("m", "f" * 64, "olmoe", SHAPE)
     wrote = random_predictors()
-    info = RunInfo("build-predictor", model.model_id, utc_now(), 1.0, seed=7, parameters={"features": FEATURES})
+    info = RunInfo(
+        "build-predictor", model.model_id, utc_now(), 1.0, seed=7, parameters={"features": FEATURES}
+    )
     with Store.open(tmp_path / "moe.duckdb") as store:
         store.add_model(model)
         assert load_predictors(store, model.model_id, SHAPE) is None
@@ -46,7 +55,9 @@ def test_through_a_store_and_back(tmp_path: Path) -> None:
 def test_rows_may_come_in_any_order() -> None:
     wrote = random_predictors()
     shuffled = rows_of(wrote).take(np.random.default_rng(1).permutation(6))
-    assert np.array_equal(predictors_of(shuffled, SHAPE, num_features=FEATURES, seed=7).weights, wrote.weights)
+    assert np.array_equal(
+        predictors_of(shuffled, SHAPE, num_features=FEATURES, seed=7).weights, wrote.weights
+    )
 
 
 @pytest.mark.parametrize("kept", [[0, 1, 2, 3, 4], [0, 0, 2, 3, 4, 5]])
@@ -65,12 +76,18 @@ def test_what_is_not_finite_is_refused() -> None:
 def test_how_far_they_look() -> None:
     check_reach(random_predictors(), 2)
     check_reach(RECORDED, 6)
-    with pytest.raises(Incompatible, match="2 layers ahead, not 3: run `moectl build-predictor --distance 3`"):
+    with pytest.raises(
+        Incompatible, match="2 layers ahead, not 3: run `moectl build-predictor --distance 3`"
+    ):
         check_reach(random_predictors(), 3)
 
 
 def test_the_projection_follows_from_its_seed() -> None:
-    (matrix, shift), again, other = projection(64, 32, 3), projection(64, 32, 3), projection(64, 32, 4)
+    (matrix, shift), again, other = (
+        projection(64, 32, 3),
+        projection(64, 32, 3),
+        projection(64, 32, 4),
+    )
     assert np.array_equal(matrix, again[0]) and np.array_equal(shift, again[1])
     assert not np.array_equal(matrix, other[0])
     assert matrix.std() * np.sqrt(64) == pytest.approx(1.5, rel=0.1)

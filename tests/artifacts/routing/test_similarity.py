@@ -26,14 +26,18 @@ def test_scores_are_shares_in_the_order_of_their_metric(seed: int, num_experts: 
 
 
 def test_a_twin_covers_everything() -> None:
-    loss = np.array([[0.0, 0.0, 2.0, 3.0], [0.0, 0.0, 2.0, 3.0], [2.0, 2.0, 0.0, 1.0], [3.0, 3.0, 1.0, 0.0]])
+    loss = np.array(
+        [[0.0, 0.0, 2.0, 3.0], [0.0, 0.0, 2.0, 3.0], [2.0, 2.0, 0.0, 1.0], [3.0, 3.0, 1.0, 0.0]]
+    )
     lists = buddy_lists(loss_scores(loss), 0.95, 3)
     assert lists[:2] == [[1], [0]] and lists[2] == [3, 0, 1]
     assert np.isfinite(loss_scores(np.zeros((3, 3)))).all()
 
 
 def test_one_expert_and_opposite_experts_have_no_buddies() -> None:
-    assert loss_scores(np.zeros((1, 1))).tolist() == output_scores(np.ones((1, 1))).tolist() == [[0.0]]
+    assert (
+        loss_scores(np.zeros((1, 1))).tolist() == output_scores(np.ones((1, 1))).tolist() == [[0.0]]
+    )
     assert output_scores(np.array([[1.0, -1.0], [-1.0, 1.0]])).tolist() == [[0, 0], [0, 0]]
 
 
@@ -42,7 +46,9 @@ def test_samples_count_by_their_tokens() -> None:
 
     def sample(cosine: float, loss: float, samples: list[int]) -> Similarity:
         size = (1, 3, 3)
-        return Similarity(np.full(size, cosine), np.full(size, loss), np.full(size[:2], loss), np.array([samples]))
+        return Similarity(
+            np.full(size, cosine), np.full(size, loss), np.full(size[:2], loss), np.array([samples])
+        )
 
     merged = Similarity.merge([sample(0.0, 1.0, [2, 0, 0]), sample(1.0, 4.0, [4, 2, 0])])
     assert merged.cosine[0, 0, 1] == pytest.approx(6 / 8)

@@ -8,7 +8,9 @@ import numpy as np
 
 CLOSE, FALLS = 1e-9, 1e-12
 
-Transfers = tuple[float, float, float]  # experts in time; overhead in seconds: of the link, of the engine's own work
+Transfers = tuple[
+    float, float, float
+]  # experts in time; overhead in seconds: of the link, of the engine's own work
 
 
 class Plain:
@@ -16,9 +18,26 @@ class Plain:
     transfer."""
 
     def __init__(
-        self, window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit, *, latency_s=0.0, host_s=0.0
+        self,
+        window,
+        moe_s,
+        attention_s,
+        load_s,
+        k,
+        hit,
+        prediction,
+        prediction_hit,
+        *,
+        latency_s=0.0,
+        host_s=0.0,
     ) -> None:
-        self.first_window, self.moe_s, self.attention_s, self.load_s, self.k = window, moe_s, attention_s, load_s, k
+        self.first_window, self.moe_s, self.attention_s, self.load_s, self.k = (
+            window,
+            moe_s,
+            attention_s,
+            load_s,
+            k,
+        )
         self.hit, self.prediction, self.prediction_hit = hit, prediction, prediction_hit
         self.latency_s, self.host_s = latency_s, host_s
         self.arguments = (window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
@@ -54,9 +73,13 @@ class Plain:
     def after(self, covered: float, link_s: float, host_s: float) -> tuple[float, float]:
         """Exposed seconds, and the window that is left."""
         hide_s, miss_s = covered * self.moe_s / self.k, (self.k - covered) * self.load_s + link_s
-        return max(0.0, miss_s - hide_s) + host_s, self.moe_s - min(hide_s, miss_s) + self.attention_s
+        return max(0.0, miss_s - hide_s) + host_s, self.moe_s - min(
+            hide_s, miss_s
+        ) + self.attention_s
 
-    def split(self, budgets: Sequence[float]) -> tuple[list[float], list[float], list[int], list[float]]:
+    def split(
+        self, budgets: Sequence[float]
+    ) -> tuple[list[float], list[float], list[int], list[float]]:
         """Exposed seconds, theta, cache size and window of each layer."""
         exposed, sizes, windows = [], [], [self.first_window]
         for layer, budget in enumerate(budgets):
@@ -65,7 +88,12 @@ class Plain:
             exposed.append(seconds)
             sizes.append(size)
             windows.append(window)
-        return exposed, [budget / size for budget, size in zip(budgets, sizes, strict=True)], sizes, windows
+        return (
+            exposed,
+            [budget / size for budget, size in zip(budgets, sizes, strict=True)],
+            sizes,
+            windows,
+        )
 
     def exposed_s(self, budgets: Sequence[float]) -> float:
         """Exposed seconds of all layers."""
@@ -78,8 +106,14 @@ class Plain:
         while True:
             budgets = [one + count * step for one, count in zip(start, moved, strict=True)]
             exposed = self.split(budgets)[0]
-            gains = {layer: exposed[layer] - other for layer, other in self._shifted(budgets, step).items()}
-            losses = {layer: other - exposed[layer] for layer, other in self._shifted(budgets, -step).items()}
+            gains = {
+                layer: exposed[layer] - other
+                for layer, other in self._shifted(budgets, step).items()
+            }
+            losses = {
+                layer: other - exposed[layer]
+                for layer, other in self._shifted(budgets, -step).items()
+            }
             receiver = max(gains, key=gains.get, default=None)
             losses.pop(receiver, None)
             giver = min(losses, key=losses.get, default=None)
@@ -114,7 +148,9 @@ class Plain:
                 if budget - step > CLOSE:
                     less[layer] = self.change(budgets, _with(budgets, {layer: -step}))
             few = itertools.product(sorted(more, key=more.get)[:3], sorted(less, key=less.get)[:3])
-            moves = [_with(budgets, {one: step, other: -step}) for one, other in few if one != other]
+            moves = [
+                _with(budgets, {one: step, other: -step}) for one, other in few if one != other
+            ]
             best = min(moves, key=lambda move: self.change(budgets, move), default=budgets)
             if self.change(budgets, best) >= -self.least_change:
                 return budgets

@@ -23,24 +23,36 @@ def case(seed: int) -> tuple[Plain, SplitProblem, np.ndarray, float]:
     plain = Plain(window, moe_s, attention_s, load_s, k, *curves, **named(besides))
     ours = SplitProblem.of(window, (moe_s, attention_s, load_s, k, *besides), curves)
     budget = random.uniform(0.15, 1) * experts
-    return plain, ours, ours.even(layers * (max(1, round(budget / step)) * step if seed % 2 else budget)), step
+    return (
+        plain,
+        ours,
+        ours.even(layers * (max(1, round(budget / step)) * step if seed % 2 else budget)),
+        step,
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
     plain, ours, even, zeta = case(seed)
     greedy, refined = ours.greedy(even, zeta), ours.run_kernel("refine", even, zeta)
-    for answer in (greedy, refined):  # a layer's exposed time is reused where nothing before it changed
+    for answer in (
+        greedy,
+        refined,
+    ):  # a layer's exposed time is reused where nothing before it changed
         np.testing.assert_array_equal(answer, ours.answer(answer[0]))
     np.testing.assert_allclose(greedy[0], plain.greedy(even, zeta), atol=1e-9)
     once = refined[0]
     assert once.sum() == pytest.approx(even.sum())
     # Between equal moves rounding decides.
-    assert plain.exposed_s(once) == pytest.approx(plain.exposed_s(plain.refined(even, zeta)), abs=1e-9)
+    assert plain.exposed_s(once) == pytest.approx(
+        plain.exposed_s(plain.refined(even, zeta)), abs=1e-9
+    )
     budgets = even
     for step in [zeta * 2**doublings for doublings in (2, 1, 0) if 2**doublings <= 1 / zeta]:
         budgets = plain.refined(budgets, step)
-    assert plain.exposed_s(ours.refined(even, zeta)[0]) == pytest.approx(plain.exposed_s(budgets), abs=1e-9)
+    assert plain.exposed_s(ours.refined(even, zeta)[0]) == pytest.approx(
+        plain.exposed_s(budgets), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -53,7 +65,10 @@ def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
     split(ours.curves, ours.times, even, windows, exposed, np.zeros(len(even), np.int64))
     for one, other in itertools.product(range(len(even)), repeat=2):
         after = even.copy()
-        after[one], after[other] = min(even[one] + step, ours.shape[1]), max(even[other] - step, step / 2)
+        after[one], after[other] = (
+            min(even[one] + step, ours.shape[1]),
+            max(even[other] - step, step / 2),
+        )
         changes = (one, after[one], other, after[other])
         change = exposed_change(ours.curves, ours.times, even, windows, exposed, *changes)
         assert change == pytest.approx(plain.change(even, after), abs=1e-9)
@@ -68,7 +83,10 @@ def test_less_than_rounding_of_what_takes_time_is_no_gain(time: int) -> None:
         times = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
         times[time] = 1.0
         ours = SplitProblem.of(times[0], times[1:], (hit, np.zeros((2, 0)), np.zeros((2, 0, 4))))
-        for answer in (ours.greedy(ours.even(4), 1.0), ours.run_kernel("refine", ours.even(4), 1.0)):
+        for answer in (
+            ours.greedy(ours.even(4), 1.0),
+            ours.run_kernel("refine", ours.even(4), 1.0),
+        ):
             assert answer[0].tolist() == [2 + moved, 2 - moved]
 
 
@@ -84,12 +102,17 @@ def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int
 
     plain, ours, budgets, _ = case(seed)
     num_experts = ours.shape[1]
-    values, windows = np.arange(1, 2 * num_experts + 1) / 2, np.append(np.linspace(seed % 3, 3, 7), 1e9)
+    values, windows = (
+        np.arange(1, 2 * num_experts + 1) / 2,
+        np.append(np.linspace(seed % 3, 3, 7), 1e9),
+    )
     if seed % 4 == 0:  # no predicted expert is cached, so loads end exactly with windows
         ours.curves[2][:] = plain.prediction_hit[:] = 0
     table = tabulate(ours.curves, ours.times, values, windows)
     for layer, by_budget in enumerate(table):
-        expected = [[plain.covered(layer, budget, window)[1] for window in windows] for budget in values]
+        expected = [
+            [plain.covered(layer, budget, window)[1] for window in windows] for budget in values
+        ]
         np.testing.assert_array_equal(by_budget, expected)
     spare = int(budgets.sum() * 2) - len(budgets)
     if spare >= 0:
@@ -108,10 +131,16 @@ def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> No
     even = ours.even((num_cells + rest) / 2)
     budgets = ours.gridded(even, 0.5)
     assert budgets.sum() == pytest.approx(even.sum())
-    ways = [np.array(way) / 2 for way in itertools.product(range(1, 7), repeat=3) if sum(way) == num_cells]
+    ways = [
+        np.array(way) / 2
+        for way in itertools.product(range(1, 7), repeat=3)
+        if sum(way) == num_cells
+    ]
     best = min(ways, key=lambda way: ours.answer(way)[1].sum())
     whole = [best + one for one in np.eye(3) * rest / 2 if (best + one <= 3).all()]
-    assert ours.answer(budgets)[1].sum() == pytest.approx(min(ours.answer(one)[1].sum() for one in whole))
+    assert ours.answer(budgets)[1].sum() == pytest.approx(
+        min(ours.answer(one)[1].sum() for one in whole)
+    )
 
 
 def test_less_than_a_cell_each_is_shared_evenly() -> None:
@@ -121,10 +150,19 @@ def test_less_than_a_cell_each_is_shared_evenly() -> None:
         assert (np.ptp(budgets) == 0) == is_even and budgets.sum() == pytest.approx(total)
 
 
-def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Cells are no finer than a step or the permitted number; for a step beyond an expert they are whole experts."""
     ours = SplitProblem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), problem(3, 4, 1, 4)[5:])
-    for step, most, share in ((0.5, 2048, 2), (1.0, 2048, 1), (3.0, 2048, 1), (0.5, 12, 2), (0.1, 6, 1), (0.1, 5, 1)):
+    for step, most, share in (
+        (0.5, 2048, 2),
+        (1.0, 2048, 1),
+        (3.0, 2048, 1),
+        (0.5, 12, 2),
+        (0.1, 6, 1),
+        (0.1, 5, 1),
+    ):
         monkeypatch.setattr("artifacts.splits.solve._NUM_CELLS", most)
         cells = ours.gridded(ours.even(6.0), step) * share
         assert cells.tolist() == cells.round().tolist() and cells.sum() == 6 * share

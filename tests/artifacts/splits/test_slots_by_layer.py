@@ -13,12 +13,16 @@ from artifacts.splits.slots_by_layer import fewest_loads, loads_on_demand
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 999), st.data())
 @settings(max_examples=60)
-def test_no_other_way_loads_fewer(layers: int, experts: int, seed: int, data: st.DataObject) -> None:
+def test_no_other_way_loads_fewer(
+    layers: int, experts: int, seed: int, data: st.DataObject
+) -> None:
     loads = np.random.default_rng(seed).random((layers, experts + 1))
     total = data.draw(st.integers(layers, layers * experts))
     slots = fewest_loads(loads, total)
     assert slots.sum() == total and ((slots >= 1) & (slots <= experts)).all()
-    ways = (way for way in itertools.product(range(1, experts + 1), repeat=layers) if sum(way) == total)
+    ways = (
+        way for way in itertools.product(range(1, experts + 1), repeat=layers) if sum(way) == total
+    )
     least = min(loads[np.arange(layers), way].sum() for way in ways)
     assert loads[np.arange(layers), slots].sum() == pytest.approx(least)
 

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
-from artifacts.splits.solve import SOLVERS, Latencies, SolvedSplit, SplitProblem, allocate, expert_split
+from artifacts.splits.solve import (
+    SOLVERS,
+    Latencies,
+    SolvedSplit,
+    SplitProblem,
+    allocate,
+    expert_split,
+)
 from tests.artifacts.splits.reference import Plain
 
 
@@ -24,7 +31,9 @@ def problem(num_layers: int, num_experts: int, k: int, seed: int, *, compute: fl
     return head_s + attention_s, moe_s, attention_s, 1.0, k, hit, prediction, cached
 
 
-def best_of_all(total: int, num_parts: int, arguments: tuple, besides: tuple[float, float]) -> float:
+def best_of_all(
+    total: int, num_parts: int, arguments: tuple, besides: tuple[float, float]
+) -> float:
     """The minimal summed exposed time over all budgets that are whole parts of an expert."""
     num_layers, num_experts = arguments[6].shape
     sums = []
@@ -49,14 +58,23 @@ def as_problem(arguments: tuple, besides: tuple[float, float] = (0.0, 0.0)) -> S
     return SplitProblem.of(first_window, (*times, *besides), arguments[5:])
 
 
-@given(st.integers(1, 5), st.integers(2, 9), st.integers(0, 999), st.floats(0.05, 1), st.floats(0.1, 4), BESIDES)
+@given(
+    st.integers(1, 5),
+    st.integers(2, 9),
+    st.integers(0, 999),
+    st.floats(0.05, 1),
+    st.floats(0.1, 4),
+    BESIDES,
+)
 def test_expert_split_is_the_plain_loops(
     layers: int, experts: int, seed: int, share: float, compute: float, besides: tuple[float, float]
 ) -> None:
     arguments = problem(layers, experts, min(2, experts), seed, compute=compute)
     budgets = np.random.default_rng(seed).uniform(share / 2, share, layers) * experts
     plain_ones = Plain(*arguments, **named(besides)).split(budgets)[:3]
-    for ours, plain in zip(expert_split(budgets, *arguments, **named(besides)), plain_ones, strict=True):
+    for ours, plain in zip(
+        expert_split(budgets, *arguments, **named(besides)), plain_ones, strict=True
+    ):
         np.testing.assert_array_equal(ours, plain)
 
 
@@ -66,7 +84,9 @@ def test_predictions_may_stop_early(num_ranks: int, seed: int) -> None:
     *times, hit, prediction, cached = problem(3, 6, 2, seed)
     arguments = (*times, hit, prediction[:, :num_ranks], cached[:, :num_ranks])
     budgets = [1.5, 2.0, 3.2]
-    for ours, plain in zip(expert_split(budgets, *arguments), Plain(*arguments).split(budgets)[:3], strict=True):
+    for ours, plain in zip(
+        expert_split(budgets, *arguments), Plain(*arguments).split(budgets)[:3], strict=True
+    ):
         np.testing.assert_array_equal(ours, plain)
     for solver in SOLVERS:
         assert allocate(6, 0.05, *arguments, solver=solver)[0].sum() == pytest.approx(6)
@@ -100,13 +120,21 @@ def test_expert_split_by_hand() -> None:
 )
 @settings(max_examples=40)
 def test_sizes_that_were_found_expose_what_was_said(
-    layers: int, experts: int, seed: int, share: float, besides: tuple[float, float], load_s: float, is_whole: bool
+    layers: int,
+    experts: int,
+    seed: int,
+    share: float,
+    besides: tuple[float, float],
+    load_s: float,
+    is_whole: bool,
 ) -> None:
     window, moe_s, attention_s, _, *others = problem(layers, experts, 2, seed)
     arguments = (window, moe_s, attention_s, load_s, *others)
     budgets = np.full(layers, max(1, round(share * experts)) if is_whole else share * experts)
     exposed, _, sizes = expert_split(budgets, *arguments, **named(besides))
-    np.testing.assert_allclose(as_problem(arguments, besides).exposed_with(budgets, sizes), exposed, atol=1e-9)
+    np.testing.assert_allclose(
+        as_problem(arguments, besides).exposed_with(budgets, sizes), exposed, atol=1e-9
+    )
 
 
 def test_each_transfer_has_its_latency() -> None:
@@ -115,16 +143,30 @@ def test_each_transfer_has_its_latency() -> None:
     curves = [[0.0, 0.5, 1.0]], np.zeros((1, 0)), np.zeros((1, 0, 3))
     for latency_s, size, exposed_s in (
         (0.0, 1, 0.5 * 4),  # both have half of it in time, and the smaller is taken
-        (0.5, 1, 0.5 * (4 + 0.5)),  # whole, an expert is loaded half of the time; cut, a bottom always
+        (
+            0.5,
+            1,
+            0.5 * (4 + 0.5),
+        ),  # whole, an expert is loaded half of the time; cut, a bottom always
         (4.0, 1, 0.5 * (4 + 4)),
     ):
-        exposed, theta, sizes = expert_split([1], 0.0, 0.0, 0.0, 4.0, 1, *curves, latency_s=latency_s)
-        assert (exposed.tolist(), theta.tolist(), sizes.tolist()) == ([exposed_s], [1 / size], [size])
+        exposed, theta, sizes = expert_split(
+            [1], 0.0, 0.0, 0.0, 4.0, 1, *curves, latency_s=latency_s
+        )
+        assert (exposed.tolist(), theta.tolist(), sizes.tolist()) == (
+            [exposed_s],
+            [1 / size],
+            [size],
+        )
     hits_more = [[0.0, 0.1, 1.0]], np.zeros((1, 0)), np.zeros((1, 0, 3))
     for latency_s, size, exposed_s in ((1.0, 2, 0.5 * 4 + 1), (17.0, 1, 0.9 * (4 + 17))):
-        exposed, _, sizes = expert_split([1], 0.0, 0.0, 0.0, 4.0, 1, *hits_more, latency_s=latency_s)
+        exposed, _, sizes = expert_split(
+            [1], 0.0, 0.0, 0.0, 4.0, 1, *hits_more, latency_s=latency_s
+        )
         assert sizes.tolist() == [size] and exposed[0] == pytest.approx(exposed_s)
-    exposed, _, sizes = expert_split([1], 0.0, 0.0, 0.0, 4.0, 1, *hits_more, latency_s=1.0, host_s=2.0)
+    exposed, _, sizes = expert_split(
+        [1], 0.0, 0.0, 0.0, 4.0, 1, *hits_more, latency_s=1.0, host_s=2.0
+    )
     assert sizes.tolist() == [2] and exposed[0] == pytest.approx(0.5 * 4 + 1 + 2)
     flat = [[0.0, 0.5, 0.5]], *curves[1:]
     exposed, _, _ = expert_split([0.5], 0.0, 0.0, 0.0, 4.0, 1, *flat, latency_s=1.0)
@@ -144,11 +186,19 @@ def test_each_transfer_has_its_latency() -> None:
 )
 @settings(max_examples=50)
 def test_what_holds_for_any_allocation(
-    solver: str, layers: int, experts: int, seed: int, share: float, zeta: float, besides: tuple[float, float]
+    solver: str,
+    layers: int,
+    experts: int,
+    seed: int,
+    share: float,
+    zeta: float,
+    besides: tuple[float, float],
 ) -> None:
     arguments = problem(layers, experts, min(2, experts), seed)
     total = share * layers * experts
-    budgets, exposed, theta, sizes = allocate(total, zeta, *arguments, solver=solver, **named(besides))
+    budgets, exposed, theta, sizes = allocate(
+        total, zeta, *arguments, solver=solver, **named(besides)
+    )
     assert budgets.sum() == pytest.approx(min(total, layers * experts))
     assert ((budgets > 0) & (budgets <= experts + 1e-9)).all()
     assert ((theta > 0) & (theta <= 1)).all()
@@ -161,12 +211,22 @@ def test_what_holds_for_any_allocation(
         np.testing.assert_allclose(ours, other)
 
 
-@given(st.integers(2, 6), st.integers(2, 6), st.integers(0, 999), st.floats(0.1, 0.9), st.floats(0.2, 3))
+@given(
+    st.integers(2, 6),
+    st.integers(2, 6),
+    st.integers(0, 999),
+    st.floats(0.1, 0.9),
+    st.floats(0.2, 3),
+)
 @settings(max_examples=40)
-def test_dynamic_is_never_worse_than_greedy(layers: int, experts: int, seed: int, share: float, compute: float) -> None:
+def test_dynamic_is_never_worse_than_greedy(
+    layers: int, experts: int, seed: int, share: float, compute: float
+) -> None:
     arguments = problem(layers, experts, min(2, experts), seed, compute=compute)
     total = share * layers * experts
-    greedy, dynamic = (allocate(total, 0.05, *arguments, solver=solver)[1].sum() for solver in SOLVERS)
+    greedy, dynamic = (
+        allocate(total, 0.05, *arguments, solver=solver)[1].sum() for solver in SOLVERS
+    )
     assert dynamic <= greedy
 
 
@@ -219,7 +279,10 @@ def uneven(budget: int) -> tuple[SplitProblem, np.ndarray]:
     layers take what the text says (165 and 57 ms a token), half of a layer its experts. And equal budgets."""
     sizes, table = np.arange(0, 61, 10), np.array([0, 0.2556, 0.4536, 0.6221, 0.7712, 0.9008, 1])
     bends = np.log(np.linspace(0.5812, 0.6367, 24)) / np.log(0.6221)
-    hit = np.interp(np.arange(61), sizes, table) ** np.random.default_rng(0).permutation(bends)[:, None]
+    hit = (
+        np.interp(np.arange(61), sizes, table)
+        ** np.random.default_rng(0).permutation(bends)[:, None]
+    )
     right = np.interp(np.arange(24), [0, 6, 17, 23], np.array([2.07, 3.39, 3.39, 2.07]) / 4)
     prediction, cached = np.repeat(right[:, None], 4, axis=1), np.repeat(hit[:, None], 4, axis=1)
     layer_s, load_s = 57e-3 / 24, 165e-3 / 96
@@ -266,8 +329,21 @@ def test_greedy_moves_between_uneven_layers_by_steps_of_the_whole_budget() -> No
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict, said: str) -> None:
-    names = ("first_window", "moe_s", "attention_s", "load_s", "k", "hit", "prediction", "prediction_hit")
-    options = dict(zip(names, problem(2, 4, 2, 0), strict=True)) | {"total_budget": 2, "zeta": 0.01} | change
+    names = (
+        "first_window",
+        "moe_s",
+        "attention_s",
+        "load_s",
+        "k",
+        "hit",
+        "prediction",
+        "prediction_hit",
+    )
+    options = (
+        dict(zip(names, problem(2, 4, 2, 0), strict=True))
+        | {"total_budget": 2, "zeta": 0.01}
+        | change
+    )
     with pytest.raises(BadUsage, match=said):
         allocate(**options)
 
@@ -291,7 +367,9 @@ def test_seconds_may_be_of_any_size() -> None:
             answers.append(allocate(4, 1 / 8, *times, *others, solver=solver, **besides))
     for number, (budgets, exposed, _, _) in enumerate(answers[2:]):
         np.testing.assert_array_equal(budgets, answers[number % 2][0])
-        np.testing.assert_array_equal(exposed, answers[number % 2][1] * (2.0**-40, 2.0**40)[number // 2])
+        np.testing.assert_array_equal(
+            exposed, answers[number % 2][1] * (2.0**-40, 2.0**40)[number // 2]
+        )
     assert len(set(answers[0][0])) > 1, "nothing was moved"
 
 
@@ -301,14 +379,27 @@ def test_what_is_just_possible() -> None:
     nothing = np.zeros((1, 0)), np.zeros((1, 0, 5))
     exposed, theta, size = expert_split([4], 0.0, 0.0, 0.0, 0.0, 4, hit, *nothing)
     assert (exposed.tolist(), theta.tolist(), size.tolist()) == ([0], [1], [4])
-    assert expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0] == pytest.approx(1), "as good as nothing"
-    crumbs, most = expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, 0.8 * hit, *nothing, latency_s=1.0)[0], 0.8
-    assert crumbs == pytest.approx(1 + 2 - most), "and every expert takes two transfers, a cached one one"
+    assert expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0] == pytest.approx(1), (
+        "as good as nothing"
+    )
+    crumbs, most = (
+        expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, 0.8 * hit, *nothing, latency_s=1.0)[0],
+        0.8,
+    )
+    assert crumbs == pytest.approx(1 + 2 - most), (
+        "and every expert takes two transfers, a cached one one"
+    )
     flat, whole = np.array([[0, 0.1, 0.2, 0.9, 0.9]]), (0.0, 0.0, 0.5, 1.0, 1)
-    for one, other in zip(*(expert_split([budget], *whole, flat, *nothing) for budget in (3, 3 + 1e-10)), strict=True):
+    for one, other in zip(
+        *(expert_split([budget], *whole, flat, *nothing) for budget in (3, 3 + 1e-10)), strict=True
+    ):
         assert one.tolist() == other.tolist(), "what rounding adds to a whole expert is nothing"
-    assert expert_split([2], 0.0, 0.0, 0.0, 0.0, 1, hit, *nothing, latency_s=1.0)[0].tolist() == [0.5]
-    assert allocate(9, 0.5, 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0].tolist() == [4], "more than there is"
+    assert expert_split([2], 0.0, 0.0, 0.0, 0.0, 1, hit, *nothing, latency_s=1.0)[0].tolist() == [
+        0.5
+    ]
+    assert allocate(9, 0.5, 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0].tolist() == [4], (
+        "more than there is"
+    )
     for budgets in ([4.01], [0], [1, 1], [[1]], 1):
         with pytest.raises(BadUsage, match="one for each of 1 layers, above 0 and at most 4"):
             expert_split(budgets, 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)
@@ -325,7 +416,9 @@ def test_transfers_take_nothing_besides_unless_said() -> None:
 
 
 def test_latencies_as_the_solvers_take_them() -> None:
-    latencies = Latencies(attention_s=1.0, moe_s=2.0, head_s=4.0, load_s=8.0, latency_s=16.0, host_s=32.0)
+    latencies = Latencies(
+        attention_s=1.0, moe_s=2.0, head_s=4.0, load_s=8.0, latency_s=16.0, host_s=32.0
+    )
     assert latencies.first_window == 5.0
     assert latencies.times(3) == (2.0, 1.0, 8.0, 3, 16.0, 32.0)
     with pytest.raises(FrozenInstanceError):
@@ -334,8 +427,14 @@ def test_latencies_as_the_solvers_take_them() -> None:
 
 
 def test_whom_a_split_fits() -> None:
-    over_any, over_disk = (SolvedSplit(1, "here", np.ones(2), np.ones(2), link=link) for link in (None, "disk"))
-    assert over_any.fits("here", "disk") and over_any.fits("here", None) and not over_any.fits("there", None)
+    over_any, over_disk = (
+        SolvedSplit(1, "here", np.ones(2), np.ones(2), link=link) for link in (None, "disk")
+    )
+    assert (
+        over_any.fits("here", "disk")
+        and over_any.fits("here", None)
+        and not over_any.fits("there", None)
+    )
     assert over_disk.fits("here", "disk") and over_disk.fits("here", None)
     for machine, link in (("here", "pinned"), ("here", "cpu"), ("there", "disk"), ("a", "disk")):
         assert not over_disk.fits(machine, link)

@@ -25,8 +25,16 @@ def store(tmp_path: Path) -> Path:
     rows = []
     for expert in range(2):
         file = written(folder / f"{expert}.safetensors", seed=expert)
-        columns = {"layer": 0, "expert": expert, "file": f"aaaa/{file.name}", "hash": file_hash(file)}
-        rows += [{**columns, "bits": bits, "nbytes": nbytes} for bits, nbytes in replica_nbytes(file).items()]
+        columns = {
+            "layer": 0,
+            "expert": expert,
+            "file": f"aaaa/{file.name}",
+            "hash": file_hash(file),
+        }
+        rows += [
+            {**columns, "bits": bits, "nbytes": nbytes}
+            for bits, nbytes in replica_nbytes(file).items()
+        ]
     add_run(path, run_info("quantize"), {"replicas": pa.Table.from_pylist(rows)}, model=MODEL)
     (folder / ".lock").touch()
     return path
@@ -53,10 +61,22 @@ def test_a_whole_store(findings_of: Callable[..., list[str]]) -> None:
     ("damage", "says"),
     [
         (lambda file: file.unlink(), "1 of 2 replica files are missing, namely aaaa/0.safetensors"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "1 of 2 replica files are not what was written"),
-        (lambda file: shutil.copyfile(file.with_name("1.safetensors"), file), "are not what was written"),
-        (lambda file: written(file, seed=0, bits=(2,)), "1 of 2 replica files have another size than was written"),
-        (lambda file: shutil.rmtree(file.parent.parent), "2 of 2 replica files are missing, as aaaa/0.safetensors"),
+        (
+            lambda file: file.write_bytes(file.read_bytes()[:-1]),
+            "1 of 2 replica files are not what was written",
+        ),
+        (
+            lambda file: shutil.copyfile(file.with_name("1.safetensors"), file),
+            "are not what was written",
+        ),
+        (
+            lambda file: written(file, seed=0, bits=(2,)),
+            "1 of 2 replica files have another size than was written",
+        ),
+        (
+            lambda file: shutil.rmtree(file.parent.parent),
+            "2 of 2 replica files are missing, as aaaa/0.safetensors",
+        ),
     ],
 )
 def test_a_replica_that_is_not_its_own(
@@ -67,7 +87,9 @@ def test_a_replica_that_is_not_its_own(
     assert finding.startswith("run 1: ") and says in finding
 
 
-def test_what_is_left_over_is_told_apart(store: Path, findings_of: Callable[..., list[str]]) -> None:
+def test_what_is_left_over_is_told_apart(
+    store: Path, findings_of: Callable[..., list[str]]
+) -> None:
     root = replica_root(store)
     (root / "bbbb").mkdir()
     (root / "bbbb" / "5.safetensors").touch()

@@ -28,7 +28,9 @@ def write(path: Path, rows: pa.Table, dtype: str = "float32") -> None:
     parameters = {"capacity": 7, "distance": 2, "dtype": dtype}
     with Store.open(path) as store:
         store.add_model(MODEL)
-        store.write_run(RunInfo(COMMAND, MODEL.model_id, utc_now(), 1.0, parameters=parameters), {TABLE: rows})
+        store.write_run(
+            RunInfo(COMMAND, MODEL.model_id, utc_now(), 1.0, parameters=parameters), {TABLE: rows}
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -38,10 +40,21 @@ def test_maps_come_back_to_the_bit(dtype: str, tmp_path: Path) -> None:
     with Store.open(path, read_only=True) as store:
         maps_read = stored_maps(store, model_id=MODEL.model_id)
         rows = store.read(TABLE, 1)
-    assert (maps_read.dtype, maps_read.capacity, maps_read.distance, len(maps_read)) == (dtype, 7, 2, 5)
+    assert (maps_read.dtype, maps_read.capacity, maps_read.distance, len(maps_read)) == (
+        dtype,
+        7,
+        2,
+        5,
+    )
     assert np.array_equal(maps_read.embeddings, maps.embeddings)
     assert np.array_equal(maps_read.probabilities, maps.probabilities)
-    assert rows["request"].to_pylist() == [0, 2, 4, 6, 8] and rows["iteration"].to_pylist() == [1, 3, 5, 7, 9]
+    assert rows["request"].to_pylist() == [0, 2, 4, 6, 8] and rows["iteration"].to_pylist() == [
+        1,
+        3,
+        5,
+        7,
+        9,
+    ]
     assert maps_read.add(maps.embeddings[:3], maps.probabilities[:3]).tolist() == [5, 6, 2]
 
 
@@ -62,7 +75,9 @@ def test_what_does_not_fit_together_is_refused() -> None:
     with pytest.raises(BadInput, match="damaged or of another model"):
         map_arrays(rows.take([1, 0, 2, 3, 4]), SHAPE)
     at = rows.column_names.index("embedding")
-    ragged = rows.set_column(at, "embedding", pa.array([[1.0], [1.0, 2.0], [], [1.0], [1.0]], pa.list_(pa.float32())))
+    ragged = rows.set_column(
+        at, "embedding", pa.array([[1.0], [1.0, 2.0], [], [1.0], [1.0]], pa.list_(pa.float32()))
+    )
     with pytest.raises(BadInput, match="differ in the length of embedding"):
         map_arrays(ragged, SHAPE)
 

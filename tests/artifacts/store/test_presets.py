@@ -57,7 +57,9 @@ def test_it_runs_under_its_name_and_says_what_it_was_tuned_for(tmp_path: Path) -
         "miss": "near",
         "residency": "uniform",
     }
-    assert presets["tuned"].tuned_for == "25% on here (run 1)" and presets["tuned"].scope == "global"
+    assert (
+        presets["tuned"].tuned_for == "25% on here (run 1)" and presets["tuned"].scope == "global"
+    )
 
 
 def test_the_newest_of_the_models_own(tmp_path: Path) -> None:
@@ -72,6 +74,10 @@ def test_the_newest_of_the_models_own(tmp_path: Path) -> None:
 def test_one_of_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "moe.duckdb"
     write(path, MODELS[1], ONE)
-    with pytest.raises(Incompatible, match="preset tuned was tuned for b, another model: run `moectl tune`"):
+    with pytest.raises(
+        Incompatible, match="preset tuned was tuned for b, another model: run `moectl tune`"
+    ):
         find_presets(["tuned"], path, model_id=MODELS[0].model_id)
-    assert find_presets(["tuned"], tmp_path / "none.duckdb") == {} == find_presets(["on-demand"], path)
+    assert (
+        find_presets(["tuned"], tmp_path / "none.duckdb") == {} == find_presets(["on-demand"], path)
+    )

@@ -63,14 +63,30 @@ def test_coactivations(stored):
 
 
 def test_losses_by_width_are_nan_where_there_is_none(stored):
-    keys = {name: np.array(values, np.uint16) for name, values in (("layer", [1, 0, 0]), ("expert", [2, 0, 1]))}
-    rows = keys | {"bits": np.array([1, 4, 8], np.uint16), "mse": [0.5, 0.25, 0.1], "relative": [0.1, 0.2, 0.3]}
-    rows |= {"samples": [70, 3, 5], "basis": ["own", "layer", "own"], "gated": [3.0, 0.0, 1.0], "energy": [9.0] * 3}
+    keys = {
+        name: np.array(values, np.uint16)
+        for name, values in (("layer", [1, 0, 0]), ("expert", [2, 0, 1]))
+    }
+    rows = keys | {
+        "bits": np.array([1, 4, 8], np.uint16),
+        "mse": [0.5, 0.25, 0.1],
+        "relative": [0.1, 0.2, 0.3],
+    }
+    rows |= {
+        "samples": [70, 3, 5],
+        "basis": ["own", "layer", "own"],
+        "gated": [3.0, 0.0, 1.0],
+        "energy": [9.0] * 3,
+    }
     losses = quant_loss_matrices(stored("quant_loss", rows), 2, 3)
     assert losses.keys() == {"mse", "relative", "gated", "energy"}
     of_1, of_4, of_8 = columns_of([1, 4, 8])
     assert losses["mse"][0, 1, of_8] == 0.1
-    assert (losses["mse"][1, 2, of_1], losses["relative"][0, 0, of_4], losses["gated"][1, 2, of_1]) == (0.5, 0.2, 3.0)
+    assert (
+        losses["mse"][1, 2, of_1],
+        losses["relative"][0, 0, of_4],
+        losses["gated"][1, 2, of_1],
+    ) == (0.5, 0.2, 3.0)
     assert all(np.isnan(values).sum() == 2 * 3 * len(WIDTHS) - 3 for values in losses.values())
 
 
@@ -90,13 +106,18 @@ def test_buddies(stored):
     for layer in range(2):
         assert np.array_equal(buddies[layer], buddy_table(lists[layer]))
         for pivot, names in enumerate(lists[layer]):
-            assert back[layer, pivot].tolist() == [*q[layer, pivot, names], *[0.0] * (4 - len(names))]
+            assert back[layer, pivot].tolist() == [
+                *q[layer, pivot, names],
+                *[0.0] * (4 - len(names)),
+            ]
     last_of_first = len(lists[0][0]) - 1
     assert rows["cumulative"][last_of_first].as_py() == pytest.approx(q[0, 0, lists[0][0]].sum())
 
 
 def test_no_buddies_at_all(stored):
-    buddies, _ = buddy_matrices(stored("buddies", buddy_rows([[[], []]], np.zeros((1, 2, 2)))), 1, 2)
+    buddies, _ = buddy_matrices(
+        stored("buddies", buddy_rows([[[], []]], np.zeros((1, 2, 2)))), 1, 2
+    )
     assert buddies.tolist() == [[[-1], [-1]]]
 
 
@@ -109,7 +130,9 @@ def test_similarity_comes_back_as_it_was(stored):
     rows = stored("similarity", similarity_rows(before))
     assert rows.num_rows == 2 * 4 * 3
     after = similarity_matrices(rows, 2, 4)
-    assert all(np.array_equal(getattr(before, name), getattr(after, name)) for name in Similarity.__slots__)
+    assert all(
+        np.array_equal(getattr(before, name), getattr(after, name)) for name in Similarity.__slots__
+    )
 
 
 def test_curves_come_back(stored):
@@ -122,6 +145,13 @@ def test_curves_come_back(stored):
 
 
 def test_splits_come_back(stored):
-    split = np.array([1.5, 4.0, 0.01]), np.array([0.0, 1e-3, 2.0]), np.array([0.5, 1.0, 0.01]), np.array([3, 4, 1])
-    for read, column in zip(split_columns(stored("splits", split_rows(*split))), split, strict=True):
+    split = (
+        np.array([1.5, 4.0, 0.01]),
+        np.array([0.0, 1e-3, 2.0]),
+        np.array([0.5, 1.0, 0.01]),
+        np.array([3, 4, 1]),
+    )
+    for read, column in zip(
+        split_columns(stored("splits", split_rows(*split))), split, strict=True
+    ):
         np.testing.assert_array_equal(read, column)

@@ -17,7 +17,9 @@ def test_the_commit_of_a_checkout_and_of_a_worktree(tmp_path: Path, is_packed: b
     (git / "worktrees" / "two").mkdir(parents=True)
     (git / "HEAD").write_text("ref: refs/heads/one\n")
     if is_packed:
-        (git / "packed-refs").write_text(f"# pack-refs\n{commit} refs/heads/one\n{'b' * 40} refs/heads/two\n")
+        (git / "packed-refs").write_text(
+            f"# pack-refs\n{commit} refs/heads/one\n{'b' * 40} refs/heads/two\n"
+        )
     else:
         (git / "refs" / "heads").mkdir(parents=True)
         (git / "refs" / "heads" / "one").write_text(f"{commit}\n")

@@ -26,7 +26,9 @@ def filled(path):
 
 
 def test_what_was_written_comes_back(path):
-    entropy = pa.FixedSizeListArray.from_arrays(pa.array(np.linspace(0, 1, 202, dtype=np.float32)), 101)
+    entropy = pa.FixedSizeListArray.from_arrays(
+        pa.array(np.linspace(0, 1, 202, dtype=np.float32)), 101
+    )
     tables = {
         "activations": activations(5000),
         "entropy": pa.table({"layer": [0, 1], "percentiles": entropy, "histogram": [[1], [2]]}),
@@ -37,14 +39,22 @@ def test_what_was_written_comes_back(path):
         assert store.write_run(run_info("bench", None), {}) == 2
     with Store.open(path, read_only=True) as store:
         first, second = store.runs()
-        assert (first.info.parameters, first.info.seed, first.info.tokens) == ({"alpha": [0.5]}, 3, 7)
+        assert (first.info.parameters, first.info.seed, first.info.tokens) == (
+            {"alpha": [0.5]},
+            3,
+            7,
+        )
         assert second.info.model_id is None
         assert store.read("activations", 1).equals(tables["activations"])
         assert np.array_equal(
-            store.read("entropy", 1)["percentiles"].combine_chunks().flatten().to_numpy(), entropy.flatten().to_numpy()
+            store.read("entropy", 1)["percentiles"].combine_chunks().flatten().to_numpy(),
+            entropy.flatten().to_numpy(),
         )
         assert store.models() == [MODEL]
-        assert {name: size.num_rows for name, size in store.sizes().items()} == {"activations": 5000, "entropy": 2}
+        assert {name: size.num_rows for name, size in store.sizes().items()} == {
+            "activations": 5000,
+            "entropy": 2,
+        }
         assert store.latest_run("profile") == first
         assert store.latest_run("profile", "another") is None
         with pytest.raises(BadInput, match="no run 9; it has 1, 2"):
@@ -69,7 +79,9 @@ def test_a_store_without_a_run_goes_away_again(path):
 def test_a_failed_write_leaves_nothing_and_the_store_usable(filled):
     with Store.open(filled) as store:
         with pytest.raises(duckdb.Error):
-            store.write_run(run_info(), {"activations": activations(10), "entropy": pa.table({"nonsense": [1]})})
+            store.write_run(
+                run_info(), {"activations": activations(10), "entropy": pa.table({"nonsense": [1]})}
+            )
         assert store.write_run(run_info(), {"activations": activations(10)}) == 2
     assert verified(filled) == [1, 2]
     assert [entry.name for entry in filled.parent.iterdir()] == [filled.name]
@@ -80,13 +92,19 @@ def test_artefacts_of_another_model_are_refused_by_name(filled):
         assert store.require_model(MODEL.fingerprint, former="f" * 64, name="demo") == MODEL
         with pytest.raises(Incompatible, match="holds demo .a{16}., not mixtral .b{16}."):
             store.require_model("b" * 64, former="f" * 64, name="mixtral")
-        with pytest.raises(Incompatible, match="not demo .b{16}., whose files have changed since; name another store"):
+        with pytest.raises(
+            Incompatible,
+            match="not demo .b{16}., whose files have changed since; name another store",
+        ):
             store.require_model("b" * 64, former="f" * 64, name="demo")
 
 
 def test_a_store_of_an_older_moectl_is_told_from_another_models(filled):
     with Store.open(filled) as store:
-        with pytest.raises(Incompatible, match="older moectl, which did not look at the weights of demo: run moectl"):
+        with pytest.raises(
+            Incompatible,
+            match="older moectl, which did not look at the weights of demo: run moectl",
+        ):
             store.require_model("b" * 64, former=MODEL.fingerprint, name="demo")
         store.add_model(again := replace(MODEL, fingerprint="b" * 64))
         assert store.require_model("b" * 64, former=MODEL.fingerprint, name="demo") == again

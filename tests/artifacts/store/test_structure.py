@@ -43,30 +43,64 @@ def again(name: str, definition: str) -> list[str]:
 @pytest.mark.parametrize(
     ("statements", "said"),
     [
-        (again("presets", "CREATE VIEW presets AS SELECT * FROM read_csv('{folder}/secret.csv')"), "view in the place"),
-        (again("models", "CREATE VIEW models AS SELECT a.range FROM range(1000000000) a, range(1000000000)"), "models"),
+        (
+            again(
+                "presets", "CREATE VIEW presets AS SELECT * FROM read_csv('{folder}/secret.csv')"
+            ),
+            "view in the place",
+        ),
+        (
+            again(
+                "models",
+                "CREATE VIEW models AS SELECT a.range FROM range(1000000000) a, range(1000000000)",
+            ),
+            "models",
+        ),
         (
             again("traces", "CREATE VIEW TRACES AS SELECT * FROM read_blob('/etc/passwd')"),
             "view in the place of 'TRACES'",
         ),
         (again("runs", "CREATE TABLE Runs AS FROM runs_"), "in 'Runs'"),
         (["ALTER TABLE presets ALTER name SET DEFAULT repeat('x', 1000000000)"], "DEFAULT"),
-        (again("splits", "CREATE TABLE splits (run_id INTEGER NOT NULL, layer AS (len(range(run_id))))"), "GENERATED"),
         (
-            again("splits", "CREATE TABLE splits (run_id INTEGER NOT NULL CHECK (len(range(run_id)) > 0))"),
+            again(
+                "splits",
+                "CREATE TABLE splits (run_id INTEGER NOT NULL, layer AS (len(range(run_id))))",
+            ),
+            "GENERATED",
+        ),
+        (
+            again(
+                "splits",
+                "CREATE TABLE splits (run_id INTEGER NOT NULL CHECK (len(range(run_id)) > 0))",
+            ),
             "CHECK",
         ),
         (again("splits", "CREATE TABLE splits (run_id INTEGER UNIQUE NOT NULL)"), "UNIQUE"),
         (["CREATE UNIQUE INDEX i ON models (family)"], "an index on models"),
         (["CREATE TRIGGER t AFTER INSERT ON runs DELETE FROM models"], "a trigger on runs"),
         (["ALTER TABLE models ALTER num_experts TYPE VARCHAR"], "num_experts VARCHAR"),
-        (["CREATE TYPE kind AS ENUM ('a')", "ALTER TABLE models ALTER family TYPE kind USING 'a'::kind"], "family"),
+        (
+            [
+                "CREATE TYPE kind AS ENUM ('a')",
+                "ALTER TABLE models ALTER family TYPE kind USING 'a'::kind",
+            ],
+            "family",
+        ),
         (['ALTER TABLE models ADD COLUMN "x\ny\x1b[2J" INTEGER'], r"x\\ny\\x1b"),
-        (again("models", f'CREATE TABLE models ("{"model_id VARCHAR PRIMARY KEY, name"}" VARCHAR NOT NULL)'), "models"),
+        (
+            again(
+                "models",
+                f'CREATE TABLE models ("{"model_id VARCHAR PRIMARY KEY, name"}" VARCHAR NOT NULL)',
+            ),
+            "models",
+        ),
     ],
 )
 @pytest.mark.parametrize("read_only", [True, False])
-def test_tables_that_compute_are_refused(store: Path, statements: list[str], said: str, read_only: bool) -> None:
+def test_tables_that_compute_are_refused(
+    store: Path, statements: list[str], said: str, read_only: bool
+) -> None:
     changed(store, *statements)
     before = store.read_bytes()
     with pytest.raises(BadInput, match=said) as caught:
@@ -106,7 +140,9 @@ def test_a_table_of_any_name_is_not_run(store: Path) -> None:
     target = store.with_name("written.sh")
     name = f"""a" LIMIT 1; COPY (SELECT 'x') TO '{target}' (FORMAT csv); SELECT 1; --"""
     changed(
-        store, 'CREATE TABLE "{}" (x INTEGER)'.format(name.replace('"', '""')), "UPDATE schema_version SET version = 4"
+        store,
+        'CREATE TABLE "{}" (x INTEGER)'.format(name.replace('"', '""')),
+        "UPDATE schema_version SET version = 4",
     )
     assert write(store, 50) == 2
     assert not target.exists()
@@ -129,7 +165,10 @@ def test_a_query_reaches_no_other_file(store: Path) -> None:
 
 def test_a_query_without_end_is_stopped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(store, read_only=True) as opened:
-        with monkeypatch.context() as patched, pytest.raises(OutOfResources, match="took longer than .* was stopped"):
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(OutOfResources, match="took longer than .* was stopped"),
+        ):
             patched.setattr(database, "LONGEST_S", 0.2)
             opened.query(NEVER)
         assert opened.models() == [MODEL]
@@ -143,8 +182,14 @@ def test_a_query_without_end_is_stopped(store: Path, monkeypatch: pytest.MonkeyP
             "INSERT INTO runs SELECT r.* REPLACE (range + 9 AS run_id) FROM runs r, range(20000)",
             "runs of .* unpacks",
         ),
-        ("INSERT INTO splits SELECT 1, 0, 0, 0, 0, 0 FROM range(300000)", "splits of .* unpacks to"),
-        ("INSERT INTO expert_maps SELECT 1, 0, 0, 0, list_resize([0], 900000, 0), []", "expert_maps of .* unpacks to"),
+        (
+            "INSERT INTO splits SELECT 1, 0, 0, 0, 0, 0 FROM range(300000)",
+            "splits of .* unpacks to",
+        ),
+        (
+            "INSERT INTO expert_maps SELECT 1, 0, 0, 0, list_resize([0], 900000, 0), []",
+            "expert_maps of .* unpacks to",
+        ),
     ],
 )
 def test_a_small_file_is_not_unpacked_without_end(
@@ -160,7 +205,9 @@ def test_a_small_file_is_not_unpacked_without_end(
 
 
 @pytest.mark.parametrize("name", ["a'b", 'a"b.c', "system", "temp", ":memory:", "s3:x", "main"])
-def test_a_store_of_any_name(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_store_of_any_name(
+    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(whole)
     assert write(Path(name), 50) == 2
@@ -169,20 +216,28 @@ def test_a_store_of_any_name(whole: bytes, tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_column_is_known_and_has_a_comment(store: Path) -> None:
     with duckdb.connect(str(store), read_only=True) as connection:
-        assert stored_columns(connection) == {table: set(each.columns) for table, each in TABLES.items()}
+        assert stored_columns(connection) == {
+            table: set(each.columns) for table, each in TABLES.items()
+        }
         columns = connection.execute(
             "SELECT table_name, column_name, data_type, comment FROM duckdb_columns() WHERE NOT internal"
         ).fetchall()
         tables = connection.execute("SELECT table_name, comment FROM duckdb_tables()").fetchall()
     assert dict(tables) == {table: f"one row per {each.row}" for table, each in TABLES.items()}
     for table, name, kind, comment in columns:
-        assert (kind, comment) == (TABLES[table].columns[name].type, TABLES[table].columns[name].meaning)
+        assert (kind, comment) == (
+            TABLES[table].columns[name].type,
+            TABLES[table].columns[name].meaning,
+        )
         assert comment and comment.isascii()
 
 
 def test_a_store_without_comments_gets_them_when_it_is_written(store: Path) -> None:
     changed(
-        store, "COMMENT ON TABLE runs IS NULL", "COMMENT ON COLUMN runs.seed IS NULL", "COMMENT ON TABLE bench IS 'x'"
+        store,
+        "COMMENT ON TABLE runs IS NULL",
+        "COMMENT ON COLUMN runs.seed IS NULL",
+        "COMMENT ON TABLE bench IS 'x'",
     )
     before = store.read_bytes()
     with Store.open(store, read_only=True) as opened:
@@ -191,7 +246,9 @@ def test_a_store_without_comments_gets_them_when_it_is_written(store: Path) -> N
     with Store.open(store) as opened:
         opened.write_run(run_info("bench", None), {})
     test_every_column_is_known_and_has_a_comment(store)
-    assert [path.name for path in store.parent.iterdir() if ".v" in path.name] == [], "no copy: no rows change"
+    assert [path.name for path in store.parent.iterdir() if ".v" in path.name] == [], (
+        "no copy: no rows change"
+    )
 
 
 def test_widened_columns_are_those_of_today() -> None:

@@ -26,7 +26,10 @@ def traces(draw: st.DrawFn) -> Trace:
         lengths = draw(st.sampled_from([(1, 0), (3, 0), (0, 1), (1, 1), (2, 1)]))
         for layer in range(num_layers):
             for request, length in enumerate(lengths):
-                rows += [(request * far, number * far, layer, position[request] + token) for token in range(length)]
+                rows += [
+                    (request * far, number * far, layer, position[request] + token)
+                    for token in range(length)
+                ]
         position = [before + length for before, length in zip(position, lengths, strict=True)]
     columns = np.array(rows, np.int32).T
     return Trace(
@@ -35,7 +38,9 @@ def traces(draw: st.DrawFn) -> Trace:
         phase=np.where(columns[1] == 0, PREFILL, DECODE).astype(np.uint8),
         layer=columns[2],
         token=columns[3],
-        experts=random.permuted(np.tile(np.arange(E), (len(rows), 1)), axis=1)[:, :K].astype(np.uint16),
+        experts=random.permuted(np.tile(np.arange(E), (len(rows), 1)), axis=1)[:, :K].astype(
+            np.uint16
+        ),
         weights=random.random((len(rows), K), dtype=np.float32) + np.float32(0.01),
     )
 
@@ -72,9 +77,15 @@ def damaged(draw: st.DrawFn, table: pa.Table) -> pa.Table:
     if kind == "kind" and name in NUMBERS:
         return with_column(table, name, table[name].cast(draw(st.sampled_from(SAFE))))
     if kind == "kind":
-        inner = pa.float64() if name == "weights" else draw(st.sampled_from([pa.int64(), pa.uint8(), pa.float64()]))
+        inner = (
+            pa.float64()
+            if name == "weights"
+            else draw(st.sampled_from([pa.int64(), pa.uint8(), pa.float64()]))
+        )
         return with_column(
-            table, name, pa.array(values, draw(st.sampled_from([pa.list_(inner), pa.large_list(inner)])))
+            table,
+            name,
+            pa.array(values, draw(st.sampled_from([pa.list_(inner), pa.large_list(inner)]))),
         )
     if kind == "places":
         values[row] = None
@@ -82,7 +93,9 @@ def damaged(draw: st.DrawFn, table: pa.Table) -> pa.Table:
     if kind == "value":
         strange = draw(st.sampled_from([-1, 2**31, 0.5, float("nan"), "0", True]))
         values = (
-            [[strange] * K if name in LISTS else strange] * len(values) if isinstance(strange, str | bool) else values
+            [[strange] * K if name in LISTS else strange] * len(values)
+            if isinstance(strange, str | bool)
+            else values
         )
         values[row] = [strange, *values[row][1:]] if name in LISTS else strange
         if name == "weights" and strange in (0.5, 2**31):
@@ -90,7 +103,9 @@ def damaged(draw: st.DrawFn, table: pa.Table) -> pa.Table:
         return with_column(table, name, pa.array(values))
     if kind == "rank":
         experts = table["experts"].to_pylist()
-        experts[row] = draw(st.sampled_from([experts[row][:-1], [experts[row][0]] * K, [*experts[row][1:], E]]))
+        experts[row] = draw(
+            st.sampled_from([experts[row][:-1], [experts[row][0]] * K, [*experts[row][1:], E]])
+        )
         return with_column(table, "experts", pa.array(experts))
     return table
 
@@ -104,7 +119,9 @@ def test_a_damaged_trace_is_refused_or_means_the_same(data: st.DataObject) -> No
     try:
         back = from_table(data.draw(damaged(table)), num_experts=E)
     except BadInput as error:
-        assert "\n" not in str(error) and any(word in str(error) for word in ("row", "not numbers", "no column"))
+        assert "\n" not in str(error) and any(
+            word in str(error) for word in ("row", "not numbers", "no column")
+        )
         return
     assert meaning(back) == meaning(trace) or back.assumed or is_nothing_left_of_it(back, trace)
 
@@ -122,7 +139,9 @@ def test_any_order_is_checked(trace: Trace, random) -> None:
     random.shuffle(rows)
     assert check_rows(trace.take(np.array(rows))) == ()
     again = trace.take(np.array([*rows, rows[0]]))
-    with pytest.raises(BadInput, match=f"rows 0 and {len(rows)} are both token {trace.token[rows[0]]} of request"):
+    with pytest.raises(
+        BadInput, match=f"rows 0 and {len(rows)} are both token {trace.token[rows[0]]} of request"
+    ):
         check_rows(again)
 
 
@@ -130,9 +149,14 @@ def test_lost_rows_are_said() -> None:
     """Layers that never occur are another matter: a trace of some layers of a model is complete in these."""
     layers = np.repeat([0, 3, 5], 2).astype(np.int32)
     zeros = np.zeros(6, np.int32)
-    experts, weights = np.tile(np.array([[1, 2]], np.uint16), (6, 1)), np.full((6, 2), 0.5, np.float32)
+    experts, weights = (
+        np.tile(np.array([[1, 2]], np.uint16), (6, 1)),
+        np.full((6, 2), 0.5, np.float32),
+    )
     columns = {"request": zeros, "pass_": zeros, "phase": zeros.astype(np.uint8), "layer": layers}
-    trace = Trace(**columns, token=np.tile([4, 7], 3).astype(np.int32), experts=experts, weights=weights)
+    trace = Trace(
+        **columns, token=np.tile([4, 7], 3).astype(np.int32), experts=experts, weights=weights
+    )
     assert check_rows(trace) == ()
     for lost, told in (([2], "1 of 2 tokens have no row"), ([2, 5], "2 of 2 tokens have no row")):
         assert check_rows(trace.take(np.delete(np.arange(6), lost)))[0].startswith(told)
@@ -145,7 +169,15 @@ def test_no_weight_is_no_weight() -> None:
     weights = np.array([[0, 0.5], [0.5, 0], [0, 0]], np.float32)
     numbers = np.arange(3, dtype=np.int32)
     same = np.zeros(3, np.int32)
-    trace = Trace(same, numbers, same.astype(np.uint8), same, numbers, np.array([[0, 1]] * 3, np.uint16), weights)
+    trace = Trace(
+        same,
+        numbers,
+        same.astype(np.uint8),
+        same,
+        numbers,
+        np.array([[0, 1]] * 3, np.uint16),
+        weights,
+    )
     with pytest.raises(BadInput, match="row 2 gives no expert a weight above 0"):
         check_rows(trace)
     assert check_rows(trace.take(numbers[:2])) == ()

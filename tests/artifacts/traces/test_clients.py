@@ -23,7 +23,10 @@ def schedule(trace: Trace) -> list[list[tuple[int, list[int]]]]:
     """Return the requests of each pass, with the positions of their tokens in it."""
     passes = [step for step in trace.steps() if step.layer == 0]
     return [
-        [(request, step.token[step.request == request].tolist()) for request in dict.fromkeys(step.request.tolist())]
+        [
+            (request, step.token[step.request == request].tolist())
+            for request in dict.fromkeys(step.request.tolist())
+        ]
         for step in passes
     ]
 
@@ -32,8 +35,14 @@ def test_a_single_client_has_the_trace_as_it_was_recorded() -> None:
     trace = made()
     served = serve(trace, Clients(1))
     for before, after in zip(trace.steps(), served.trace.steps(), strict=True):
-        assert (before.pass_index, before.phase, before.layer) == (after.pass_index, after.phase, after.layer)
-        assert np.array_equal(before.experts, after.experts) and np.array_equal(before.token, after.token)
+        assert (before.pass_index, before.phase, before.layer) == (
+            after.pass_index,
+            after.phase,
+            after.layer,
+        )
+        assert np.array_equal(before.experts, after.experts) and np.array_equal(
+            before.token, after.token
+        )
     assert served.num_repeated == 0
 
 
@@ -60,7 +69,9 @@ def test_times_are_those_of_the_passes_that_a_request_waits_for() -> None:
     assert served.first_token_s(ends_s).tolist() == [3.0]
     assert served.each_token_s(ends_s).tolist() == [pytest.approx((4 + 8 + 16) / 3)]
     told = served.summary(ends_s)
-    assert told["ttft_ms"] == told["ttft_p95_ms"] == 3000 and told["tokens_per_s"] == pytest.approx(4 / 31)
+    assert told["ttft_ms"] == told["ttft_p95_ms"] == 3000 and told["tokens_per_s"] == pytest.approx(
+        4 / 31
+    )
 
 
 @settings(max_examples=40)
@@ -81,7 +92,9 @@ def test_every_token_is_computed_once_and_in_order(
     again = serve(trace, clients)
     assert np.array_equal(served.trace.experts, again.trace.experts)
     rows = {(r, t, layer): tuple(e) for r, t, layer, e in _rows(trace)}
-    order = list(dict.fromkeys(trace.request[np.argsort(trace.pass_indices(), kind="stable")].tolist()))
+    order = list(
+        dict.fromkeys(trace.request[np.argsort(trace.pass_indices(), kind="stable")].tolist())
+    )
     for request, token, layer, experts in _rows(served.trace):
         assert rows[order[request % len(order)], token, layer] == tuple(experts)
     for number, passed in enumerate(schedule(served.trace)):
@@ -91,7 +104,13 @@ def test_every_token_is_computed_once_and_in_order(
 
 
 def _rows(trace: Trace) -> zip:
-    return zip(trace.request.tolist(), trace.token.tolist(), trace.layer.tolist(), trace.experts.tolist(), strict=True)
+    return zip(
+        trace.request.tolist(),
+        trace.token.tolist(),
+        trace.layer.tolist(),
+        trace.experts.tolist(),
+        strict=True,
+    )
 
 
 def _check_requests(trace: Trace, arrived: np.ndarray, count: int, chunk: int) -> None:

@@ -25,7 +25,9 @@ SMALL = Shape(num_layers=2, num_experts=5, top_k=2, expert_nbytes=1)
 def controller(shape: Shape, size: int, uses: str = "passes") -> Controller:
     policies = build(preset("on-demand").texts() | {"eviction": f"lcp:uses={uses}"})
     num_slots = size * shape.num_layers
-    return build_controller(policies, shape, num_slots=num_slots, scope=Scope.LAYER, window=0, artefacts=Artefacts())
+    return build_controller(
+        policies, shape, num_slots=num_slots, scope=Scope.LAYER, window=0, artefacts=Artefacts()
+    )
 
 
 def replayed(
@@ -43,19 +45,31 @@ def replayed(
         if step.phase in phases:
             counted[:, step.layer] += len(wanted & cached), len(wanted)
             before[step.layer].append(cached)
-        control.step(Step(step.pass_index, step.phase, step.layer, step.experts.astype(np.int64), step.weights))
+        control.step(
+            Step(
+                step.pass_index, step.phase, step.layer, step.experts.astype(np.int64), step.weights
+            )
+        )
     return counted, before
 
 
-def predicted(trace: Trace, shape: Shape, phases: tuple[int, ...]) -> list[list[list[tuple[list[int], set[int]]]]]:
+def predicted(
+    trace: Trace, shape: Shape, phases: tuple[int, ...]
+) -> list[list[list[tuple[list[int], set[int]]]]]:
     """By layer and counted step, for each predicted token: experts by falling probability, and the selected ones."""
     by_layer = [[] for _ in range(shape.num_layers)]
     rows: dict[tuple, np.ndarray] = {}
-    last: dict[int, tuple[int, np.ndarray]] = {}  # by request, pass and prediction of its last token
+    last: dict[
+        int, tuple[int, np.ndarray]
+    ] = {}  # by request, pass and prediction of its last token
     for step in trace.steps():
         of_step = []
         for token, experts, ahead, request in zip(
-            step.token.tolist(), step.experts, step.predicted[:, 0], step.request.tolist(), strict=True
+            step.token.tolist(),
+            step.experts,
+            step.predicted[:, 0],
+            step.request.tolist(),
+            strict=True,
         ):
             source = rows.get((step.pass_index, request, token, step.layer - 1))
             if step.layer == 0:
@@ -90,7 +104,9 @@ def slow(trace: Trace, shape: Shape, phases: tuple[int, ...], uses: str = "passe
                 for ranked, _ in pairs:
                     cached[layer, :, size] += [expert in held for expert in ranked]
     counts = np.maximum(predictions, 1)
-    return Curves(hit, right / counts[:, None], cached / counts[:, None, None], requests, predictions)
+    return Curves(
+        hit, right / counts[:, None], cached / counts[:, None, None], requests, predictions
+    )
 
 
 def assert_same(one: Curves, other: Curves) -> None:
@@ -115,12 +131,16 @@ def made(lengths: list[int], seed: int, *, num_requests: int = 1) -> Trace:
         tokens = np.arange(positions[request], positions[request] + length)
         positions[request] += length
         phase = PREFILL if length > 1 else DECODE
-        columns += [(request, number, phase, layer, token) for layer in range(2) for token in tokens]
+        columns += [
+            (request, number, phase, layer, token) for layer in range(2) for token in tokens
+        ]
     request, number, phase, layer, token = np.array(columns, np.int32).T
     experts = np.stack([random.permutation(5)[:2] for _ in token]).astype(np.uint16)
     predicted = random.random((len(token), 1, 5)).astype(np.float32).round(1)  # with ties
     weights = np.ones(experts.shape, np.float32)
-    return Trace(request, number, phase.astype(np.uint8), layer, token, experts, weights, predicted=predicted)
+    return Trace(
+        request, number, phase.astype(np.uint8), layer, token, experts, weights, predicted=predicted
+    )
 
 
 @given(
@@ -130,18 +150,26 @@ def made(lengths: list[int], seed: int, *, num_requests: int = 1) -> Trace:
     st.sampled_from(["passes", "tokens"]),
 )
 @settings(max_examples=60)
-def test_small_traces_of_all_kinds(lengths: list[int], seed: int, num_requests: int, uses: str) -> None:
+def test_small_traces_of_all_kinds(
+    lengths: list[int], seed: int, num_requests: int, uses: str
+) -> None:
     trace = made(lengths, seed, num_requests=num_requests)
     assert_same(measure(trace, SMALL, uses=uses), slow(trace, SMALL, (PREFILL, DECODE), uses))
 
 
 @given(st.integers(2, 40), st.integers(0, 99))
 @settings(max_examples=30)
-def test_a_larger_cache_holds_what_a_smaller_one_does_where_all_that_is_wanted_fits(length: int, seed: int) -> None:
+def test_a_larger_cache_holds_what_a_smaller_one_does_where_all_that_is_wanted_fits(
+    length: int, seed: int
+) -> None:
     trace = made([1] * length, seed)
     held = [replayed(trace, SMALL, size, (DECODE,))[1] for size in range(2, 6)]
     for smaller, larger in zip(held, held[1:], strict=False):
-        assert all(a <= b for one, other in zip(smaller, larger, strict=True) for a, b in zip(one, other, strict=True))
+        assert all(
+            a <= b
+            for one, other in zip(smaller, larger, strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
 
 
 def test_where_it_does_not_fit_a_larger_cache_may_lack_what_a_smaller_one_holds() -> None:
@@ -151,9 +179,14 @@ def test_where_it_does_not_fit_a_larger_cache_may_lack_what_a_smaller_one_holds(
     columns = {name: np.array(column, np.int32) for name, column in places.items()}
     experts = np.array([[4, 3], [2, 0], [1, 4], [0, 1]], np.uint16)
     phase = np.array([PREFILL] * 3 + [DECODE], np.uint8)
-    trace = Trace(**columns, phase=phase, experts=experts, weights=np.ones(experts.shape, np.float32))
+    trace = Trace(
+        **columns, phase=phase, experts=experts, weights=np.ones(experts.shape, np.float32)
+    )
     shape = Shape(1, 5, 2, 1)
-    assert [replayed(trace, shape, size, (DECODE,))[1] for size in (3, 4)] == [[[{0, 1, 4}]], [[{1, 2, 3, 4}]]]
+    assert [replayed(trace, shape, size, (DECODE,))[1] for size in (3, 4)] == [
+        [[{0, 1, 4}]],
+        [[{1, 2, 3, 4}]],
+    ]
     curves = measure(trace, shape, phases=(DECODE,))
     assert curves.hit.tolist() == [[0.0, 0.5, 0.5, 1.0, 0.5, 1.0]]
     assert not curves.prediction.any() and curves.predictions.tolist() == [0]
@@ -186,7 +219,11 @@ def test_layers_that_never_occur_have_no_curves() -> None:
     assert not curves.hit[1].any() and curves.predictions.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("shape", [Shape(7, 32, 4, 1), Shape(8, 20, 4, 1), Shape(8, 32, 2, 1), Shape(8, 40, 4, 1)])
+@pytest.mark.parametrize(
+    "shape", [Shape(7, 32, 4, 1), Shape(8, 20, 4, 1), Shape(8, 32, 2, 1), Shape(8, 40, 4, 1)]
+)
 def test_another_models_trace_is_refused(shape: Shape) -> None:
-    with pytest.raises(BadInput, match="another model's|predicts 32 experts a layer, the model has 40"):
+    with pytest.raises(
+        BadInput, match="another model's|predicts 32 experts a layer, the model has 40"
+    ):
         measure(read_parquet(TRACE), shape)

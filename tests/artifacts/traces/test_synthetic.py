@@ -52,7 +52,9 @@ def test_any_shape_gives_a_sound_trace(case: tuple[Dials, Shape]) -> None:
         assert np.allclose(distributions.sum(axis=1), 1, atol=1e-5)
     ranked = np.take_along_axis(trace.probabilities, trace.experts.astype(int), axis=1)
     assert np.allclose(ranked, trace.weights)
-    assert np.allclose(np.sort(trace.probabilities)[:, -shape.top_k :].sum(axis=1), ranked.sum(axis=1), rtol=1e-5)
+    assert np.allclose(
+        np.sort(trace.probabilities)[:, -shape.top_k :].sum(axis=1), ranked.sum(axis=1), rtol=1e-5
+    )
 
 
 @given(cases())
@@ -61,7 +63,9 @@ def test_passes_are_those_of_batches(case: tuple[Dials, Shape]) -> None:
     """Every pass runs each layer once; prompts come whole, then one token of each request of the batch."""
     dials, shape = case
     steps = list(generate(dials, shape, detailed=False).steps())
-    assert [step.layer for step in steps] == list(range(shape.num_layers)) * (len(steps) // shape.num_layers)
+    assert [step.layer for step in steps] == list(range(shape.num_layers)) * (
+        len(steps) // shape.num_layers
+    )
     groups = -(-dials.requests // dials.batch)
     per_group = dials.length - dials.prompt + (dials.prompt > 0)
     assert steps[-1].pass_index + 1 == groups * per_group
@@ -78,9 +82,17 @@ def test_passes_are_those_of_batches(case: tuple[Dials, Shape]) -> None:
 @settings(max_examples=20)
 def test_the_same_seed_gives_the_same_trace(case: tuple[Dials, Shape]) -> None:
     dials, shape = case
-    first, again, sparse = generate(dials, shape), generate(dials, shape), generate(dials, shape, detailed=False)
-    assert all(np.array_equal(column, again.columns()[name]) for name, column in first.columns().items())
-    assert all(np.array_equal(column, first.columns()[name]) for name, column in sparse.columns().items())
+    first, again, sparse = (
+        generate(dials, shape),
+        generate(dials, shape),
+        generate(dials, shape, detailed=False),
+    )
+    assert all(
+        np.array_equal(column, again.columns()[name]) for name, column in first.columns().items()
+    )
+    assert all(
+        np.array_equal(column, first.columns()[name]) for name, column in sparse.columns().items()
+    )
     assert parse_dials(str(dials)) == dials
 
 
@@ -100,10 +112,14 @@ def test_another_seed_gives_another_trace() -> None:
         ("grading", "near_prediction", (0.0, 0.25, 0.5, 0.75, 1.0)),
     ],
 )
-def test_a_dial_moves_its_statistic(dial: str, statistic: str, values: tuple[float, ...], seed: int) -> None:
+def test_a_dial_moves_its_statistic(
+    dial: str, statistic: str, values: tuple[float, ...], seed: int
+) -> None:
     start = Dials(tokens=1200, requests=4, prompt=60, skew=1.2, seed=seed)
     reached = [
-        getattr(measure(generate(replace(start, **{dial: value}), SHAPE), SHAPE.num_experts), statistic)
+        getattr(
+            measure(generate(replace(start, **{dial: value}), SHAPE), SHAPE.num_experts), statistic
+        )
         for value in values
     ]
     assert all(lower < higher for lower, higher in pairwise(reached)), reached
@@ -116,7 +132,10 @@ def test_graded_predictions_rank_what_they_miss_just_behind() -> None:
     graded = replace(sunk, grading=0.88)
     traces = [generate(dials, shape) for dials in (sunk, graded)]
     recalls = [[recall(trace, width) for width in (4, 6, 8)] for trace in traces]
-    assert recalls == [pytest.approx([0.8, 0.8, 0.8], abs=0.01), pytest.approx([0.8, 0.91, 0.95], abs=0.015)]
+    assert recalls == [
+        pytest.approx([0.8, 0.8, 0.8], abs=0.01),
+        pytest.approx([0.8, 0.91, 0.95], abs=0.015),
+    ]
     before, after = (trace.columns() for trace in traces)
     assert all(np.array_equal(before[name], after[name]) for name in before if name != "predicted")
     assert str(graded) == f"{sunk},grading=0.88"
@@ -129,11 +148,15 @@ def test_grading_leaves_the_predictability(predictability: float) -> None:
 
 
 def test_ends_of_the_dials() -> None:
-    always = measure(generate(replace(SMALL, locality=1.0, predictability=1.0), SHAPE), SHAPE.num_experts)
+    always = measure(
+        generate(replace(SMALL, locality=1.0, predictability=1.0), SHAPE), SHAPE.num_experts
+    )
     assert (always.reuse, always.prediction) == (1.0, 1.0)
     never = measure(generate(replace(SMALL, predictability=0.0), SHAPE), SHAPE.num_experts)
     assert never.prediction == 0.0
-    blind = measure(generate(Dials(skew=0, locality=0, tokens=4000, requests=2), SHAPE), SHAPE.num_experts)
+    blind = measure(
+        generate(Dials(skew=0, locality=0, tokens=4000, requests=2), SHAPE), SHAPE.num_experts
+    )
     assert blind.reuse == pytest.approx(SHAPE.top_k / SHAPE.num_experts, abs=0.02)
     assert blind.concentration < 0.001
 
@@ -143,7 +166,15 @@ def test_statistics_by_hand() -> None:
     experts = np.array([[0, 1], [0, 2], [0, 1]], np.uint16)
     zeros, tokens = np.zeros(3, np.int32), np.arange(3, dtype=np.int32)
     phase = np.array([PREFILL, PREFILL, DECODE], np.uint8)
-    trace = Trace(zeros, np.array([0, 0, 1], np.int32), phase, zeros, tokens, experts, np.ones((3, 2), np.float32))
+    trace = Trace(
+        zeros,
+        np.array([0, 0, 1], np.int32),
+        phase,
+        zeros,
+        tokens,
+        experts,
+        np.ones((3, 2), np.float32),
+    )
     statistics = measure(trace, 3)
     assert statistics.reuse == 0.5
     assert statistics.similarity == pytest.approx((2 + 1) / np.sqrt((4 + 1 + 1) * (1 + 1)))

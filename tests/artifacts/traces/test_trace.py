@@ -28,14 +28,20 @@ def trace_of(rows, *, num_experts=8, depth=0, phase=DECODE):
         experts=(np.stack([count, count + 1], axis=1) % num_experts).astype(np.uint16),
         weights=random.random((len(rows), 2), dtype=np.float32),
         probabilities=random.random((len(rows), num_experts), dtype=np.float32) if depth else None,
-        predicted=random.random((len(rows), depth, num_experts), dtype=np.float32) if depth else None,
+        predicted=random.random((len(rows), depth, num_experts), dtype=np.float32)
+        if depth
+        else None,
     )
 
 
 def order_of(trace):
     """[(pass index, layer, [(request, token) of its rows])]"""
     return [
-        (step.pass_index, step.layer, list(zip(step.request.tolist(), step.token.tolist(), strict=True)))
+        (
+            step.pass_index,
+            step.layer,
+            list(zip(step.request.tolist(), step.token.tolist(), strict=True)),
+        )
         for step in trace.steps()
     ]
 
@@ -74,7 +80,11 @@ def test_passes_run_in_order_of_first_appearance_and_rows_keep_theirs():
     rows = [(0, 7, 1, 2), (0, 7, 0, 2), (0, 7, 1, 0), (0, 3, 0, 3)]
     trace = trace_of(rows)
     assert order_of(trace) == [(0, 0, [(0, 2)]), (0, 1, [(0, 2), (0, 0)]), (1, 0, [(0, 3)])]
-    assert [step.experts.tolist() for step in trace.steps()] == [[[1, 2]], [[0, 1], [2, 3]], [[3, 4]]]
+    assert [step.experts.tolist() for step in trace.steps()] == [
+        [[1, 2]],
+        [[0, 1], [2, 3]],
+        [[3, 4]],
+    ]
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 2)] * 4), min_size=1, max_size=30))
@@ -92,7 +102,9 @@ def test_a_step_with_any_prefilled_token_is_prefill():
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_round_trip(tmp_path, depth):
-    trace = trace_of([(0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0), (0, 0, 1, 1)], depth=depth, phase=PREFILL)
+    trace = trace_of(
+        [(0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0), (0, 0, 1, 1)], depth=depth, phase=PREFILL
+    )
     write_parquet(trace, tmp_path / "t.parquet")
     back = read_parquet(tmp_path / "t.parquet", num_experts=8)
     assert back.assumed == ()
@@ -136,7 +148,10 @@ GOOD = {"pass_": [0, 1], "layer": [0, 0], "token": [0, 1], "experts": [[1, 2], [
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"experts": [[1, 2], [3]]}, "lists of one length in every row, and has 2 in row 0, 1 in row 1"),
+        (
+            {"experts": [[1, 2], [3]]},
+            "lists of one length in every row, and has 2 in row 0, 1 in row 1",
+        ),
         ({"experts": [[1, 2], None]}, "2 in row 0, 0 in row 1"),
         ({"experts": [[], []]}, "lists of one length"),
         ({"experts": [1, 2]}, "not lists"),
@@ -160,10 +175,19 @@ GOOD = {"pass_": [0, 1], "layer": [0, 0], "token": [0, 1], "experts": [[1, 2], [
         ({"weights": [[0.5, 0.5], [0.5, -0.5]]}, "negative or not finite in row 1"),
         ({"weights": [[0.5, 0.5], [0.0, 0.0]]}, "row 1 gives no expert a weight above 0"),
         ({"weights": [["1", "0"]] * 2}, "column weights holds string, not numbers"),
-        ({"pass_": [0, 0], "token": [3, 3]}, "rows 0 and 1 are both token 3 of request 0 in layer 0 of pass 0"),
+        (
+            {"pass_": [0, 0], "token": [3, 3]},
+            "rows 0 and 1 are both token 3 of request 0 in layer 0 of pass 0",
+        ),
         ({"probabilities": [[0.5] * 4] * 2}, "row 1 selects expert 4, but a layer has only 4"),
-        ({"probabilities": [[0.5] * 9] * 2}, "lists of 9, a layer 8 experts: it is another model's"),
-        ({"phase": ["prefill", "decoding"]}, "prefill or decode in every row, and does not in row 1"),
+        (
+            {"probabilities": [[0.5] * 9] * 2},
+            "lists of 9, a layer 8 experts: it is another model's",
+        ),
+        (
+            {"phase": ["prefill", "decoding"]},
+            "prefill or decode in every row, and does not in row 1",
+        ),
         ({"phase": [0, 1]}, "prefill or decode"),
         ({"predicted": [[0.5] * 4] * 2}, "metadata"),
         ({name: [] for name in GOOD}, "no rows"),
@@ -231,7 +255,9 @@ def test_embeddings_go_through_parquet_once_an_iteration(tmp_path):
     some = trace.take(np.flatnonzero((trace.request == 1) & (trace.layer == 1)))
     write_parquet(some, tmp_path / "t.parquet")
     back = read_parquet(tmp_path / "t.parquet", num_experts=8)
-    assert np.array_equal(back.embeddings, trace.embeddings[[1, 3]]) and back.iteration.tolist() == [0, 1]
+    assert np.array_equal(
+        back.embeddings, trace.embeddings[[1, 3]]
+    ) and back.iteration.tolist() == [0, 1]
     both = concatenate([back, trace])
     assert np.array_equal(both.embeddings[both.iteration][2:], trace.embeddings[trace.iteration])
 

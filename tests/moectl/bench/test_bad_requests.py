@@ -20,7 +20,9 @@ from tests.helpers.said import problems
         (["--clients", "8"], "--clients is of --simulate"),
     ],
 )
-def test_tasks_that_cannot_be(options: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tasks_that_cannot_be(
+    options: list[str], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", *options]) == 2
     assert told in capfd.readouterr().err
 
@@ -45,7 +47,9 @@ def test_tasks_that_cannot_be(options: list[str], told: str, capfd: pytest.Captu
         (["--simulate"], "olmoe-1b-7b is a shape without weights"),
     ],
 )
-def test_usage(options: list[str], says: str, model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_usage(
+    options: list[str], says: str, model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     name = "olmoe-1b-7b" if options == ["--simulate"] else model
     assert main(["bench", name, *LIVE, *options]) == 2
     said = capfd.readouterr()
@@ -55,19 +59,29 @@ def test_usage(options: list[str], says: str, model: str, capfd: pytest.CaptureF
 
 def test_data(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     Path("short.txt").write_text("a dog")
-    for data, says in (("nowhere.txt", "no data at 'nowhere.txt'"), ("short.txt", "no document of 12 tokens")):
+    for data, says in (
+        ("nowhere.txt", "no data at 'nowhere.txt'"),
+        ("short.txt", "no document of 12 tokens"),
+    ):
         assert main(["bench", model, *LIVE, "--data", data]) == 3
         assert says in capfd.readouterr().err
     assert not Path("moe.duckdb").exists()
 
 
 def test_peers_that_are_not_known(capfd: pytest.CaptureFixture[str]) -> None:
-    for options, told in ((["--peers", "vllm"], "transformers-eager"), (["--simulate", "--peers", "all"], "live")):
+    for options, told in (
+        (["--peers", "vllm"], "transformers-eager"),
+        (["--simulate", "--peers", "all"], "live"),
+    ):
         assert main(["bench", *options]) == 2
         assert told in capfd.readouterr().err
 
 
 def test_a_preset_that_substitutes_stands_beside_its_random_control() -> None:
-    assert BenchRequest(presets="buddymoe,near").preset_names == [*FIXED, "buddymoe", "buddymoe-random"]
+    assert BenchRequest(presets="buddymoe,near").preset_names == [
+        *FIXED,
+        "buddymoe",
+        "buddymoe-random",
+    ]
     changed = BenchRequest(presets="buddymoe:rho=3,over=token,near")
     assert changed.preset_names == [*FIXED, "buddymoe:rho=3,over=token"]

@@ -24,14 +24,19 @@ def test_live_rows(ran: tuple[dict, Path]) -> None:
     said, _ = ran
     measured = {(row["budget"], row["preset"]): row for row in said["rows"] if not row["why"]}
     assert measured.keys() == {("100%", "full")} | {
-        (budget, preset) for budget in ("25%", "50%") for preset in ("on-demand", "near", "mixture-cache")
+        (budget, preset)
+        for budget in ("25%", "50%")
+        for preset in ("on-demand", "near", "mixture-cache")
     }
     for (budget, preset), row in measured.items():
         assert row["mode"] == "live" and row["link"] == "5MB/s" and row["tpot_ms"] > 0
         assert row["tpot_quartiles"][0] <= row["tpot_ms"] <= row["tpot_quartiles"][1]
         assert (row["kl"] > 0) == (preset == "mixture-cache"), budget
     refused = {row["preset"]: row["why"] for row in said["rows"] if row["why"]}
-    assert refused.keys() == {"uniform-bits", "promoe"} and "moectl quantize" in refused["uniform-bits"]
+    assert (
+        refused.keys() == {"uniform-bits", "promoe"}
+        and "moectl quantize" in refused["uniform-bits"]
+    )
     assert "2 rounds in random order" in said["conditions"] and "oracle" in said["notes"][0]
 
 
@@ -41,7 +46,10 @@ def test_rows_go_by_budget_then_time_and_the_best_are_marked(ran: tuple[dict, Pa
     for budget in ("25%", "50%"):
         group = [row for row in rows if row["budget"] == budget]
         assert [row["tpot_ms"] for row in group] == sorted(row["tpot_ms"] for row in group)
-        assert group[0]["best"].startswith("fastest") and sum("lossless" in row["best"] for row in group) == 1
+        assert (
+            group[0]["best"].startswith("fastest")
+            and sum("lossless" in row["best"] for row in group) == 1
+        )
         assert not any("lossless" in row["best"] for row in group if row["kl"] > 0)
     assert rows[-1]["best"] == ""
 
@@ -51,14 +59,33 @@ def test_what_is_stored(ran: tuple[dict, Path]) -> None:
     rows = [row for row in said["rows"] if row["run"]]
     assert {path.name for path in folder.iterdir()} == {"text.jsonl", "moe.duckdb"}
     with Store.open(folder / "moe.duckdb", read_only=True) as store:
-        assert sorted(row["run"] for row in rows) == [run.run_id for run in store.runs()] == list(range(1, 8))
+        assert (
+            sorted(row["run"] for row in rows)
+            == [run.run_id for run in store.runs()]
+            == list(range(1, 8))
+        )
         for row in rows:
-            info, [written] = store.run(row["run"]).info, store.read("bench", row["run"]).to_pylist()
+            info, [written] = (
+                store.run(row["run"]).info,
+                store.read("bench", row["run"]).to_pylist(),
+            )
             assert written == {name: row[name] for name in written}
-            assert (info.command, info.seed, info.tokens, info.data) == ("bench", 5, 24, "text.jsonl")
+            assert (info.command, info.seed, info.tokens, info.data) == (
+                "bench",
+                5,
+                24,
+                "text.jsonl",
+            )
             assert info.parameters["spread"]["tpot_ms"] == row["tpot_quartiles"]
-            assert info.parameters["machine"]["cores"] >= 1 and info.parameters["pace"]["link"] == "5MB/s"
-            assert info.model_id == store.models()[0].model_id and info.data_digest and info.versions["torch"]
+            assert (
+                info.parameters["machine"]["cores"] >= 1
+                and info.parameters["pace"]["link"] == "5MB/s"
+            )
+            assert (
+                info.model_id == store.models()[0].model_id
+                and info.data_digest
+                and info.versions["torch"]
+            )
 
 
 def write_task(text: str) -> None:
@@ -66,13 +93,28 @@ def write_task(text: str) -> None:
         "task: one\ndataset_path: json\ndataset_kwargs: {data_files: {test: task.jsonl}}\ntest_split: test\n"
         "output_type: multiple_choice\ndoc_to_text: '{{text}}'\ndoc_to_choice: [' by', ' gate']\ndoc_to_target: 0\n"
     )
-    Path("task.jsonl").write_text("\n".join(json.dumps({"text": f"{number} {text}"}) for number in range(3)))
+    Path("task.jsonl").write_text(
+        "\n".join(json.dumps({"text": f"{number} {text}"}) for number in range(3))
+    )
 
 
-def test_tasks_stand_beside_the_other_columns(model: str, benched: Benched, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tasks_stand_beside_the_other_columns(
+    model: str, benched: Benched, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Scores are resumed from the store, and measured anew when the task has changed."""
     write_task("an old dog")
-    same = [model, *LIVE[:-4], "--rounds", "1", "--presets", "near", "--budgets", "25%", "--tasks", "one.yaml"]
+    same = [
+        model,
+        *LIVE[:-4],
+        "--rounds",
+        "1",
+        "--presets",
+        "near",
+        "--budgets",
+        "25%",
+        "--tasks",
+        "one.yaml",
+    ]
     rows = {row["preset"]: row for row in benched(*same)["rows"] if row["run"]}
     assert rows.keys() == {"full", "on-demand", "near"}
     for row in rows.values():
@@ -112,7 +154,10 @@ def test_a_live_bench_goes_on_after_an_interruption(
     assert 0 < len(finished) < 7 and 7 < len(samples) < 14
     whole = benched(model, *LIVE, *FEW)
     rows = {(row["preset"], row["budget"]): row for row in whole["rows"] if row["run"]}
-    assert len(rows) == 7 and f"{len(finished)} settings were measured by an earlier run" in whole["conditions"]
+    assert (
+        len(rows) == 7
+        and f"{len(finished)} settings were measured by an earlier run" in whole["conditions"]
+    )
     for row in finished:
         assert rows[row["preset"], row["budget"]]["tpot_ms"] == row["tpot_ms"]
     assert not half_done.exists()
@@ -120,25 +165,34 @@ def test_a_live_bench_goes_on_after_an_interruption(
     assert [kept(row) for row in again["rows"]] == [kept(row) for row in whole["rows"]]
     anew = benched(model, *LIVE, *FEW, "--again")
     assert min(row["run"] for row in anew["rows"] if row["run"]) == 8
-    counted = [{(row["preset"], row["budget"]): row["misses"] for row in said["rows"]} for said in (whole, anew)]
+    counted = [
+        {(row["preset"], row["budget"]): row["misses"] for row in said["rows"]}
+        for said in (whole, anew)
+    ]
     assert counted[0] == counted[1]
 
 
 def test_another_text_is_another_bench(model: str, benched: Benched) -> None:
     first = benched(model, *LIVE, "--presets", "near", "--budgets", "25%")
     other = benched(model, *LIVE, "--presets", "near", "--budgets", "25%", "--tokens", "36")
-    assert {row["run"] for row in first["rows"] if row["run"]}.isdisjoint(row["run"] for row in other["rows"])
+    assert {row["run"] for row in first["rows"] if row["run"]}.isdisjoint(
+        row["run"] for row in other["rows"]
+    )
 
 
 def test_experts_computed_otherwise_are_another_bench(model: str, benched: Benched) -> None:
     first = benched(model, *LIVE, "--presets", "near", "--budgets", "25%")
     fused = benched(model, *LIVE, "--presets", "near", "--budgets", "25%", "--experts", "fused")
-    assert {row["run"] for row in first["rows"] if row["run"]}.isdisjoint(row["run"] for row in fused["rows"])
+    assert {row["run"] for row in first["rows"] if row["run"]}.isdisjoint(
+        row["run"] for row in fused["rows"]
+    )
     assert "fused" in fused["conditions"] and "fused" not in first["conditions"]
 
 
 def test_the_proportions_of_a_machine(model: str, benched: Benched) -> None:
-    rows = benched(model, *LIVE, "--presets", "specmd", "--budgets", "50%", "--scaled-to", "a100-pcie4")["rows"]
+    rows = benched(
+        model, *LIVE, "--presets", "specmd", "--budgets", "50%", "--scaled-to", "a100-pcie4"
+    )["rows"]
     assert {row["link"] for row in rows} == {"a100-pcie4"}
     with Store.open("moe.duckdb", read_only=True) as store:
         paces = [run.info.parameters["pace"] for run in store.runs()]
@@ -151,7 +205,9 @@ def test_the_tables(ran: tuple[dict, Path], model: str, capfd: pytest.CaptureFix
     shutil.copyfile(ran[1] / "moe.duckdb", "moe.duckdb")
     assert main(["bench", model, *SAME]) == 0
     out = capfd.readouterr().out
-    assert all(word in out for word in ("perplexity ratio", "fastest", "Not run", "25%, 50%", "no oracle"))
+    assert all(
+        word in out for word in ("perplexity ratio", "fastest", "Not run", "25%, 50%", "no oracle")
+    )
     assert out.count("promoe") == 1 and "predictors" in out, "one line, and the reason in it"
 
 
@@ -162,9 +218,18 @@ def test_peers_stand_beside(model: str, benched: Benched, monkeypatch: pytest.Mo
     said = benched(model, *LIVE, *options, "--peers", "transformers-eager,accelerate-cpu")
     rows = {row["preset"]: row for row in said["rows"]}
     plain = rows["transformers-eager"]
-    assert (plain["mode"], plain["budget"], plain["link"], plain["best"]) == ("peer", "100%", "none", "")
-    assert plain["tpot_ms"] > 0 and plain["kl"] < 1e-6 and plain["hit_rate"] is None and plain["run"]
-    assert "needs a GPU" in rows["accelerate-cpu"]["why"] and rows["accelerate-cpu"]["mode"] == "peer"
+    assert (plain["mode"], plain["budget"], plain["link"], plain["best"]) == (
+        "peer",
+        "100%",
+        "none",
+        "",
+    )
+    assert (
+        plain["tpot_ms"] > 0 and plain["kl"] < 1e-6 and plain["hit_rate"] is None and plain["run"]
+    )
+    assert (
+        "needs a GPU" in rows["accelerate-cpu"]["why"] and rows["accelerate-cpu"]["mode"] == "peer"
+    )
     assert "processes of their own" in said["notes"][1]
     with Store.open("moe.duckdb", read_only=True) as store:
         assert set(store.run(plain["run"]).contents) == {"bench"}

@@ -40,7 +40,12 @@ def written(path: Path, value: object) -> Path:
 
 
 def test_llama_bench(tmp_path: Path) -> None:
-    tests = [LLAMA, LLAMA | ANSWER, LLAMA | ANSWER | {"n_depth": 64}, LLAMA | ANSWER | {"n_prompt": 512}]
+    tests = [
+        LLAMA,
+        LLAMA | ANSWER,
+        LLAMA | ANSWER | {"n_depth": 64},
+        LLAMA | ANSWER | {"n_prompt": 512},
+    ]
     found = read_results(written(tmp_path / "llama.json", tests))
     prompt, answer, deep, both = found.rows
     assert (prompt.preset, prompt.ttft_ms, prompt.ttft_quartiles, prompt.tpot_ms) == (
@@ -57,12 +62,19 @@ def test_llama_bench(tmp_path: Path) -> None:
     )
     assert answer.tpot_quartiles == (9.0, 11.0) and answer.link == "-ngl 10, --n-cpu-moe 0"
     assert deep.preset.endswith("@ d64") and "-pg" in both.why and both.tpot_ms is None
-    assert found.note.count("8cf427ff") == 1 and "RTX 4080" in found.note and "elsewhere" in found.note
+    assert (
+        found.note.count("8cf427ff") == 1 and "RTX 4080" in found.note and "elsewhere" in found.note
+    )
 
 
 def test_vllm(tmp_path: Path) -> None:
     [row] = read_results(written(tmp_path / "vllm.json", VLLM)).rows
-    assert (row.preset, row.ttft_ms, row.tpot_ms, row.tokens_per_s) == ("vllm serve", 120.0, 20.0, 710.0)
+    assert (row.preset, row.ttft_ms, row.tpot_ms, row.tokens_per_s) == (
+        "vllm serve",
+        120.0,
+        20.0,
+        710.0,
+    )
     assert (row.mode, row.perplexity_ratio, row.tpot_quartiles) == ("imported", None, None)
 
 
@@ -71,7 +83,12 @@ def test_a_file_is_kept_once(tmp_path: Path) -> None:
     assert [keep(found, store=store)[0].run for _ in range(2)] == [1, 1]
     with Store.open(store, read_only=True) as held:
         [row] = held.read("bench", 1).to_pylist()
-    assert (row["mode"], row["preset"], row["tpot_ms"], row["misses"]) == ("imported", "vllm serve", 20.0, None)
+    assert (row["mode"], row["preset"], row["tpot_ms"], row["misses"]) == (
+        "imported",
+        "vllm serve",
+        20.0,
+        None,
+    )
 
 
 @pytest.mark.parametrize("value", ["no json", "[]", "{}", "[3]", {"tokens_per_second": 3}])
@@ -82,13 +99,21 @@ def test_what_is_of_neither_tool(value: object, tmp_path: Path) -> None:
         read_results(tmp_path / "nowhere.json")
 
 
-def test_beside_our_own(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_our_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name, value in (("llama.json", [LLAMA, LLAMA | ANSWER]), ("vllm.json", VLLM)):
         written(tmp_path / name, value)
-    assert main(["bench", *REPLAY, "--import", "llama.json", "--import", "vllm.json", "--json"]) == 0
+    assert (
+        main(["bench", *REPLAY, "--import", "llama.json", "--import", "vllm.json", "--json"]) == 0
+    )
     said = json.loads(capfd.readouterr().out)
-    assert [row["preset"] for row in said["rows"][-3:]] == ["llama.cpp pp512", "llama.cpp tg128", "vllm serve"]
+    assert [row["preset"] for row in said["rows"][-3:]] == [
+        "llama.cpp pp512",
+        "llama.cpp tg128",
+        "vllm serve",
+    ]
     assert not any(row["best"] for row in said["rows"][-3:]) and "vllm.json" in said["notes"][-1]
     assert main(["bench", *REPLAY, "--import", "vllm.json"]) == 0
     assert "vllm serve, imported" in capfd.readouterr().out

@@ -15,13 +15,27 @@ MACHINE = "rtx3090-pcie4"
 
 
 def row(
-    preset: str, tpot_ms: float, *, budget: str = "25%", mode: str = LIVE, kl: float | None = 0.0, **rest
+    preset: str,
+    tpot_ms: float,
+    *,
+    budget: str = "25%",
+    mode: str = LIVE,
+    kl: float | None = 0.0,
+    **rest,
 ) -> BenchRow:
     quality = {} if kl is None else {"kl": kl, "perplexity_ratio": 1 + kl, "top1_agreement": 1.0}
     counted = {"hit_rate": 0.5, "altered": 7 if kl else 0}
-    times = {"tpot_ms": tpot_ms, "ttft_ms": 10 * tpot_ms, "exposed_ms": tpot_ms / 2, "tokens_per_s": 1e3 / tpot_ms}
+    times = {
+        "tpot_ms": tpot_ms,
+        "ttft_ms": 10 * tpot_ms,
+        "exposed_ms": tpot_ms / 2,
+        "tokens_per_s": 1e3 / tpot_ms,
+    }
     if mode == LIVE:
-        times |= {"tpot_quartiles": (tpot_ms - 1, tpot_ms + 1), "ttft_quartiles": (9 * tpot_ms, 11 * tpot_ms)}
+        times |= {
+            "tpot_quartiles": (tpot_ms - 1, tpot_ms + 1),
+            "ttft_quartiles": (9 * tpot_ms, 11 * tpot_ms),
+        }
     return BenchRow(preset, budget, MACHINE, mode, **times, **quality, **(counted | rest))
 
 
@@ -48,9 +62,14 @@ def test_ratios_to_full_and_on_demand() -> None:
         ("importance", "not distinguishable (1.00 % +- 0.60)"),
         ("full *", "exact"),
     ]
-    assert lines[0]["time, full = 1"] == "2.00 (1.80 to 2.20)" and lines[0]["waiting, on-demand = 1"] == 0.5
+    assert (
+        lines[0]["time, full = 1"] == "2.00 (1.80 to 2.20)"
+        and lines[0]["waiting, on-demand = 1"] == 0.5
+    )
     assert lines[1]["first token, full = 1"] == "4.00 (3.60 to 4.40)"
-    assert shown.note.startswith(f"CPU, in the proportions of {MACHINE}. Conditions. * not asked for")
+    assert shown.note.startswith(
+        f"CPU, in the proportions of {MACHINE}. Conditions. * not asked for"
+    )
     assert not any(word in " ".join(shown.columns) for word in ("ms", "tokens/s", "link"))
 
 
@@ -83,5 +102,10 @@ def test_other_tools_have_a_table_of_their_own() -> None:
     imported = row("llama-bench", 4.0, mode=IMPORTED, kl=None)
     ours, theirs = table(measured(MACHINE), *ROWS, peer, imported)
     [told] = [line for line in ours.rows if line[1] == "llama.cpp, peer"]
-    assert "exact" not in told and "not distinguishable (0.00 % +- 0.00)" in told, "nothing of it is counted"
-    assert theirs.rows == [("llama-bench, imported", 40.0, 4.0, 250.0)] and "tokens/s" in theirs.columns
+    assert "exact" not in told and "not distinguishable (0.00 % +- 0.00)" in told, (
+        "nothing of it is counted"
+    )
+    assert (
+        theirs.rows == [("llama-bench, imported", 40.0, 4.0, 250.0)]
+        and "tokens/s" in theirs.columns
+    )

@@ -16,15 +16,24 @@ def test_simulated_rows(benched: Benched, tmp_path: Path, monkeypatch: pytest.Mo
     ran = [row["preset"] for row in said["rows"] if not row["why"]]
     assert set(ran) == {"full", "uniform-bits", "on-demand", "near", "specmd", "oracle"}
     assert ran.index("oracle") < ran.index("on-demand") < ran.index("full")
-    assert all(row[name] is None for row in said["rows"] for name in ("perplexity_ratio", "kl", "top1_agreement"))
+    assert all(
+        row[name] is None
+        for row in said["rows"]
+        for name in ("perplexity_ratio", "kl", "top1_agreement")
+    )
     assert any("replicas" in note for note in said["notes"])
     again = benched(*REPLAY)
-    assert again["rows"] == said["rows"] and "6 settings were replayed by an earlier run" in again["conditions"]
+    assert (
+        again["rows"] == said["rows"]
+        and "6 settings were replayed by an earlier run" in again["conditions"]
+    )
     tight = {row["preset"]: row["why"] for row in benched(*REPLAY, "--budgets", "3x")["rows"]}
     assert "one expert a layer" in tight["on-demand"] and not tight["full"]
 
 
-def test_a_simulation_over_several_links(benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_over_several_links(
+    benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("--budgets", "25%", "--presets", "near", "--links", "auto,1GB/s+10us")
     rows = benched("--simulate", "--trace", TRACE, *options)["rows"]
@@ -34,7 +43,10 @@ def test_a_simulation_over_several_links(benched: Benched, tmp_path: Path, monke
 
 
 def test_a_simulation_goes_on_after_an_interruption(
-    benched: Benched, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    benched: Benched,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patched:

@@ -13,7 +13,11 @@ from tests import ROOT
 
 def asked(line: str) -> dict[str, str]:
     """Return the environment with which bash asks what follows the end of `line`."""
-    return {"_MOECTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    return {
+        "_MOECTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+    }
 
 
 @pytest.mark.parametrize(
@@ -21,7 +25,10 @@ def asked(line: str) -> dict[str, str]:
     [
         ("moectl ins", ["inspect"]),
         ("moectl run --preset mix", ["mixtral-offloading", "mixture-cache"]),
-        ("moectl run --eviction l", [name for name in POLICIES["eviction"] if name.startswith("l")]),
+        (
+            "moectl run --eviction l",
+            [name for name in POLICIES["eviction"] if name.startswith("l")],
+        ),
         ("moectl serve --residency ", list(POLICIES["residency"])),
         ("moectl run --budget 2", ["25%"]),
         ("moectl run --link d", ["disk", "direct"]),
@@ -36,7 +43,10 @@ def asked(line: str) -> dict[str, str]:
     ],
 )
 def test_words(
-    line: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in asked(line).items():
         monkeypatch.setenv(name, value)
@@ -45,12 +55,19 @@ def test_words(
 
 
 def test_tab_imports_no_torch(tmp_path: Path) -> None:
-    lines = ["moectl run --preset ", "moectl run --miss ", "moectl plan ", "moectl simulate --machine "]
+    lines = [
+        "moectl run --preset ",
+        "moectl run --miss ",
+        "moectl plan ",
+        "moectl simulate --machine ",
+    ]
     code = (
         "import os, sys\nfrom moectl.cli import main\n"
         f"for asked in {[asked(line) for line in lines]!r}:\n"
         "    os.environ.update(asked)\n    assert main([]) == 0\n"
         "print('heavy:', [name for name in ('torch', 'transformers', 'duckdb', 'numba') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.endswith("heavy: []\n") and "on-demand" in done.stdout

@@ -62,4 +62,8 @@ def test_fill_takes_what_both_have_and_others_first() -> None:
 
 def test_every_command_is_flat() -> None:
     for command in app.registered_commands:
-        assert not [one for one in signature(command.callback).parameters.values() if is_dataclass(one.annotation)]
+        assert not [
+            one
+            for one in signature(command.callback).parameters.values()
+            if is_dataclass(one.annotation)
+        ]

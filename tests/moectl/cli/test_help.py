@@ -18,7 +18,9 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_no_line_is_wider_than_the_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_line_is_wider_than_the_terminal(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*command.split(), "--help"]) == 0
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80 and "…" not in said
@@ -29,7 +31,12 @@ def test_every_command_has_its_line_in_a_chapter(capsys: pytest.CaptureFixture[s
     _, *panels = capsys.readouterr().out.split("╭─ ")
     titles = [panel.split()[0] for panel in panels]
     assert titles == ["Options", "Start", "Measure", "Build", "Store"]
-    lines = [line.strip("│ ").split()[0] for panel in panels[1:] for line in panel.splitlines()[1:-1] if "│" in line]
+    lines = [
+        line.strip("│ ").split()[0]
+        for panel in panels[1:]
+        for line in panel.splitlines()[1:-1]
+        if "│" in line
+    ]
     assert lines == COMMANDS  # a line each, and none that goes on
 
 
@@ -38,7 +45,9 @@ def test_options_stand_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
     _, *panels = capsys.readouterr().out.split("╭─ ")
     titles = [panel.partition(" ─")[0] for panel in panels]
     assert titles == ["Arguments", "Options", *(title for title in PANELS if title != "Server")]
-    assert "--link" in panels[titles.index("Memory and link")] and panels[1].count("--") == 2  # the store, help
+    assert (
+        "--link" in panels[titles.index("Memory and link")] and panels[1].count("--") == 2
+    )  # the store, help
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,9 @@ def test_options_stand_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--threads", "0"], "Invalid value for '--threads': "),
     ],
 )
-def test_a_usage_error_is_one_line(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_is_one_line(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     said = capsys.readouterr()
     assert said.err.startswith(f"moectl: {told}") and said.err.count("\n") == 1 and not said.out
@@ -75,7 +86,11 @@ def test_wrong_names_are_refused_before_torch_is_imported() -> None:
         f"assert {{main(wrong) for wrong in {wrong!r}}} == {{2, 3}}\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
     lines = done.stderr.splitlines()
-    assert len(lines) == len(wrong) and sum("id you mean" in line for line in lines) == len(wrong) - 1, lines
+    assert (
+        len(lines) == len(wrong) and sum("id you mean" in line for line in lines) == len(wrong) - 1
+    ), lines

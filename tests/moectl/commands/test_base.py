@@ -11,7 +11,18 @@ from tests.conftest import Checkpoint
 from tests.helpers.said import problems
 from tests.moectl.conftest import Said
 
-TEXT = ["--data", "text.jsonl", "--tokens", "24", "--length", "12", "--rounds", "1", "--threads", "1"]
+TEXT = [
+    "--data",
+    "text.jsonl",
+    "--tokens",
+    "24",
+    "--length",
+    "12",
+    "--rounds",
+    "1",
+    "--threads",
+    "1",
+]
 PROMPT = ["--prompt", "a dog", "--max-new-tokens", "6", "--greedy", "--ignore-eos"]
 
 
@@ -19,7 +30,9 @@ PROMPT = ["--prompt", "a dog", "--max-new-tokens", "6", "--greedy", "--ignore-eo
 def folder(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text, and a store with the replicas of a small model."""
     folder = tmp_path_factory.mktemp("base")
-    lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)]
+    lines = [
+        json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)
+    ]
     (folder / "text.jsonl").write_text("\n".join(lines))
     where = ["--data", str(folder / "text.jsonl"), "--store", str(folder / "moe.duckdb")]
     little = ["--samples", "4", "--length", "12", "--jobs", "1", "--recipe", "plain"]
@@ -48,14 +61,25 @@ def test_a_run_and_its_replay(model: str, said: Said, tmp_path: Path) -> None:
     assert ran["counters"]["demand_bytes"] == ran["counters"]["misses"] * receipt["expert_bytes"]
 
     with Store.open(Path("moe.duckdb"), read_only=True) as store:
-        rows = store.read("replicas", store.latest_run("quantize", store.models()[0].model_id).run_id).to_pylist()
-    assert receipt["expert_bytes"] == pytest.approx(max(row["nbytes"] for row in rows if row["bits"] == 4), abs=15)
+        rows = store.read(
+            "replicas", store.latest_run("quantize", store.models()[0].model_id).run_id
+        ).to_pylist()
+    assert receipt["expert_bytes"] == pytest.approx(
+        max(row["nbytes"] for row in rows if row["bits"] == 4), abs=15
+    )
 
-    replayed = said("simulate", "--trace", trace, "--model", model, "--base", "4", "--budget", "50%")
+    replayed = said(
+        "simulate", "--trace", trace, "--model", model, "--base", "4", "--budget", "50%"
+    )
     names = ("requests", "hits", "misses", "evictions")
-    assert [replayed["counters"][name] for name in names] == [ran["counters"][name] for name in names]
+    assert [replayed["counters"][name] for name in names] == [
+        ran["counters"][name] for name in names
+    ]
     assert replayed["receipt"]["base_bits"] == 4
-    assert any("the base: replicas as large as in groups of 128" in note for note in replayed["receipt"]["assumed"])
+    assert any(
+        "the base: replicas as large as in groups of 128" in note
+        for note in replayed["receipt"]["assumed"]
+    )
 
 
 def test_a_bench_is_against_the_base_and_says_what_that_loses(model: str, said: Said) -> None:
@@ -68,12 +92,28 @@ def test_a_bench_is_against_the_base_and_says_what_that_loses(model: str, said: 
     assert rows["uniform-bits"]["kl"] > 1e-6
     [note] = [note for note in found["notes"] if note.startswith("the base")]
     assert "experts in replicas, " in found["conditions"]
-    assert "every expert is a replica of 4 bits" in note and "loses of perplexity to the checkpoint itself: " in note
+    assert (
+        "every expert is a replica of 4 bits" in note
+        and "loses of perplexity to the checkpoint itself: " in note
+    )
     again = said("bench", model, "--base", "4", *TEXT, *options, "--report", "page.html")
-    assert [row["run"] for row in again["rows"]] == [row["run"] for row in found["rows"]] and note in again["notes"]
+    assert [row["run"] for row in again["rows"]] == [
+        row["run"] for row in found["rows"]
+    ] and note in again["notes"]
     assert "every expert is a replica of" in Path("page.html").read_text()
 
-    replayed = said("bench", model, "--base", "4", "--simulate", *TEXT[:6], "--budgets", "50%", "--machine", "5gbps")
+    replayed = said(
+        "bench",
+        model,
+        "--base",
+        "4",
+        "--simulate",
+        *TEXT[:6],
+        "--budgets",
+        "50%",
+        "--machine",
+        "5gbps",
+    )
     full = said("bench", model, "--simulate", *TEXT[:6], "--budgets", "50%", "--machine", "5gbps")
     ours, theirs = ({row["preset"]: row for row in one["rows"]} for one in (replayed, full))
     assert "replicas of 4 bits" in replayed["conditions"] and "replicas" not in full["conditions"]
@@ -82,28 +122,51 @@ def test_a_bench_is_against_the_base_and_says_what_that_loses(model: str, said: 
 
 
 def test_tuned_on_a_base(model: str, said: Said) -> None:
-    few = ["--held-out", "text.jsonl", "--candidates", "3", "--budget", "50%", "--link", "5MB/s", "--name", "packed"]
+    few = [
+        "--held-out",
+        "text.jsonl",
+        "--candidates",
+        "3",
+        "--budget",
+        "50%",
+        "--link",
+        "5MB/s",
+        "--name",
+        "packed",
+    ]
     found = said("tune", model, "--base", "4", *TEXT, *few)
     assert "every expert is a replica of 4 bits" in found["receipt"]["base"]
     best = found["picks"][0]
     assert best["tried"]["is_lossless"] and best["quality"]["loss"] == pytest.approx(0, abs=1e-6)
     ran = said("run", model, "--base", "4", "--preset", "packed", "--budget", "50%", *PROMPT)
-    assert ran["receipt"]["tuned_for"] == f"50% on here, 5MB/s, experts of 4 bits (run {found['run']})"
+    assert (
+        ran["receipt"]["tuned_for"] == f"50% on here, 5MB/s, experts of 4 bits (run {found['run']})"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "code", "why"),
     [
         (["run", "--base", "6", *PROMPT], 2, "--base 6 is none: 16 is the checkpoint as it is"),
-        (["run", "--base", "4", "--store", "none.duckdb", *PROMPT], 5, "there are none: run `moectl quantize`"),
+        (
+            ["run", "--base", "4", "--store", "none.duckdb", *PROMPT],
+            5,
+            "there are none: run `moectl quantize`",
+        ),
         (["run", "--base", "4", "--preset", "moepic", *PROMPT], 2, "leave out --base"),
-        (["bench", "--base", "4", "--peers", "all"], 2, "--peers run the checkpoint as it is: leave out --base"),
+        (
+            ["bench", "--base", "4", "--peers", "all"],
+            2,
+            "--peers run the checkpoint as it is: leave out --base",
+        ),
         (["bench", "--base", "5"], 2, "--base 5 is none"),
         (["simulate", "--base", "1", "--synthetic", "tokens=20"], 2, "--base 1 is none"),
         (["tune", "--base", "0"], 2, "--base 0 is none"),
     ],
 )
-def test_bad_input(options: list[str], code: int, why: str, model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    options: list[str], code: int, why: str, model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     verb, *rest = options
     capfd.readouterr()
     assert main([verb, *([] if verb == "simulate" else [model]), *rest]) == code

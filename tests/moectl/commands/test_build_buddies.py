@@ -46,7 +46,9 @@ LAYERS = [routed_layer(seed) for seed in range(SHAPE.num_layers)]
 
 
 def profile_tables(*, has_similarity):
-    pairs, weighted = (np.stack([getattr(layer, name) for layer in LAYERS]) for name in ("pairs", "weighted"))
+    pairs, weighted = (
+        np.stack([getattr(layer, name) for layer in LAYERS]) for name in ("pairs", "weighted")
+    )
     layer, i, j = np.nonzero(pairs)
     use = np.stack([statistics.activations for statistics in LAYERS])
     at = np.indices(use.shape).reshape(2, -1)
@@ -61,7 +63,13 @@ def profile_tables(*, has_similarity):
             }
         ),
         "coactivations": pa.table(
-            {"layer": layer, "i": i, "j": j, "count": pairs[layer, i, j], "weight": weighted[layer, i, j]}
+            {
+                "layer": layer,
+                "i": i,
+                "j": j,
+                "count": pairs[layer, i, j],
+                "weight": weighted[layer, i, j],
+            }
         ),
         "entropy": pa.table(
             {
@@ -78,7 +86,16 @@ def write_profile(path, *, name="toy", fingerprint="a" * 64, has_similarity=True
     model = ModelInfo(name, fingerprint, "olmoe", SHAPE)
     with Store.open(path) as store:
         store.add_model(model)
-        run = RunInfo("profile", model.model_id, utc_now(), 2.5, data="builtin", tokens=60, seed=4, versions={})
+        run = RunInfo(
+            "profile",
+            model.model_id,
+            utc_now(),
+            2.5,
+            data="builtin",
+            tokens=60,
+            seed=4,
+            versions={},
+        )
         return store.write_run(run, profile_tables(has_similarity=has_similarity))
 
 
@@ -91,7 +108,9 @@ def store(tmp_path):
 
 def built_buddies(path, run_id):
     with Store.open(path, read_only=True) as opened:
-        return buddy_matrices(opened.read("buddies", run_id), SHAPE.num_layers, SHAPE.num_experts)[0]
+        return buddy_matrices(opened.read("buddies", run_id), SHAPE.num_layers, SHAPE.num_experts)[
+            0
+        ]
 
 
 @pytest.mark.parametrize("metric", ["coactivation", "weighted"])
@@ -104,7 +123,9 @@ def test_lists_are_those_of_the_definition(store, capsys, metric):
     for layer, statistics in enumerate(LAYERS):
         counts = statistics.pairs if metric == "coactivation" else statistics.weighted
         expected = buddy_lists(conditional(counts), 0.6, 4)
-        assert [[buddy for buddy in row if buddy >= 0] for row in buddies[layer].tolist()] == expected
+        assert [
+            [buddy for buddy in row if buddy >= 0] for row in buddies[layer].tolist()
+        ] == expected
         sizes = [len(names) for names in expected if names]
         row = said["layers"][layer]
         assert (row["min"], row["max"], row["never_active"]) == (min(sizes), max(sizes), 1)
@@ -122,7 +143,9 @@ def test_epsilon_is_added_to_every_count(store, metric):
         counts = (statistics.pairs if metric == "coactivation" else statistics.weighted) + 30.0
         counts[7] = 0  # never selected: it has no companions to smooth
         expected = buddy_lists(conditional(counts), 0.6, 7)
-        assert [[buddy for buddy in row if buddy >= 0] for row in smooth[layer].tolist()] == expected
+        assert [
+            [buddy for buddy in row if buddy >= 0] for row in smooth[layer].tolist()
+        ] == expected
     assert (smooth >= 0).sum() > (plain >= 0).sum(), "even shares take longer lists"
     with Store.open(store, read_only=True) as opened:
         assert [opened.run(run).info.parameters["epsilon"] for run in (2, 3)] == [30.0, 0.0]
@@ -151,7 +174,13 @@ def test_the_run_says_where_it_came_from(store):
     assert main(["build-buddies", "--store", str(store), "--alpha", "1:0.5"]) == 0
     with Store.open(store, read_only=True) as opened:
         info = opened.run(2).info
-    parameters = {"profile_run": 1, "metric": "loss", "alpha": [0.95, 0.5, 0.95], "k_max": 16, "epsilon": 0.0}
+    parameters = {
+        "profile_run": 1,
+        "metric": "loss",
+        "alpha": [0.95, 0.5, 0.95],
+        "k_max": 16,
+        "epsilon": 0.0,
+    }
     assert info.parameters == parameters
     assert (info.command, info.data, info.tokens, info.seed) == ("build-buddies", "builtin", 60, 4)
 
@@ -219,6 +248,8 @@ def test_a_store_without_a_profile_is_told_what_to_run(tmp_path, capsys):
     with Store.open(path) as store:
         store.write_run(RunInfo("bench", None, utc_now(), 0.0, versions={}), {})
     assert main(["build-buddies", "--store", str(path)]) == 5
-    assert "holds no profile to build from; run moectl profile MODEL first" in capsys.readouterr().err
+    assert (
+        "holds no profile to build from; run moectl profile MODEL first" in capsys.readouterr().err
+    )
     assert main(["build-buddies", "--store", str(path), "--run", "1"]) == 2
     assert "run 1 is a bench, not a profile" in capsys.readouterr().err

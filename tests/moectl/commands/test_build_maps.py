@@ -10,36 +10,78 @@ from artifacts.store.store import Store
 from moectl.cli import main
 from tests.conftest import Checkpoint
 
-OPTIONS = ("--data", "text.txt", "--tokens", "600", "--length", "24", "--prefill", "8", "--batch", "4")
+OPTIONS = (
+    "--data",
+    "text.txt",
+    "--tokens",
+    "600",
+    "--length",
+    "24",
+    "--prefill",
+    "8",
+    "--batch",
+    "4",
+)
 
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A checkpoint of two layers; commands run in the test's own folder, with a text in it."""
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep.\n" for line in range(40)))
+    Path("text.txt").write_text(
+        "".join(f"Line {line}: {line * line} sheep.\n" for line in range(40))
+    )
     return str(checkpoint("olmoe"))
 
 
 def test_what_is_said_is_in_the_store(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["build-maps", model, *OPTIONS, "--capacity", "50", "--distance", "2", "--json"]) == 0
+    assert (
+        main(["build-maps", model, *OPTIONS, "--capacity", "50", "--distance", "2", "--json"]) == 0
+    )
     said = capfd.readouterr()
     assert said.err == "" and said.out.count("\n") == 1
     built = json.loads(said.out)
-    assert (built["run"], built["maps"], built["requests"], built["iterations"]) == (1, 50, 25, 25 * 17)
-    assert built["replaced"] == 25 * 17 - 50 and built["dtype"] == "float32" and built["distance"] == 2
+    assert (built["run"], built["maps"], built["requests"], built["iterations"]) == (
+        1,
+        50,
+        25,
+        25 * 17,
+    )
+    assert (
+        built["replaced"] == 25 * 17 - 50 and built["dtype"] == "float32" and built["distance"] == 2
+    )
     with Store.open("moe.duckdb", read_only=True) as store:
         maps = stored_maps(store)
     assert len(maps) == 50 and maps.nbytes == built["bytes"] == built["bytes_when_full"]
     for options in ([], ["--layer", "1"], ["--heatmap"], ["--json"]):
         assert main(["inspect", "maps", *options]) == 0
         assert "maps" in capfd.readouterr().out
-    assert main(["build-maps", model, *OPTIONS, "--distance", "1", "--requests", "3", "--dtype", "float16"]) == 0
+    assert (
+        main(
+            [
+                "build-maps",
+                model,
+                *OPTIONS,
+                "--distance",
+                "1",
+                "--requests",
+                "3",
+                "--dtype",
+                "float16",
+            ]
+        )
+        == 0
+    )
     table = capfd.readouterr().out
     assert "Expert maps" in table and "run 2: 72 tokens in" in table
     with Store.open("moe.duckdb", read_only=True) as store:
         halved = stored_maps(store)
-    assert (halved.dtype, halved.capacity, halved.distance, len(halved)) == ("float16", 1000, 1, 3 * 17)
+    assert (halved.dtype, halved.capacity, halved.distance, len(halved)) == (
+        "float16",
+        1000,
+        1,
+        3 * 17,
+    )
     assert main(["inspect", "store"]) == 0
     assert "expert_maps" in capfd.readouterr().out
 

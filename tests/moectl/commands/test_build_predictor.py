@@ -9,15 +9,38 @@ from artifacts.traces.parquet import read_parquet
 from moectl.cli import main
 from tests.conftest import Checkpoint
 
-OPTIONS = ("--data", "text.txt", "--tokens", "600", "--length", "24", "--batch", "2", "--features", "8")
-RUN = ("--prompt", "Line", "--greedy", "--max-new-tokens", "6", "--budget", "50%", "--window", "64KiB")
+OPTIONS = (
+    "--data",
+    "text.txt",
+    "--tokens",
+    "600",
+    "--length",
+    "24",
+    "--batch",
+    "2",
+    "--features",
+    "8",
+)
+RUN = (
+    "--prompt",
+    "Line",
+    "--greedy",
+    "--max-new-tokens",
+    "6",
+    "--budget",
+    "50%",
+    "--window",
+    "64KiB",
+)
 
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A checkpoint of two layers; commands run in the test's own folder, with a text in it."""
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep.\n" for line in range(40)))
+    Path("text.txt").write_text(
+        "".join(f"Line {line}: {line * line} sheep.\n" for line in range(40))
+    )
     return str(checkpoint("olmoe"))
 
 
@@ -38,13 +61,27 @@ def test_fit_run_and_replay(model: str, capfd: pytest.CaptureFixture[str]) -> No
     for options in ([], ["--layer", "1"], ["--heatmap"]):
         assert main(["inspect", "predictors", *options]) == 0
         assert "predictors" in capfd.readouterr().out or not options
-    assert main(["run", model, *RUN, "--preset", "promoe", "--trace", "trace.parquet", "--json"]) == 0
+    assert (
+        main(["run", model, *RUN, "--preset", "promoe", "--trace", "trace.parquet", "--json"]) == 0
+    )
     live = said(capfd)
-    assert live["receipt"]["policies"]["prefetch"] == "learned" and live["counters"]["prefetch_bytes"] > 0
+    assert (
+        live["receipt"]["policies"]["prefetch"] == "learned"
+        and live["counters"]["prefetch_bytes"] > 0
+    )
     assert live["receipt"]["predictors"] == {"distance": 1, "bytes": 2 * 8 * (32 + 8 + 1) * 4}
     trace = read_parquet("trace.parquet")
     assert trace.learned.shape[1] == 1 and trace.predicted is None
-    replayed = ["simulate", "--trace", "trace.parquet", "--preset", "promoe", "--budget", "50%", "--json"]
+    replayed = [
+        "simulate",
+        "--trace",
+        "trace.parquet",
+        "--preset",
+        "promoe",
+        "--budget",
+        "50%",
+        "--json",
+    ]
     assert main(replayed) == 0
     assert said(capfd)["counters"]["requests"] == live["counters"]["requests"]
     assert main([*replayed, "--prefetch", "learned:distance=2"]) == 3
@@ -52,7 +89,17 @@ def test_fit_run_and_replay(model: str, capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_profile_keeps_what_was_foreseen(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    profile = ["profile", model, *OPTIONS[:-2], "--prefill", "8", "--trace", "--no-similarity", "--distance", "2"]
+    profile = [
+        "profile",
+        model,
+        *OPTIONS[:-2],
+        "--prefill",
+        "8",
+        "--trace",
+        "--no-similarity",
+        "--distance",
+        "2",
+    ]
     assert main([*profile, "--json"]) == 0
     assert main(["simulate", "--prefetch", "next_gate:distance=2", "--budget", "50%"]) == 0
     capfd.readouterr()
@@ -86,7 +133,10 @@ def test_bad_input(
 
 def test_who_has_no_predictors_is_told(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", model, *RUN, "--preset", "promoe"]) == 5
-    assert "the prefetch policy needs predictors" in (heard := capfd.readouterr().err) and "build-predictor" in heard
+    assert (
+        "the prefetch policy needs predictors" in (heard := capfd.readouterr().err)
+        and "build-predictor" in heard
+    )
     assert main(["build-predictor", model, *OPTIONS, "--distance", "1", "--json"]) == 0
     capfd.readouterr()
     assert main(["run", model, *RUN, "--prefetch", "learned:distance=2"]) == 5

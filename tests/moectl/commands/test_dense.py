@@ -10,7 +10,16 @@ from tests.conftest import Checkpoint
 from tests.helpers.said import problems
 from tests.moectl.conftest import Said
 
-PROMPT = ["--prompt", "a dog", "--max-new-tokens", "6", "--greedy", "--ignore-eos", "--threads", "1"]
+PROMPT = [
+    "--prompt",
+    "a dog",
+    "--max-new-tokens",
+    "6",
+    "--greedy",
+    "--ignore-eos",
+    "--threads",
+    "1",
+]
 TEXT = ["--data", "text.jsonl", "--tokens", "24", "--length", "12"]
 FEW = ["--rounds", "1", "--threads", "1", "--presets", "full", "--budgets", "50%"]
 
@@ -18,7 +27,9 @@ FEW = ["--rounds", "1", "--threads", "1", "--presets", "full", "--budgets", "50%
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)]
+    lines = [
+        json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)
+    ]
     Path("text.jsonl").write_text("\n".join(lines))
     return str(checkpoint("olmoe"))
 
@@ -68,7 +79,10 @@ def test_a_plan_counts_their_bytes(model: str, said: Said) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["run", "MODEL", "--dense", "3", *PROMPT], "--dense 3 is no width: give 8 or 4, or leave it out"),
+        (
+            ["run", "MODEL", "--dense", "3", *PROMPT],
+            "--dense 3 is no width: give 8 or 4, or leave it out",
+        ),
         (["bench", "MODEL", "--dense", "16"], "--dense 16 is no width"),
         (["bench", "MODEL", "--dense", "8", "--peers", "all"], "leave out --base and --dense"),
         (["plan", "olmoe-1b-7b", "--vram", "8GB", "--dense", "2"], "--dense 2 is no width"),
@@ -79,7 +93,9 @@ def test_a_plan_counts_their_bytes(model: str, said: Said) -> None:
         ),
     ],
 )
-def test_bad_input(options: list[str], why: str, model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    options: list[str], why: str, model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     capfd.readouterr()
     assert main([model if option == "MODEL" else option for option in options]) == 2
     err = capfd.readouterr().err

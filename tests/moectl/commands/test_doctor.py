@@ -53,7 +53,11 @@ def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict:
 
 def test_a_profile_is_written_and_told(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     told = said(capfd, "profile", model, "--hardware", *DISK)
-    assert (told["run"], told["conditions"]["link"], told["conditions"]["dtype"]) == (1, "disk", "float32")
+    assert (told["run"], told["conditions"]["link"], told["conditions"]["dtype"]) == (
+        1,
+        "disk",
+        "float32",
+    )
     assert [one["tokens"] for one in told["compute"]] == [1, 4]
     assert told["compute"][0]["moe"].keys() == {"median", "iqr", "samples"}
     assert {"disk", "ram"} <= {load["link"] for load in told["loads"]}
@@ -64,7 +68,9 @@ def test_a_profile_is_written_and_told(model: str, capfd: pytest.CaptureFixture[
     assert "profile-hardware" in capfd.readouterr().out
 
 
-def test_without_a_store_the_doctor_measures_and_writes_nothing(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_store_the_doctor_measures_and_writes_nothing(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     told = said(capfd, "doctor", model, *DISK, "--measure")
     assert told["hardware"]["is_stored"] is False and told["hardware"]["run"] is None
     assert told["prediction"]["budget"] == "25%" and told["prediction"]["tokens"] == 4 * 24
@@ -82,7 +88,11 @@ def test_the_quick_answer_imports_no_torch_and_writes_nothing(
     model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Of a GGUF file too."""
-    file = str(gguf_files.write("qwen3_moe", tmp_path_factory.mktemp("gguf") / "model.gguf", gguf_files.mixed))
+    file = str(
+        gguf_files.write(
+            "qwen3_moe", tmp_path_factory.mktemp("gguf") / "model.gguf", gguf_files.mixed
+        )
+    )
     code = (
         "import sys, time\nfrom moectl.cli import main\n"
         f"codes = [main(['doctor', model, '--json']) for model in {[model, file]}]\n"
@@ -99,15 +109,21 @@ def test_the_quick_answer_imports_no_torch_and_writes_nothing(
     assert not list(Path.cwd().iterdir())
 
 
-def test_a_stored_profile_is_used_where_it_fits(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_stored_profile_is_used_where_it_fits(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     said(capfd, "profile", model, "--hardware", *DISK, "--store", "x.duckdb")
     for options in ((), ("--measure",)):
         told = said(capfd, "doctor", model, *DISK, "--store", "x.duckdb", *options)
         assert told["hardware"]["is_stored"] is True and told["hardware"]["run"] == 1
         assert bool(told["prediction"]) is bool(options)
-        remedies = [finding["remedy"] for finding in told["findings"] if finding["topic"] == "store"]
+        remedies = [
+            finding["remedy"] for finding in told["findings"] if finding["topic"] == "store"
+        ]
         assert remedies[0] == f"moectl profile {model} --store x.duckdb" and len(remedies) == 3
-    other = said(capfd, "doctor", model, *DISK, "--store", "x.duckdb", "--link", "50MB/s", "--measure")
+    other = said(
+        capfd, "doctor", model, *DISK, "--store", "x.duckdb", "--link", "50MB/s", "--measure"
+    )
     assert other["hardware"]["is_stored"] is False and other["prediction"]["link"] == "50MB/s"
 
 
@@ -126,7 +142,9 @@ def test_what_the_doctor_prints(model: str, capfd: pytest.CaptureFixture[str]) -
         assert text in out
 
 
-def test_what_the_doctor_looks_at_is_told_as_it_does(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_the_doctor_looks_at_is_told_as_it_does(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", model]) == 0
     out, told = capfd.readouterr()
     assert [line.partition(" s  ")[2] for line in told.splitlines()] == [
@@ -147,7 +165,16 @@ def test_a_model_without_a_tokenizer_has_a_doctor(
 
 
 def test_the_simulator_on_this_machine(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    prompt = ("--prompt", "hello", "--greedy", "--max-new-tokens", "4", "--trace", "t.parquet", "--json")
+    prompt = (
+        "--prompt",
+        "hello",
+        "--greedy",
+        "--max-new-tokens",
+        "4",
+        "--trace",
+        "t.parquet",
+        "--json",
+    )
     said(capfd, "run", model, *prompt)
     said(capfd, "profile", model, "--hardware", *DISK)
     options = ("--trace", "t.parquet", "--model", model, "--machine", "here", "--json")
@@ -164,9 +191,17 @@ def test_the_simulator_on_this_machine(model: str, capfd: pytest.CaptureFixture[
         (("profile", "--hardware", "--link", "fast"), 2, "rate 'fast' is not understood"),
         (("profile", "--hardware", "--link", "cuda"), 2, "needs the model on a CUDA device"),
         (("profile", "--hardware", "--device", "tpu"), 2, "device 'tpu' is not known"),
-        (("profile", "--hardware", "--store", "no/such/moe.duckdb"), 3, "there is no folder no/such"),
+        (
+            ("profile", "--hardware", "--store", "no/such/moe.duckdb"),
+            3,
+            "there is no folder no/such",
+        ),
         (("profile", "no/such", "--hardware"), 3, "neither a folder here nor reachable"),
-        (("doctor", "no/such"), 3, "neither a folder here nor a model of the hub that was downloaded"),
+        (
+            ("doctor", "no/such"),
+            3,
+            "neither a folder here nor a model of the hub that was downloaded",
+        ),
         (("doctor", "no/such", "--measure"), 3, "neither a folder here nor reachable"),
         (("doctor", "--budget", "much"), 2, "is not understood"),
         (("doctor", "--link", "fast"), 2, "rate 'fast' is not understood"),
@@ -180,16 +215,22 @@ def test_the_simulator_on_this_machine(model: str, capfd: pytest.CaptureFixture[
         ),
     ],
 )
-def test_what_is_refused(arguments: tuple[str, ...], code: int, says: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(
+    arguments: tuple[str, ...], code: int, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main([*arguments]) == code
     out = capfd.readouterr()
     assert out.out == "" and out.err.count("\n") == 1 and says in out.err, out.err
     assert not Path("moe.duckdb").exists()
 
 
-def test_seconds_of_another_model_are_refused(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_seconds_of_another_model_are_refused(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     said(capfd, "profile", model, "--hardware", *DISK)
-    assert main(["simulate", "--synthetic", "tokens=40,requests=1,prompt=8", "--machine", "here"]) == 5
+    assert (
+        main(["simulate", "--synthetic", "tokens=40,requests=1,prompt=8", "--machine", "here"]) == 5
+    )
     assert "hardware profiles of models of other shapes only" in capfd.readouterr().err
 
 
@@ -214,7 +255,10 @@ def test_an_idle_machine_with_room_has_nothing_to_mend_but_a_gpu() -> None:
 
 def test_memory_smaller_than_the_experts() -> None:
     found = sentence(replace(HERE, available_nbytes=1 << 30), "memory")
-    assert "16.0 GiB, of RAM 1.0 GiB can be had: they do not fit" in found.says and found.remedy == "--link disk"
+    assert (
+        "16.0 GiB, of RAM 1.0 GiB can be had: they do not fit" in found.says
+        and found.remedy == "--link disk"
+    )
 
 
 def test_page_locked_memory_is_a_matter_of_gpus() -> None:
@@ -242,7 +286,9 @@ def test_disks() -> None:
     for gbps, has_remedy in ((0.2, True), (3.0, False)):
         cold = Load(COLD, profile.loads[0].seconds, gbps)
         [found] = findings.of_disk(replace(profile, loads=(*profile.loads, cold)))
-        assert f"{gbps:.2g} GB/s, 1.2 times as long" in found.says and bool(found.remedy) is has_remedy
+        assert (
+            f"{gbps:.2g} GB/s, 1.2 times as long" in found.says and bool(found.remedy) is has_remedy
+        )
 
 
 def test_a_profile_of_another_machine() -> None:

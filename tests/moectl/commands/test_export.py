@@ -33,7 +33,11 @@ NAMES = {
 
 @pytest.mark.parametrize(("family", "layout"), NAMES)
 def test_every_module_is_its_replica(
-    family: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    family: str,
+    layout: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(families.FAMILIES, family, WIDE[family])
@@ -42,12 +46,16 @@ def test_every_module_is_its_replica(
     options = ("--bits", "2,3,4,8", "--data", "text.txt", "--length", "32", "--jobs", "1", "--json")
     said = json.loads(said_by(capfd, "quantize", "model", *options))
     for bits in WIDTHS:
-        told = json.loads(said_by(capfd, "export", "model", "--bits", str(bits), "--out", f"out{bits}", "--json"))
+        told = json.loads(
+            said_by(capfd, "export", "model", "--bits", str(bits), "--out", f"out{bits}", "--json")
+        )
         assert (told["bits"], told["run"]) == (bits, 1)
         checkpoint = GptqCheckpoint.open(Path(f"out{bits}"))
         base, _, last = NAMES[family, layout].partition(".{")
         gate, up, down = (f"{base}.{name}" for name in last.rstrip("}").split(","))
-        assert {gate, up, down} <= set(checkpoint.modules()) and len(checkpoint.modules()) == 2 * 4 * 3
+        assert {gate, up, down} <= set(checkpoint.modules()) and len(
+            checkpoint.modules()
+        ) == 2 * 4 * 3
         parts = read_replica(Path(said["folder"]) / "L001-E002.safetensors", bits)
         both = weight(parts["gate_up_proj"])
         rows = (
@@ -55,7 +63,11 @@ def test_every_module_is_its_replica(
             if family == "gpt_oss"
             else (slice(len(both) // 2), slice(len(both) // 2, None))
         )
-        for module, expected in ((gate, both[rows[0]]), (up, both[rows[1]]), (down, weight(parts["down_proj"]))):
+        for module, expected in (
+            (gate, both[rows[0]]),
+            (up, both[rows[1]]),
+            (down, weight(parts["down_proj"])),
+        ):
             assert torch.equal(weight(checkpoint.read(module)), expected)
         if family == "gpt_oss":
             with safe_open(checkpoint.files[f"{up}.bias"], framework="pt") as file:
@@ -76,7 +88,10 @@ def weight(packed) -> torch.Tensor:
 
 
 def test_what_cannot_be_exported_is_said(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = str(checkpoint("olmoe"))
@@ -85,16 +100,30 @@ def test_what_cannot_be_exported_is_said(
     little = ("--data", "text.txt", "--length", "32", "--samples", "2", "--jobs", "1")
     said_by(capfd, "quantize", model, *little, "--bits", "1")
     said = said_by(capfd, "export", model, "--out", "out", code=5)
-    assert "in trellis codes, which no reader of GPTQ reads: run moectl quantize --recipe refined" in said
+    assert (
+        "in trellis codes, which no reader of GPTQ reads: run moectl quantize --recipe refined"
+        in said
+    )
     said_by(capfd, "quantize", model, *little, "--recipe", "refined", "--bits", "1,4")
     assert "multiples of 32" in said_by(capfd, "export", model, "--out", "out", code=3)
-    assert "has no replicas of 3 bits" in said_by(capfd, "export", model, "--out", "out", "--bits", "3", code=3)
-    assert "2, 3, 4 or 8 bits, not 1" in said_by(capfd, "export", model, "--out", "out", "--bits", "1", code=2)
-    damaged = max(Path("moe.duckdb.replicas").rglob("L000-E000.safetensors"), key=lambda path: path.stat().st_mtime)
+    assert "has no replicas of 3 bits" in said_by(
+        capfd, "export", model, "--out", "out", "--bits", "3", code=3
+    )
+    assert "2, 3, 4 or 8 bits, not 1" in said_by(
+        capfd, "export", model, "--out", "out", "--bits", "1", code=2
+    )
+    damaged = max(
+        Path("moe.duckdb.replicas").rglob("L000-E000.safetensors"),
+        key=lambda path: path.stat().st_mtime,
+    )
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert "damaged or replaced" in said_by(capfd, "export", model, "--out", "out", code=3)
     assert "holds" in said_by(capfd, "export", str(checkpoint("mixtral")), "--out", "out", code=5)
-    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "moe.duckdb", "moe.duckdb.replicas"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "text.txt",
+        "moe.duckdb",
+        "moe.duckdb.replicas",
+    }
     Path("out").mkdir()
     assert main(["export", model, "--out", "out"]) == 3
 
@@ -106,7 +135,10 @@ def test_a_model_as_one_gguf_file(
     gguf = ("export", "--what", "gguf", "--type")
     told = json.loads(said_by(capfd, *gguf, "q8_0", "--out", "demo.gguf", "--json"))
     assert told == {"file": "demo.gguf", "type": "q8_0", "nbytes": Path("demo.gguf").stat().st_size}
-    theirs, ours = source_of(Path("demo.gguf")).tokenizer(), AutoTokenizer.from_pretrained(demo_model())
+    theirs, ours = (
+        source_of(Path("demo.gguf")).tokenizer(),
+        AutoTokenizer.from_pretrained(demo_model()),
+    )
     assert theirs.encode("Two sheep, 12 dogs.") == ours.encode("Two sheep, 12 dogs.")
     for options, code, line in (
         (("q8_0", "--out", "demo.gguf"), 3, "demo.gguf is there already"),

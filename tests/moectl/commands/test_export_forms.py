@@ -24,7 +24,9 @@ Exported = Callable[..., str]
 
 
 @pytest.fixture(scope="module", params=BLOCKS)
-def family(request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+def family(
+    request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> tuple:
     """The family's name, and a store with its profile, buddies and a split."""
     folder = tmp_path_factory.mktemp("exports")
     text, store = folder / "text.txt", ["--store", str(folder / "moe.duckdb")]
@@ -75,7 +77,9 @@ def test_what_comes_out_is_what_the_store_holds(model: str, exported: Exported) 
 def test_a_placement_is_what_is_used_most(model: str, exported: Exported) -> None:
     told = json.loads(exported("placement", "--budget", "5x"))
     with Store.open("moe.duckdb", read_only=True) as store:
-        counts = sum(count for count, _ in activation_matrices(store.read("activations", 1), 2, 8).values())
+        counts = sum(
+            count for count, _ in activation_matrices(store.read("activations", 1), 2, 8).values()
+        )
     kept = np.zeros((2, 8), bool)
     for layer, experts in enumerate(told["layers"]):
         kept[layer, experts] = True
@@ -88,10 +92,20 @@ def test_llama_cpp_keeps_whole_layers(model: str, exported: Exported) -> None:
     first, second = BLOCKS[model]
     placed = json.loads(exported("placement", "--budget", "50%"))["layers"]
     line = exported("override-tensor", "--budget", "50%")
-    pattern, buffer = re.fullmatch(r'--n-gpu-layers 999 --override-tensor "(.+)=(\w+)"\n', line).groups()
+    pattern, buffer = re.fullmatch(
+        r'--n-gpu-layers 999 --override-tensor "(.+)=(\w+)"\n', line
+    ).groups()
     away = first if len(placed[1]) > len(placed[0]) else second
-    named = [f"blk.{b}.ffn_{part}_exps.weight" for b in range(12) for part in ("up", "down", "gate", "gate_up")]
-    named += [f"blk.{b}.{part}" for b in range(3) for part in ("ffn_up.weight", "ffn_gate_inp.weight", "attn_q.weight")]
+    named = [
+        f"blk.{b}.ffn_{part}_exps.weight"
+        for b in range(12)
+        for part in ("up", "down", "gate", "gate_up")
+    ]
+    named += [
+        f"blk.{b}.{part}"
+        for b in range(3)
+        for part in ("ffn_up.weight", "ffn_gate_inp.weight", "attn_q.weight")
+    ]
     assert buffer == "CPU" and "," not in pattern
     assert {name for name in named if re.search(pattern, name)} == {
         f"blk.{away}.ffn_{part}_exps.weight" for part in ("up", "down", "gate", "gate_up")
@@ -103,10 +117,15 @@ def test_a_file_instead_of_stdout(model: str, exported: Exported) -> None:
     assert "routing of run 1" in exported("routing", "--out", "routing.csv")
     assert Path("routing.csv").read_text() == exported("routing")
     told = json.loads(exported("placement", "--budget", "5x", "--json"))
-    assert told["content"] == json.loads(exported("placement", "--budget", "5x")) and told["out"] is None
+    assert (
+        told["content"] == json.loads(exported("placement", "--budget", "5x"))
+        and told["out"] is None
+    )
 
 
-def test_what_cannot_be_exported_is_said(model: str, checkpoint: Checkpoint, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported_is_said(
+    model: str, checkpoint: Checkpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
     for arguments, code, told in (
         (("--what", "budies"), 2, "buddies"),
         (("--what", "routing", "--run", "2"), 5, "holds no activations"),

@@ -12,7 +12,13 @@ from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said
 from tools.bench.generate_soak import FULL_DISK, KILL, soak
 
-PROMPTS = ["It was a dark", "and stormy night;", "the rain fell", "in torrents,", "except at occasional intervals"]
+PROMPTS = [
+    "It was a dark",
+    "and stormy night;",
+    "the rain fell",
+    "in torrents,",
+    "except at occasional intervals",
+]
 OPTIONS = ("--budget", "50%", "--threads", "1", "--max-new-tokens", "8", "--ignore-eos")
 
 
@@ -38,10 +44,29 @@ def test_answers_are_those_of_a_run_each(
     model: Path, data: Path, tmp_path: Path, said: Said, sampling: tuple[str, ...]
 ) -> None:
     out = tmp_path / "answers.jsonl"
-    told = said("generate", str(model), "--data", str(data), "--out", str(out), "--batch", "3", *OPTIONS, *sampling)
-    assert (told["rows"], told["earlier"], told["errors"], told["batch"], told["tokens"]) == (5, 0, 0, 3, 40)
+    told = said(
+        "generate",
+        str(model),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--batch",
+        "3",
+        *OPTIONS,
+        *sampling,
+    )
+    assert (told["rows"], told["earlier"], told["errors"], told["batch"], told["tokens"]) == (
+        5,
+        0,
+        0,
+        3,
+        40,
+    )
     found = answers(out)
-    assert [(answer["row"], answer["id"]) for answer in found] == [(n + 1, f"p{n}") for n in range(5)]
+    assert [(answer["row"], answer["id"]) for answer in found] == [
+        (n + 1, f"p{n}") for n in range(5)
+    ]
     temperature, seed = (0.0, 0) if sampling == ("--greedy",) else (0.9, 5)
     with Session.open(str(model), Settings(budget="50%", threads=1)) as session:
         for number, (prompt, answer) in enumerate(zip(PROMPTS, found, strict=True)):
@@ -65,13 +90,18 @@ def test_the_same_command_again_does_nothing_and_another_one_is_refused(
     assert out.read_bytes() == whole
 
 
-def test_bad_rows_are_answered_in_their_place(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bad_rows_are_answered_in_their_place(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     data, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     data.write_text(
         '{"id": 1, "prompt": "a"}\n\n{"id": 1, "prompt": "b"}\n{"prompt"\n'
         f'{json.dumps({"prompt": "long " * 200})}\n{{"messages": [{{"role": "user", "content": "c"}}]}}\n'
     )
-    assert main(["generate", str(model), "--data", str(data), "--out", str(out), *OPTIONS, "--json"]) == 6
+    assert (
+        main(["generate", str(model), "--data", str(data), "--out", str(out), *OPTIONS, "--json"])
+        == 6
+    )
     printed = capfd.readouterr()
     assert json.loads(printed.out)["errors"] == 4
     assert printed.err == f"moectl: 4 of 6 rows have an error in {out} instead of an answer\n"
@@ -79,22 +109,48 @@ def test_bad_rows_are_answered_in_their_place(model: Path, tmp_path: Path, capfd
     assert codes == [None, "empty_row", "duplicate_id", "broken_row", "too_long", None]
 
 
-def test_prompts_are_not_overwritten(model: Path, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_prompts_are_not_overwritten(
+    model: Path, data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     whole = data.read_bytes()
     assert main(["generate", str(model), "--data", str(data), "--out", str(data), *OPTIONS]) == 2
     assert "is the file of prompts" in capfd.readouterr().err
     assert data.read_bytes() == whole
 
 
-@pytest.mark.parametrize(("kv", "says"), [("slow", "is for a model on a GPU"), ("slwo", "did you mean slow?")])
+@pytest.mark.parametrize(
+    ("kv", "says"), [("slow", "is for a model on a GPU"), ("slwo", "did you mean slow?")]
+)
 def test_a_place_of_keys_and_values_that_makes_no_sense_is_refused(
     kv: str, says: str, model: Path, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", str(model), "--data", str(data), "--out", str(tmp_path / "out.jsonl"), "--kv", kv]) == 2
+    assert (
+        main(
+            [
+                "generate",
+                str(model),
+                "--data",
+                str(data),
+                "--out",
+                str(tmp_path / "out.jsonl"),
+                "--kv",
+                kv,
+            ]
+        )
+        == 2
+    )
     assert says in capfd.readouterr().err and not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_kill_and_a_full_disk_lose_and_double_nothing(model: Path, tmp_path: Path) -> None:
-    result = soak(tmp_path, model=str(model), num_prompts=40, stops=[KILL, FULL_DISK, KILL], tokens=6, batch=4, seed=1)
+    result = soak(
+        tmp_path,
+        model=str(model),
+        num_prompts=40,
+        stops=[KILL, FULL_DISK, KILL],
+        tokens=6,
+        batch=4,
+        seed=1,
+    )
     assert result.num_kills == 2 and result.num_full == 1
     assert result.num_equal == result.num_placed == result.num_rows == 40  # in float32

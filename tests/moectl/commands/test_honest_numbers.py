@@ -42,4 +42,7 @@ def test_a_large_model_has_estimates_of_its_times(capfd: pytest.CaptureFixture[s
     dials = "tokens=80,requests=2,prompt=8,seed=3"
     assert main(["simulate", "--synthetic", dials, "--model", "mixtral-8x7b"]) == 0
     said = capfd.readouterr().out
-    assert "ms a token" in said and "simulated on virtual time, bandwidths of a100-pcie4: lower bounds" in said
+    assert (
+        "ms a token" in said
+        and "simulated on virtual time, bandwidths of a100-pcie4: lower bounds" in said
+    )

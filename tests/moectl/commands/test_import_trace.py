@@ -32,7 +32,21 @@ def test_what_is_written_is_simulated(folder: Path, capfd: pytest.CaptureFixture
         6,
     )
     assert "weights" not in pq.read_schema("log-trace.parquet").names, "weights were made up"
-    assert main(["simulate", "--trace", "log-trace.parquet", "--num-experts", "8", "--budget", "6x", "--json"]) == 0
+    assert (
+        main(
+            [
+                "simulate",
+                "--trace",
+                "log-trace.parquet",
+                "--num-experts",
+                "8",
+                "--budget",
+                "6x",
+                "--json",
+            ]
+        )
+        == 0
+    )
     receipt = json.loads(capfd.readouterr().out)["receipt"]
     assert any("no column weights" in line for line in receipt["assumed"])
 
@@ -42,9 +56,14 @@ def test_the_first_tokens_of_logits(folder: Path, capfd: pytest.CaptureFixture[s
     options = ["--as", "router-logits", "--top-k", "2", "--tokens", "4", "--out", "few.parquet"]
     assert main(["import-trace", "logits.npy", *options]) == 0
     said = capfd.readouterr().out
-    assert "tokens decoded" in said and "assumed: probabilities are the softmax of the logits" in said
+    assert (
+        "tokens decoded" in said and "assumed: probabilities are the softmax of the logits" in said
+    )
     assert {"weights", "probabilities"} <= set(pq.read_schema("few.parquet").names)
-    assert main(["simulate", "--trace", "few.parquet", "--compare", "score,lru", "--budget", "50%"]) == 0
+    assert (
+        main(["simulate", "--trace", "few.parquet", "--compare", "score,lru", "--budget", "50%"])
+        == 0
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +81,11 @@ def test_every_kind_names_the_file_that_is_not_there(
         (("log.csv", "--as", "cvs"), 2, "unknown kind of log 'cvs'; did you mean csv?"),
         (("log.csv", "--as", "moe-jsonl"), 3, "log.csv, line 1 is no JSON"),
         (("log.csv", "--as", "vllm"), 3, "log.csv, line 1 is no JSON"),
-        (("log.csv", "--as", "csv", "--batch", "4"), 3, "log.csv makes no trace: no call has exactly 4 tokens"),
+        (
+            ("log.csv", "--as", "csv", "--batch", "4"),
+            3,
+            "log.csv makes no trace: no call has exactly 4 tokens",
+        ),
         (("log.csv", "--as", "csv", "--out", "log.csv"), 3, "log.csv is the log itself"),
         (("log.csv", "--as", "csv", "--out", "no/where.parquet"), 3, "there is no folder no"),
     ],

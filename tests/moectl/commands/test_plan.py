@@ -67,7 +67,9 @@ def test_many_requests_take_a_cache_each_and_share_experts(planned: Planned) -> 
     one, all_ = alone["tokens_per_s"], many["tokens_per_s"]
     distinct = 32 * (1 - (1 - 4 / 32) ** 32)
     assert all_["all"] > 16 * one["all"] / 4, "weights are read once for all"
-    assert all_["none"] / one["none"] == pytest.approx(32 * 4 / distinct, rel=0.15), "loads are what takes the time"
+    assert all_["none"] / one["none"] == pytest.approx(32 * 4 / distinct, rel=0.15), (
+        "loads are what takes the time"
+    )
     assert any("--clients 32 --simulate" in step for step in many["next"])
 
 
@@ -80,39 +82,61 @@ def test_enough_requests_are_made_for_all_clients() -> None:
 
 
 def test_what_is_expected_is_a_replay(folder: Path, planned: Planned) -> None:
-    said = planned(str(folder), "--vram", held(folder, 4), "--machine", "5gbps", "--context", "16", "--simulate")
+    said = planned(
+        str(folder),
+        "--vram",
+        held(folder, 4),
+        "--machine",
+        "5gbps",
+        "--context",
+        "16",
+        "--simulate",
+    )
     memory, rows = said["memory"], {row["preset"]: row for row in said["rows"]}
     assert memory["experts_nbytes"] * 4 == memory["all_experts_nbytes"] and memory["share"] == 0.25
     assert rows.keys() == presets().keys() - {"full"}
     model = model_shape(str(folder))
     for name in ("on-demand", "near", "buddymoe"):
         outcomes = [
-            Workload(generate(replace(kind, **requests_of(1)), model.shape), model, machine("5gbps")).run(
-                Setting(name, name, budget="25%")
-            )
+            Workload(
+                generate(replace(kind, **requests_of(1)), model.shape), model, machine("5gbps")
+            ).run(Setting(name, name, budget="25%"))
             for kind in ROUTERS.values()
         ]
         speeds = [1e3 / outcome.times["tpot_ms"] for outcome in outcomes]
-        assert rows[name]["least"] == pytest.approx(min(speeds)) and rows[name]["most"] == pytest.approx(max(speeds))
+        assert rows[name]["least"] == pytest.approx(min(speeds)) and rows[name][
+            "most"
+        ] == pytest.approx(max(speeds))
         assert rows[name]["tokens_per_s"] == pytest.approx(speeds[list(ROUTERS).index("usual")])
         assert (rows[name]["alters"] == "") == (name != "buddymoe")
     tried = [row for row in said["rows"] if not row["why"]]
-    assert [row["tokens_per_s"] for row in tried] == sorted((row["tokens_per_s"] for row in tried), reverse=True)
+    assert [row["tokens_per_s"] for row in tried] == sorted(
+        (row["tokens_per_s"] for row in tried), reverse=True
+    )
     assert said["fastest"] == tried[0]["preset"]
     assert said["exact"] == next(row["preset"] for row in tried if not row["alters"])
     assert any(step.startswith(f"moectl run {folder} --budget 25%") for step in said["next"])
     assert any("--budgets 25%" in step for step in said["next"]) and len(said["assumed"]) >= 5
 
 
-def test_the_quick_answer_has_bounds_and_says_how_to_get_more(folder: Path, planned: Planned) -> None:
+def test_the_quick_answer_has_bounds_and_says_how_to_get_more(
+    folder: Path, planned: Planned
+) -> None:
     options = (str(folder), "--vram", held(folder, 4), "--machine", "5gbps", "--context", "16")
     said = planned(*options)
-    bounds, costs, shape = said["tokens_per_s"], Costs.of(model_shape(str(folder)), machine("5gbps")), (2, 2)
+    bounds, costs, shape = (
+        said["tokens_per_s"],
+        Costs.of(model_shape(str(folder)), machine("5gbps")),
+        (2, 2),
+    )
     loaded_s = shape[0] * shape[1] * (costs.load_latency_s + costs.load_s)
     assert 1 / bounds["none"] - 1 / bounds["all"] == pytest.approx(loaded_s)
     assert 1 / bounds["share"] - 1 / bounds["all"] == pytest.approx(0.75 * loaded_s)
     assert said["rows"] == [] and said["fastest"] is None
-    assert said["next"][0] == f"moectl plan {' '.join(options)} --simulate: what to expect of each preset"
+    assert (
+        said["next"][0]
+        == f"moectl plan {' '.join(options)} --simulate: what to expect of each preset"
+    )
 
 
 def test_neither_torch_nor_the_simulator_is_imported(folder: Path) -> None:
@@ -126,12 +150,16 @@ from moectl.cli import main
 assert main(["plan", {str(folder)!r}, "--vram", "24GB"]) == 0
 print([name for name in ("torch", "numba", "runtime.replay") if name in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stderr == "[]\n", done.stderr
     assert "the checkpoint's files" in done.stdout
 
 
-@pytest.mark.parametrize("name", [each.name for each in MACHINES.values() if each.fast_gb is not None])
+@pytest.mark.parametrize(
+    "name", [each.name for each in MACHINES.values() if each.fast_gb is not None]
+)
 def test_the_memory_of_a_machine_is_known(name: str, planned: Planned) -> None:
     said = planned("qwen1.5-moe-a2.7b", "--machine", name)
     assert (said["machine"], said["memory"]["vram_nbytes"]) == (name, machine(name).fast_gb * 1e9)
@@ -141,7 +169,9 @@ def test_the_memory_of_a_machine_is_known(name: str, planned: Planned) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Give this machine a GPU of that name with 10 GiB; none without a name."""
-    return lambda name: monkeypatch.setattr(plan_place, "gpus_of_driver", lambda: [(name, 10 * GIB)] if name else [])
+    return lambda name: monkeypatch.setattr(
+        plan_place, "gpus_of_driver", lambda: [(name, 10 * GIB)] if name else []
+    )
 
 
 def test_without_options_it_is_for_the_gpu_of_this_machine(
@@ -153,17 +183,30 @@ def test_without_options_it_is_for_the_gpu_of_this_machine(
     assert planned(str(folder), "--vram", "2GiB")["machine"] == "rtx4090-pcie4"
     gpu("an accelerator")
     said = planned(str(folder))
-    assert (said["machine"], said["tokens_per_s"], said["memory"]["vram_nbytes"]) == (None, None, 10 * GIB)
-    assert "not known" in " ".join(said["assumed"]) and not any("--simulate:" in step for step in said["next"])
+    assert (said["machine"], said["tokens_per_s"], said["memory"]["vram_nbytes"]) == (
+        None,
+        None,
+        10 * GIB,
+    )
+    assert "not known" in " ".join(said["assumed"]) and not any(
+        "--simulate:" in step for step in said["next"]
+    )
     assert main(["plan", str(folder), "--simulate"]) == 2 and "--machine" in capfd.readouterr().err
     gpu("")
     assert main(["plan", str(folder)]) == 2
     said = capfd.readouterr()
-    assert not said.out and said.err.count("\n") == 1 and "rtx4090" in said.err and "--vram" in said.err
+    assert (
+        not said.out
+        and said.err.count("\n") == 1
+        and "rtx4090" in said.err
+        and "--vram" in said.err
+    )
     assert planned(str(folder), "--vram", "2GiB")["machine"] == "rtx3090-pcie4"
 
 
-def test_a_toy_on_a_data_sheet_has_ratios_alone(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_toy_on_a_data_sheet_has_ratios_alone(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     options = ("--vram", held(folder, 8), "--machine", "rtx4090", "--context", "16", "--simulate")
     assert main(["plan", str(folder), *options]) == 0
     said = capfd.readouterr().out
@@ -175,7 +218,9 @@ def test_a_toy_on_a_data_sheet_has_ratios_alone(folder: Path, capfd: pytest.Capt
     assert "first `moectl profile` and `moectl build-buddies`, for buddymoe" in table
 
 
-def test_a_real_model_has_a_range_that_is_marked_as_a_guess(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_real_model_has_a_range_that_is_marked_as_a_guess(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert main(["plan", "qwen3-30b-a3b", "--machine", "rtx4090"]) == 0
     said = capfd.readouterr().out
     assert "Quick guess for rtx4090-pcie4, unmeasured: 6.5 to 170 tokens/s" in said
@@ -185,7 +230,11 @@ def test_a_real_model_has_a_range_that_is_marked_as_a_guess(capfd: pytest.Captur
 def test_everything_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(folder), "--vram", "24GB", "--context", "16", "--simulate"]) == 0
     said = capfd.readouterr().out
-    assert "everything fits" in said and "full" in said and "near" not in said.split("everything fits")[0]
+    assert (
+        "everything fits" in said
+        and "full" in said
+        and "near" not in said.split("everything fits")[0]
+    )
 
 
 def test_who_has_how_much() -> None:
@@ -193,8 +242,13 @@ def test_who_has_how_much() -> None:
     name = "mixtral-8x7b"
     request = PlanRequest(name, PlanPlace.find("24GiB", "a6000-pcie4"))
     memory = divided(request, MODELS[name], backbone_memory(MODELS[name], backbone_of(name)))
-    assert memory.weights_nbytes / GIB == pytest.approx(2.99, abs=0.02) and memory.cache_nbytes == GIB // 2
-    total = memory.weights_nbytes + memory.cache_nbytes + memory.reserve_nbytes + memory.experts_nbytes
+    assert (
+        memory.weights_nbytes / GIB == pytest.approx(2.99, abs=0.02)
+        and memory.cache_nbytes == GIB // 2
+    )
+    total = (
+        memory.weights_nbytes + memory.cache_nbytes + memory.reserve_nbytes + memory.experts_nbytes
+    )
     assert total == memory.vram_nbytes == 24 * GIB
     assert memory.share == pytest.approx((24 - 2.99 - 0.5 - 1) / (256 * 336 / 1024), abs=0.001)
 
@@ -203,7 +257,11 @@ def test_what_cannot_be_planned_is_said(folder: Path, capfd: pytest.CaptureFixtu
     for options, code, told in (
         ((str(folder), "--vram", "1GiB"), 4, "does not fit into 1GiB"),
         (("mixtral-8x22b", "--machine", "rtx4060"), 4, "with that much is a6000-pcie4 (48 GB)"),
-        (("deepseek-v3", "--vram", "8GB", "--context", "20000000"), 4, "no machine that moectl knows"),
+        (
+            ("deepseek-v3", "--vram", "8GB", "--context", "20000000"),
+            4,
+            "no machine that moectl knows",
+        ),
         (("mixtral-8x7c", "--vram", "24GB"), 2, "mixtral-8x7b"),
         ((str(folder), "--vram", "24GB", "--machine", "rtx309"), 2, "rtx3090-pcie4"),
         ((str(folder), "--vram", "much"), 2, "size 'much'"),
@@ -216,7 +274,8 @@ def test_what_cannot_be_planned_is_said(folder: Path, capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("model", "vram", "widths"), [("gpt-oss-120b", "24GB", [0.6, 0.8, 1, 1.25]), ("qwen3-235b-a22b", "24GB", [])]
+    ("model", "vram", "widths"),
+    [("gpt-oss-120b", "24GB", [0.6, 0.8, 1, 1.25]), ("qwen3-235b-a22b", "24GB", [])],
 )
 def test_every_expert_in_few_bits_beside_whole_ones(
     model: str, vram: str, widths: list[float], planned: Planned, capfd: pytest.CaptureFixture[str]
@@ -227,9 +286,15 @@ def test_every_expert_in_few_bits_beside_whole_ones(
     for row in rows:
         num_weights = shape.shape.nbytes / shape.weight_nbytes
         assert row["nbytes"] == pytest.approx(num_weights * row["bits"] / 8, rel=1e-4)
-        assert room - shape.shape.expert_nbytes < row["nbytes"] + row["share"] * shape.shape.nbytes <= room
+        assert (
+            room - shape.shape.expert_nbytes
+            < row["nbytes"] + row["share"] * shape.shape.nbytes
+            <= room
+        )
         assert plan["tokens_per_s"]["share"] < row["tokens_per_s"]
     assert main(["plan", model, "--vram", vram]) == 0
     said = " ".join(capfd.readouterr().out.split())
     assert ("predicted: nothing of this model was quantised" in said) == bool(widths)
-    assert ("every expert at 0.6 bits would take 15.9 GiB, and 5.7 GiB are left" in said) == (not widths)
+    assert ("every expert at 0.6 bits would take 15.9 GiB, and 5.7 GiB are left" in said) == (
+        not widths
+    )

@@ -17,7 +17,19 @@ from tests import ROOT
 from tests.conftest import Checkpoint
 
 TABLES = ("activations", "coactivations", "entropy", "traces")
-OPTIONS = ("--data", "text.txt", "--tokens", "1200", "--length", "32", "--prefill", "8", "--batch", "2", "--trace")
+OPTIONS = (
+    "--data",
+    "text.txt",
+    "--tokens",
+    "1200",
+    "--length",
+    "32",
+    "--prefill",
+    "8",
+    "--batch",
+    "2",
+    "--trace",
+)
 
 
 @pytest.fixture
@@ -74,7 +86,9 @@ def test_merged_shards_are_the_profile(model: str, capfd: pytest.CaptureFixture[
     merged, whole = rows("merged.duckdb"), rows("whole.duckdb")
     assert all(merged[table].equals(whole[table]) for table in TABLES)
     assert main(["merge", "2.duckdb", "--store", "half.duckdb"]) == 3
-    assert capfd.readouterr().err.startswith("moectl: shards 1/2 of this profile are in none of the stores")
+    assert capfd.readouterr().err.startswith(
+        "moectl: shards 1/2 of this profile are in none of the stores"
+    )
     assert not Path("half.duckdb").exists()
 
 
@@ -88,7 +102,9 @@ EAGER = (
 )
 
 
-def test_stopped_half_way_the_same_command_goes_on(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stopped_half_way_the_same_command_goes_on(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     # The link is so slow that a batch takes a tenth of a second; the numbers do not depend on it.
     slow = subprocess.Popen(
         [sys.executable, "-c", EAGER, "profile", model, *OPTIONS, "--link", "1MB/s"],
@@ -106,7 +122,9 @@ def test_stopped_half_way_the_same_command_goes_on(model: str, capfd: pytest.Cap
     out, err = slow.communicate(timeout=20)
     assert out == ""
     assert slow.returncode == 130 and err.count("\n") == 1
-    assert err.startswith("moectl: interrupted: batches that were counted are kept; to go on: moectl profile ")
+    assert err.startswith(
+        "moectl: interrupted: batches that were counted are kept; to go on: moectl profile "
+    )
     left = names() - {"text.txt"}
     assert len(left) == 1 and left.pop().startswith("moe.duckdb.profile-")
     assert profile_json(capfd, model)["resumed_batches"] > 0

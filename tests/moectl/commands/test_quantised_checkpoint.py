@@ -27,7 +27,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     published = publish(plain, folder / "published", "fp8")
     path = published / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"language": {"quantization_config": config.pop("quantization_config")}}))
+    path.write_text(
+        json.dumps(
+            config | {"language": {"quantization_config": config.pop("quantization_config")}}
+        )
+    )
     return plain, published
 
 
@@ -41,18 +45,24 @@ def scaleless(checkpoints: tuple[Path, Path], tmp_path: Path) -> Path:
     return out
 
 
-def test_the_doctor_knows_the_format_of_experts(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_doctor_knows_the_format_of_experts(
+    checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Replicas of the same model are as large, whatever its format."""
     told, rooms = [], set()
     for folder in checkpoints:
         opened = open_model(str(folder))
         told.append(findings.of_experts(opened.expert_format, "bfloat16").says)
         weight_nbytes = opened.weight_nbytes
-        found = findings.of_room(tmp_path / "moe.duckdb", opened.stored_shape, weight_nbytes=weight_nbytes)
+        found = findings.of_room(
+            tmp_path / "moe.duckdb", opened.stored_shape, weight_nbytes=weight_nbytes
+        )
         rooms.add(found.says.split(" beside ")[0])
         opened.store.close()
     assert told[0] == "stored as bfloat16, 16 bits a weight with scales; computed in bfloat16"
-    assert re.fullmatch(r"stored as fp8, 8\.\d+ bits a weight with scales; computed in bfloat16", told[1])
+    assert re.fullmatch(
+        r"stored as fp8, 8\.\d+ bits a weight with scales; computed in bfloat16", told[1]
+    )
     assert len(rooms) == 1
 
 
@@ -72,5 +82,8 @@ def test_weights_without_scales(
     assert main([name, str(scaleless), *options]) == 3
     said = capfd.readouterr()
     assert said.out == "" and problems(said.err).count("\n") == 1
-    assert ".weight is float8_e4m3fn without scales, quantised by fp8: download the checkpoint again" in said.err
+    assert (
+        ".weight is float8_e4m3fn without scales, quantised by fp8: download the checkpoint again"
+        in said.err
+    )
     assert sorted(tmp_path.rglob("*")) == before

@@ -27,14 +27,28 @@ from tests.conftest import Checkpoint
 from tests.helpers.rewritten import invert
 from tests.helpers.said import problems
 
-OPTIONS = ("--data", "text.txt", "--samples", "24", "--length", "32", "--recipe", "refined", "--jobs", "1")
+OPTIONS = (
+    "--data",
+    "text.txt",
+    "--samples",
+    "24",
+    "--length",
+    "32",
+    "--recipe",
+    "refined",
+    "--jobs",
+    "1",
+)
 
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A checkpoint; commands run in the test's own folder, with a text in it."""
     monkeypatch.chdir(tmp_path)
-    lines = [f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n" for line in range(40)]
+    lines = [
+        f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n"
+        for line in range(40)
+    ]
     Path("text.txt").write_text("".join(lines))
     return str(checkpoint("olmoe"))
 
@@ -51,7 +65,10 @@ def said_by(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
 
 def files(store: str) -> dict[str, bytes]:
     root = Path(f"{store}.replicas")
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("L*.safetensors"))}
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("L*.safetensors"))
+    }
 
 
 def start(model: str, *options: str) -> subprocess.Popen:
@@ -59,7 +76,9 @@ def start(model: str, *options: str) -> subprocess.Popen:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "moectl", "quantize", model, *OPTIONS[:-2], *options]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
 
 
 def wait_until(is_there: Callable[[], bool], process: subprocess.Popen) -> None:
@@ -84,10 +103,15 @@ def test_what_is_said_of_replicas(model: str, capfd: pytest.CaptureFixture[str])
         assert store.read("quant_loss", first).equals(store.read("quant_loss", second))
 
 
-def test_what_was_written_is_shown_and_verified(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_was_written_is_shown_and_verified(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     said_by(capfd, "quantize", model, *OPTIONS)
     losses = json.loads(said_by(capfd, "inspect", "quant-loss", "--layer", "1", "--json"))
-    assert len(losses["rows"]) == 8 and {"tokens", "judged_on_own", "1_bits"} <= losses["rows"][0].keys()
+    assert (
+        len(losses["rows"]) == 8
+        and {"tokens", "judged_on_own", "1_bits"} <= losses["rows"][0].keys()
+    )
     assert "borrowing" in said_by(capfd, "inspect", "quant-loss")
     for name in ("quant-loss", "replicas"):
         assert said_by(capfd, "inspect", name, "--heatmap").count("\n") >= 3
@@ -116,11 +140,15 @@ def test_a_model_of_other_weights_is_not_served_by_the_old_ones_replicas(
     assert "no findings" in said_by(capfd, "inspect", "store", model, "--verify")
     invert(Path(new), "model.layers.1.mlp.experts.3.up_proj.weight")
     for options in (("--base", "4"), ("--preset", "shadow")):
-        said = said_by(capfd, "run", new, "--prompt", "x", "--max-new-tokens", "1", *options, code=5)
+        said = said_by(
+            capfd, "run", new, "--prompt", "x", "--max-new-tokens", "1", *options, code=5
+        )
         assert re.search(r"moe\.duckdb holds .*/olmoe.* \(\w{16}\), not .*/new \(\w{16}\)", said)
     assert checked(capfd, new) == [new], "the store does not hold it"
     again = json.loads(said_by(capfd, "quantize", new, *OPTIONS, "--bits", "4", "--json"))
-    assert (again["resumed_experts"], again["remade_experts"]) == (0, 0) and len(files("moe.duckdb")) == 32
+    assert (again["resumed_experts"], again["remade_experts"]) == (0, 0) and len(
+        files("moe.duckdb")
+    ) == 32
     assert checked(capfd, new) == [] == checked(capfd, model)
 
 
@@ -141,16 +169,26 @@ def test_a_byte_between_the_samples_is_seen_where_experts_are_compared(
     )
 
 
-def test_replicas_of_an_older_moectl_are_refused(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_replicas_of_an_older_moectl_are_refused(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     said_by(capfd, "quantize", model, *OPTIONS, "--bits", "4")
     with Store.open("moe.duckdb") as store:
         paths = sorted(Path("moe.duckdb.replicas").rglob("L*.safetensors"))
         for path in paths:
             path.write_bytes(path.read_bytes().replace(b"moectl-replica-2", b"moectl-replica-1"))
         [finding] = check_store(store).findings
-    assert "16 of 16 replica files are of an older moectl, which did not record the weights" in finding.says
-    said = said_by(capfd, "run", model, "--prompt", "x", "--max-new-tokens", "1", "--base", "4", code=3)
-    assert "is of an older moectl, which did not record the weights it was made of: run moectl quantize again" in said
+    assert (
+        "16 of 16 replica files are of an older moectl, which did not record the weights"
+        in finding.says
+    )
+    said = said_by(
+        capfd, "run", model, "--prompt", "x", "--max-new-tokens", "1", "--base", "4", code=3
+    )
+    assert (
+        "is of an older moectl, which did not record the weights it was made of: run moectl quantize again"
+        in said
+    )
 
 
 def checked(capfd: pytest.CaptureFixture[str], model: str) -> list[str]:
@@ -165,16 +203,28 @@ def checked(capfd: pytest.CaptureFixture[str], model: str) -> list[str]:
 def _unsampled(tensor: StoredTensor, *, expert: int) -> Iterator[int]:
     """Offsets in a slice of a fused tensor that the fingerprint does not read."""
     nbytes = tensor.nbytes // 8
-    sampled = {offset + byte - expert * nbytes for offset, count in _places(tensor) for byte in range(count)}
+    sampled = {
+        offset + byte - expert * nbytes
+        for offset, count in _places(tensor)
+        for byte in range(count)
+    }
     return (offset for offset in range(0, nbytes, 4) if not {offset, offset + 1} & sampled)
 
 
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--bits", "2,6"], 2, "replicas of the recipe refined have 1, 2, 3, 4 or 8 bits, not 2, 6"),
+        (
+            ["--bits", "2,6"],
+            2,
+            "replicas of the recipe refined have 1, 2, 3, 4 or 8 bits, not 2, 6",
+        ),
         (["--bits", "two"], 2, "write widths with commas, as 2,4"),
-        (["--group-size", "12"], 2, "groups of 12 do not divide the inputs of the experts' projections"),
+        (
+            ["--group-size", "12"],
+            2,
+            "groups of 12 do not divide the inputs of the experts' projections",
+        ),
         (["--recipe", "best"], 2, "the recipe is plain, refined or trellis"),
         (["--samples", "0"], 2, "greater than or equal to 1"),
         (["--data", "nowhere.txt"], 3, "no data at 'nowhere.txt'"),
@@ -218,17 +268,23 @@ def test_a_store_without_replicas_says_so(model: str, capfd: pytest.CaptureFixtu
     profile = ("--tokens", "64", "--length", "16", "--no-similarity", "--data", "text.txt")
     said_by(capfd, "profile", model, *profile)
     assert "holds no replicas" in said_by(capfd, "inspect", "replicas", code=5)
-    assert "--verify reads what is on the disk" in said_by(capfd, "inspect", "runs", "--verify", code=2)
+    assert "--verify reads what is on the disk" in said_by(
+        capfd, "inspect", "runs", "--verify", code=2
+    )
 
 
-def test_ctrl_c_ends_it_and_the_same_command_completes(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_it_and_the_same_command_completes(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     process = start(model, "--jobs", "2")
     wait_until(lambda: len(files("moe.duckdb")) >= 2, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, which signals the workers too
     out, err = process.communicate(timeout=60)
     *told, said = err.splitlines()
     assert (process.returncode, out) == (130, "") and all("/3 " in line for line in told)
-    assert said.startswith("moectl: interrupted: finished experts are kept; to go on: moectl quantize ")
+    assert said.startswith(
+        "moectl: interrupted: finished experts are kept; to go on: moectl quantize "
+    )
     assert not list(Path("moe.duckdb.replicas").rglob(".*.tmp")) and not Path("moe.duckdb").exists()
     assert not list(Path("moe.duckdb.replicas").rglob(".scratch"))
     said = json.loads(said_by(capfd, "quantize", model, *OPTIONS, "--json"))

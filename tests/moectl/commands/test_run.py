@@ -58,7 +58,9 @@ def test_a_run_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
         "print([told[0], *sorted({name.partition('.')[0] for name in sys.modules})])"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     is_torch_there, *names = literal_eval(done.stdout.splitlines()[-1])
     imported = set(names)
     assert is_torch_there is False
@@ -67,19 +69,41 @@ def test_a_run_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["on-demand", "near", "specmd", "full"])
-def test_greedy_tokens_are_those_of_transformers(preset: str, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_greedy_tokens_are_those_of_transformers(
+    preset: str, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     plain = AutoModelForCausalLM.from_pretrained(model, experts_implementation="eager").eval()
     with torch.inference_mode():
-        expected = plain.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :].tolist()
+        expected = plain.generate(ids, max_new_tokens=24, do_sample=False)[
+            0, ids.shape[1] :
+        ].tolist()
     capfd.readouterr()
     said = run_json(
-        capfd, model, "--preset", preset, "--budget", "25%", "--prompt", PROMPT, "--max-new-tokens", 24, "--greedy"
+        capfd,
+        model,
+        "--preset",
+        preset,
+        "--budget",
+        "25%",
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        24,
+        "--greedy",
     )
     assert said["token_ids"] == expected
     assert said["text"] == tokenizer.decode(expected, skip_special_tokens=True)
-    assert said.keys() == {"token_ids", "text", "counters", "by_layer", "receipt", "ttft_ms", "tpot_ms"}
+    assert said.keys() == {
+        "token_ids",
+        "text",
+        "counters",
+        "by_layer",
+        "receipt",
+        "ttft_ms",
+        "tpot_ms",
+    }
     assert 0 < said["tpot_ms"] < 10_000 and 0 < said["ttft_ms"] < 10_000
     counters = said["counters"]
     assert counters["requests"] == counters["hits"] + counters["late"] + counters["misses"]
@@ -90,7 +114,9 @@ def test_greedy_tokens_are_those_of_transformers(preset: str, model: Path, capfd
     assert said["receipt"]["slots"] == (16 if preset == "full" else 4)
 
 
-def test_a_text_and_one_line_and_the_rest_on_request(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_text_and_one_line_and_the_rest_on_request(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     options = (model, "--prompt", PROMPT, "--max-new-tokens", 8, "--greedy")
     text = run_json(capfd, *options)["text"]
     assert main(["run", *map(str, options)]) == 0
@@ -126,9 +152,13 @@ def test_text_comes_token_by_token(
     assert shown[:6] == [text[: length + 1] for length in range(6)]
 
 
-def test_the_same_seed_draws_the_same_tokens(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_same_seed_draws_the_same_tokens(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     first, second, other = (
-        run_json(capfd, model, "--prompt", PROMPT, "--max-new-tokens", 16, "--seed", seed)["token_ids"]
+        run_json(capfd, model, "--prompt", PROMPT, "--max-new-tokens", 16, "--seed", seed)[
+            "token_ids"
+        ]
         for seed in (7, 7, 8)
     )
     assert first == second != other
@@ -140,10 +170,27 @@ def test_sampling_is_that_of_transformers(model: Path, capfd: pytest.CaptureFixt
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         expected = plain.generate(
-            ids, max_new_tokens=16, do_sample=True, temperature=1.5, top_k=20, top_p=0.9, repetition_penalty=1.2
+            ids,
+            max_new_tokens=16,
+            do_sample=True,
+            temperature=1.5,
+            top_k=20,
+            top_p=0.9,
+            repetition_penalty=1.2,
         )
     capfd.readouterr()
-    options = ("--temperature", 1.5, "--top-k", 20, "--top-p", 0.9, "--repetition-penalty", 1.2, "--seed", 3)
+    options = (
+        "--temperature",
+        1.5,
+        "--top-k",
+        20,
+        "--top-p",
+        0.9,
+        "--repetition-penalty",
+        1.2,
+        "--seed",
+        3,
+    )
     said = run_json(capfd, model, "--prompt", PROMPT, "--max-new-tokens", 16, *options)
     assert said["token_ids"] == expected[0, ids.shape[1] :].tolist()
 
@@ -153,7 +200,12 @@ def test_the_models_own_settings_are_followed_or_named(
 ) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
     path = folder / "generation_config.json"
-    asked = {"repetition_penalty": 1.7, "prompt_lookup_num_tokens": 5, "num_beams": 4, "temperature": 0.6}
+    asked = {
+        "repetition_penalty": 1.7,
+        "prompt_lookup_num_tokens": 5,
+        "num_beams": 4,
+        "temperature": 0.6,
+    }
     path.write_text(json.dumps(json.loads(path.read_text()) | asked))
     options = ("--prompt", PROMPT, "--max-new-tokens", 12, "--greedy")
     said = run_json(capfd, folder, *options)
@@ -163,7 +215,8 @@ def test_the_models_own_settings_are_followed_or_named(
         "generation_config.json asks for temperature 0.6: not followed, the options of each request decide",
     ]
     ids = {
-        penalty: run_json(capfd, model, *options, "--repetition-penalty", penalty)["token_ids"] for penalty in (1, 1.7)
+        penalty: run_json(capfd, model, *options, "--repetition-penalty", penalty)["token_ids"]
+        for penalty in (1, 1.7)
     }
     assert said["token_ids"] == ids[1.7] != ids[1]
     assert run_json(capfd, folder, *options, "--repetition-penalty", 1.0)["token_ids"] == ids[1]
@@ -179,14 +232,18 @@ def test_chat_answers_every_turn(
 ) -> None:
     options = ("--max-new-tokens", 5, "--greedy")
     first = run_json(capfd, model, "--prompt", "one\n\n", *options)["text"]
-    second = run_json(capfd, model, "--prompt", f"one\n\n{first.strip()}\n\ntwo\n\n", *options)["text"]
+    second = run_json(capfd, model, "--prompt", f"one\n\n{first.strip()}\n\ntwo\n\n", *options)[
+        "text"
+    ]
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n  two \n"))
     assert main(["run", str(model), "--chat", *map(str, options)]) == 0
     said = capfd.readouterr()
     assert said.out == f"{first}\n{second}\n"
     assert "note: the tokenizer has no chat template" in said.err.splitlines()[-1]
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
-    assert main(["run", str(model), "--verbose", *map(str, options)]) == 0  # without a prompt it chats
+    assert (
+        main(["run", str(model), "--verbose", *map(str, options)]) == 0
+    )  # without a prompt it chats
     said = capfd.readouterr()
     assert said.out.startswith(f"{first}\n{second}\n\nCounters") and said.out.count("Receipt") == 1
     assert said.err.count(" tokens/s, first ") == 2
@@ -206,13 +263,21 @@ def test_words_that_are_no_turns(
     assert text.endswith(alone.out) and "│ all " in counters
     err = after.err.splitlines()
     assert "unknown command '/stat'; did you mean /stats?" in err
-    assert [line.split()[0] for line in err if line.startswith("/")] == ["/stats", "/clear", "/help", "/exit"]
+    assert [line.split()[0] for line in err if line.startswith("/")] == [
+        "/stats",
+        "/clear",
+        "/help",
+        "/exit",
+    ]
     assert " tokens/s, first " in err[-1]
 
 
 @pytest.mark.parametrize("options", [("--prompt", PROMPT), ()])
 def test_ctrl_c_ends_an_answer(
-    options: tuple[str, ...], model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    options: tuple[str, ...],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """In a chat the conversation goes on; otherwise what was generated is told."""
 
@@ -227,12 +292,17 @@ def test_ctrl_c_ends_an_answer(
     monkeypatch.setattr(sys, "stdout", out := Interrupted())
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n/help\n"))
     trace = ("--trace", "never.parquet") if options else ()
-    code = main(["run", str(model), *options, *trace, "--max-new-tokens", "200", "--greedy", "--ignore-eos"])
+    code = main(
+        ["run", str(model), *options, *trace, "--max-new-tokens", "200", "--greedy", "--ignore-eos"]
+    )
     err = capfd.readouterr().err.splitlines()
     assert out.getvalue().rstrip().isprintable() and len(out.getvalue()) < 10
     if options:
         assert code == 130 and err[-1] == "moectl: interrupted"
-        assert err[-2] == "never.parquet was not written: a trace is kept of whole answers" and "tokens/s" in err[-3]
+        assert (
+            err[-2] == "never.parquet was not written: a trace is kept of whole answers"
+            and "tokens/s" in err[-3]
+        )
         assert not Path("never.parquet").exists()
     else:
         assert code == 0 and err[-1].startswith("/exit")
@@ -261,14 +331,21 @@ def test_a_trace_replays_to_the_same_counters(
 
 def process(*arguments: object, **options: object) -> subprocess.Popen:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-m", "moectl", *map(str, arguments)], env=env, **options)
+    return subprocess.Popen(
+        [sys.executable, "-m", "moectl", *map(str, arguments)], env=env, **options
+    )
 
 
 def test_advice_of_libraries_stays_out_of_sight(model: Path, tmp_path: Path) -> None:
     """By default transformers prints advice on this model and progress bars while it loads."""
     folder = shutil.copytree(model, tmp_path / "model")
     path = folder / "generation_config.json"
-    advised = json.loads(path.read_text()) | {"temperature": 0.6, "top_k": 20, "max_length": 12, "bos_token_id": 300}
+    advised = json.loads(path.read_text()) | {
+        "temperature": 0.6,
+        "top_k": 20,
+        "max_length": 12,
+        "bos_token_id": 300,
+    }
     del advised["pad_token_id"]
     path.write_text(json.dumps(advised))
     running = process(
@@ -292,10 +369,23 @@ def test_a_reader_that_goes_away_ends_it_quietly(model: Path, tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def quantised(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def quantised(
+    checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """A model and a store with its replicas."""
     store = tmp_path_factory.mktemp("quantised") / "moe.duckdb"
-    options = ("--samples", "2", "--length", "64", "--recipe", "refined", "--jobs", "1", "--store", str(store))
+    options = (
+        "--samples",
+        "2",
+        "--length",
+        "64",
+        "--recipe",
+        "refined",
+        "--jobs",
+        "1",
+        "--store",
+        str(store),
+    )
     assert main(["quantize", str(checkpoint("olmoe")), *options]) == 0
     return checkpoint("olmoe"), store
 
@@ -313,11 +403,23 @@ def quantised(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
     ids=lambda value: value if isinstance(value, str) else value[1],
 )
 def test_receipt_and_counters_name_the_bits(
-    options: tuple[str, ...], at: str, quantised: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+    options: tuple[str, ...],
+    at: str,
+    quantised: tuple[Path, Path],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     model, store = quantised
     capfd.readouterr()
-    common = ("--store", store, "--prompt", PROMPT, "--max-new-tokens", 12, "--greedy", "--ignore-eos")
+    common = (
+        "--store",
+        store,
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        12,
+        "--greedy",
+        "--ignore-eos",
+    )
     said = run_json(capfd, model, *options, "--budget", "25%", *common)
     counters, replicas = said["counters"], said["receipt"]["replicas"]
     assert len(said["token_ids"]) == 12 and counters[at] > 0
@@ -334,13 +436,34 @@ def test_a_run_learns_maps_and_the_next_one_uses_them(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "moe.duckdb"
-    options = [str(model), "--preset", "fmoe", "--learn", "--prompt", PROMPT, "--max-new-tokens", "6", "--ignore-eos"]
+    options = [
+        str(model),
+        "--preset",
+        "fmoe",
+        "--learn",
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        "6",
+        "--ignore-eos",
+    ]
     for number, held in ((1, 6), (2, 12)):
         assert main(["run", *options, "--store", str(store), "--json"]) == 0
         said = capfd.readouterr()
         assert json.loads(said.out)["receipt"]["maps"]["learned_iterations"] == 6
         assert said.err == f"learned from 6 iterations: run {number} of {store} holds {held} maps\n"
-    assert main(["run", *(option for option in options if option != "--learn"), "--store", str(store), "--json"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                *(option for option in options if option != "--learn"),
+                "--store",
+                str(store),
+                "--json",
+            ]
+        )
+        == 0
+    )
     said = capfd.readouterr()
     assert json.loads(said.out)["receipt"]["maps"]["held"] == 12 and not said.err
 
@@ -348,9 +471,21 @@ def test_a_run_learns_maps_and_the_next_one_uses_them(
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (("--preset", "specmd", "--learn"), 2, "--learn adds to expert maps, and no policy chosen here uses any"),
-        (("--preset", "fmoe"), 5, "run `moectl build-maps` on this model, or begin with none by --learn"),
-        (("--preset", "fmoe", "--learn", "--store", "nowhere/moe.duckdb"), 3, "there is no folder nowhere"),
+        (
+            ("--preset", "specmd", "--learn"),
+            2,
+            "--learn adds to expert maps, and no policy chosen here uses any",
+        ),
+        (
+            ("--preset", "fmoe"),
+            5,
+            "run `moectl build-maps` on this model, or begin with none by --learn",
+        ),
+        (
+            ("--preset", "fmoe", "--learn", "--store", "nowhere/moe.duckdb"),
+            3,
+            "there is no folder nowhere",
+        ),
     ],
 )
 def test_what_cannot_learn(

@@ -31,9 +31,14 @@ def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
         text=True,
     )
     try:
-        url = re.search(r"is loading; its page is there: (http://[0-9.:]+)/\n", process.stderr.readline())[1]
+        url = re.search(
+            r"is loading; its page is there: (http://[0-9.:]+)/\n", process.stderr.readline()
+        )[1]
         client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
-        assert httpx2.get(f"{url}/health").json() == {"status": "loading"} and "<html" in httpx2.get(url).text
+        assert (
+            httpx2.get(f"{url}/health").json() == {"status": "loading"}
+            and "<html" in httpx2.get(url).text
+        )
         with pytest.raises(openai.InternalServerError, match="is loading: try again") as refused:
             client.models.list()
         assert refused.value.code == "loading"
@@ -57,7 +62,9 @@ def test_what_takes_too_long_is_broken_off(checkpoint: Checkpoint, tmp_path: Pat
     """Every accepted client is told, whether its request runs or waits, streamed or whole."""
     limits = ServerLimits(num_rows=1, closing_s=0.2)
     asked = EXACT | {"prompt": "sheep", "max_tokens": 240, "stream": True}
-    with serving(open_model(str(checkpoint("olmoe"))), SETTINGS, limits, tmp_path / "none.duckdb") as running:
+    with serving(
+        open_model(str(checkpoint("olmoe"))), SETTINGS, limits, tmp_path / "none.duckdb"
+    ) as running:
         streams = [running.client().completions.create(**asked) for _ in range(2)]
         next(iter(streams[0]))
         running.stop()
@@ -66,13 +73,23 @@ def test_what_takes_too_long_is_broken_off(checkpoint: Checkpoint, tmp_path: Pat
                 list(stream)
 
 
-def test_it_is_said_what_cannot_be_served(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_said_what_cannot_be_served(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arguments, code, told in (
         (["--host", "0.0.0.0"], 2, "--host 0.0.0.0 lets anybody in: give --api-key"),
         (["--host", "192.0.2.1", "--api-key", "secret"], 2, "--host 192.0.2.1 --port 8000: "),
         (["--rows", "0"], 2, "--rows"),
-        (["--rows", "4", "--batch", "8"], 2, "--rows 4 is for turns: leave it out, --batch 8 says how many run"),
-        (["--replicas", "2", "--executor", "local"], 2, "--replicas run on Ray: give --executor ray"),
+        (
+            ["--rows", "4", "--batch", "8"],
+            2,
+            "--rows 4 is for turns: leave it out, --batch 8 says how many run",
+        ),
+        (
+            ["--replicas", "2", "--executor", "local"],
+            2,
+            "--replicas run on Ray: give --executor ray",
+        ),
     ):
         assert main(["serve", *arguments]) == code
         assert told in capfd.readouterr().err

@@ -48,7 +48,9 @@ def simulated(capfd: pytest.CaptureFixture[str]) -> Simulated:
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("eviction", REFERRED)
-def test_counters_equal_the_slow_reference(simulated: Simulated, some: Path, eviction: str, scope: str) -> None:
+def test_counters_equal_the_slow_reference(
+    simulated: Simulated, some: Path, eviction: str, scope: str
+) -> None:
     options = ("--num-experts", 32, "--eviction", eviction, "--scope", scope, "--budget", "48x")
     said = simulated("--trace", some, *options)
     slow = SlowCache(SHAPE, 48, scope == "global", eviction)
@@ -66,7 +68,12 @@ def test_counters_equal_the_slow_reference(simulated: Simulated, some: Path, evi
 
 def test_what_json_says(simulated: Simulated, some: Path) -> None:
     said = simulated("--trace", some, "--eviction", "lcp", "--budget", "25%")
-    assert [row["policies"] for row in said["rows"]] == ["on-demand + lcp", "on-demand", "belady", "oracle"]
+    assert [row["policies"] for row in said["rows"]] == [
+        "on-demand + lcp",
+        "on-demand",
+        "belady",
+        "oracle",
+    ]
     asked, plain, belady, oracle = said["rows"]
     assert asked["misses"] == said["counters"]["misses"]
     assert plain["hit_rate"] < asked["hit_rate"] < belady["hit_rate"]
@@ -82,13 +89,21 @@ def test_what_json_says(simulated: Simulated, some: Path) -> None:
 def test_many_clients_share_what_is_loaded(simulated: Simulated, some: Path) -> None:
     """With all clients busy, a pass of three wants more distinct experts than one, and fewer for each token."""
     options = ("--trace", some, "--num-experts", 32, "--eviction", "fld")
-    plain, one, three = (simulated(*options, *more) for more in ((), ("--clients", 1), ("--clients", 3, "--chunk", 8)))
+    plain, one, three = (
+        simulated(*options, *more)
+        for more in ((), ("--clients", 1), ("--clients", 3, "--chunk", 8))
+    )
     assert plain["counters"] == one["counters"] and plain["receipt"]["clients"] is None
     assert three["receipt"]["clients"] == {"count": 3, "chunk": 8, "seed": 0}
     rows = [said["rows"][0] for said in (one, three)]
-    assert rows[0]["experts_per_step"] < rows[1]["experts_per_step"] < 3 * rows[0]["experts_per_step"]
+    assert (
+        rows[0]["experts_per_step"] < rows[1]["experts_per_step"] < 3 * rows[0]["experts_per_step"]
+    )
     assert rows[1]["bytes_per_token"] < rows[0]["bytes_per_token"]
-    assert all(row["tpot_ms"] <= row["tpot_p95_ms"] and row["ttft_ms"] <= row["ttft_p95_ms"] for row in rows)
+    assert all(
+        row["tpot_ms"] <= row["tpot_p95_ms"] and row["ttft_ms"] <= row["ttft_p95_ms"]
+        for row in rows
+    )
     assert any("requests are repeated" in note for note in three["receipt"]["assumed"])
 
 
@@ -98,7 +113,18 @@ def test_the_same_twice(simulated: Simulated, some: Path) -> None:
 
 
 def test_what_is_not_protected_collides(simulated: Simulated, some: Path) -> None:
-    options = ("--trace", some, "--prefetch", "score", "--scope", "global", "--budget", "20%", "--window", "96MiB")
+    options = (
+        "--trace",
+        some,
+        "--prefetch",
+        "score",
+        "--scope",
+        "global",
+        "--budget",
+        "20%",
+        "--window",
+        "96MiB",
+    )
     collisions = {}
     for serving in ("pinned", "one_by_one"):
         said = simulated(*options, "--eviction", "score", "--serving", serving)
@@ -107,32 +133,57 @@ def test_what_is_not_protected_collides(simulated: Simulated, some: Path) -> Non
     assert collisions["one_by_one"] > collisions["pinned"]
 
 
-def test_several_are_compared(simulated: Simulated, some: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_several_are_compared(
+    simulated: Simulated, some: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     options = ("--trace", some, "--compare", "lru,lcp:rho=0.5,omega=64,near,buddymoe")
     said = simulated(*options)
-    assert [row["policies"] for row in said["rows"][:4]] == ["lru", "lcp:rho=0.5,omega=64", "near", "buddymoe"]
+    assert [row["policies"] for row in said["rows"][:4]] == [
+        "lru",
+        "lcp:rho=0.5,omega=64",
+        "near",
+        "buddymoe",
+    ]
     assert said["rows"][0]["misses"] == said["rows"][4]["misses"]
-    assert any("buddy lists are counted in the trace" in line for line in said["receipt"]["assumed"])
+    assert any(
+        "buddy lists are counted in the trace" in line for line in said["receipt"]["assumed"]
+    )
     assert main(["simulate", *map(str, options)]) == 0
     table = capfd.readouterr().out
-    assert all(name in table for name in ("lcp:rho=0.5,omega=64", "on-demand", "belady", "oracle", "tokens/s"))
+    assert all(
+        name in table
+        for name in ("lcp:rho=0.5,omega=64", "on-demand", "belady", "oracle", "tokens/s")
+    )
 
 
 @pytest.mark.parametrize(
     ("names", "prefetches"),
-    [("lru,horizon", False), ("horizon,lcp:rho=0.5,omega=64", False), ("horizon", True), ("specmd,horizon", True)],
+    [
+        ("lru,horizon", False),
+        ("horizon,lcp:rho=0.5,omega=64", False),
+        ("horizon", True),
+        ("specmd,horizon", True),
+    ],
 )
-def test_a_name_beside_evictions_is_an_eviction(simulated: Simulated, some: Path, names: str, prefetches: bool) -> None:
+def test_a_name_beside_evictions_is_an_eviction(
+    simulated: Simulated, some: Path, names: str, prefetches: bool
+) -> None:
     """`horizon` is a preset too, which prefetches."""
     rows = simulated("--trace", some, "--num-experts", 32, "--compare", names)["rows"]
     row = next(row for row in rows if row["policies"] == "horizon")
     assert (row["prefetched"] > 0) == prefetches
 
 
-def test_evictions_are_compared_on_a_trace_without_predictions(simulated: Simulated, tmp_path: Path) -> None:
+def test_evictions_are_compared_on_a_trace_without_predictions(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     trace = read_parquet(TRACE)
-    write_parquet(replace(trace, predicted=None, learned=None), path := tmp_path / "unpredicted.parquet")
-    said = simulated("--trace", path, "--num-experts", 32, "--compare", "lru,lcp,horizon", "--scope", "global")
+    write_parquet(
+        replace(trace, predicted=None, learned=None), path := tmp_path / "unpredicted.parquet"
+    )
+    said = simulated(
+        "--trace", path, "--num-experts", 32, "--compare", "lru,lcp,horizon", "--scope", "global"
+    )
     hits = {row["policies"]: row["hit_rate"] for row in said["rows"]}
     assert max(hits["lru"], hits["lcp"]) < hits["horizon"] < hits["belady"]
 
@@ -143,10 +194,15 @@ def test_the_bundled_trace_needs_no_file_and_no_model(
     monkeypatch.chdir(tmp_path)
     opened = open_source(TraceSource(Path("gpt-oss-20b")))
     shape = opened.model.shape
-    assert (opened.name, opened.model.name, shape.num_layers, shape.num_experts) == ("gpt-oss-20b",) * 2 + (24, 32)
+    assert (opened.name, opened.model.name, shape.num_layers, shape.num_experts) == (
+        "gpt-oss-20b",
+    ) * 2 + (24, 32)
     assert len(opened.trace) == 24 * 2556 and opened.trace.assumed == ()
     (tmp_path / "gpt-oss-20b").symlink_to(some)
-    assert open_source(TraceSource(Path("gpt-oss-20b"), num_experts=32)).trace.num_layers == SHAPE.num_layers
+    assert (
+        open_source(TraceSource(Path("gpt-oss-20b"), num_experts=32)).trace.num_layers
+        == SHAPE.num_layers
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +220,9 @@ def test_what_always_stands_there_stands_there_once(
 
 
 def test_a_faster_link_stalls_less_and_decides_the_same(simulated: Simulated, some: Path) -> None:
-    slow, fast = (simulated("--trace", some, "--machine", name) for name in ("5gbps", "a6000-pcie4"))
+    slow, fast = (
+        simulated("--trace", some, "--machine", name) for name in ("5gbps", "a6000-pcie4")
+    )
     assert slow["by_layer"] == fast["by_layer"]
     assert slow["exposed_ms"] > 4 * fast["exposed_ms"]
 
@@ -184,9 +242,21 @@ def test_a_model_gives_its_own_sizes(simulated: Simulated, some: Path) -> None:
     assert receipt["slots"] == 2 * 2**20 // receipt["expert_bytes"]
 
 
-def test_a_trace_of_the_store(simulated: Simulated, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_of_the_store(
+    simulated: Simulated, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     store = tmp_path / "moe.duckdb"
-    options = ("--tokens", "512", "--length", "64", "--prefill", "16", "--no-similarity", "--store", str(store))
+    options = (
+        "--tokens",
+        "512",
+        "--length",
+        "64",
+        "--prefill",
+        "16",
+        "--no-similarity",
+        "--store",
+        str(store),
+    )
     assert main(["profile", *options]) == 0
     assert main(["simulate", "--store", str(store)]) == 5
     assert "holds no trace" in capfd.readouterr().err
@@ -200,16 +270,25 @@ def test_a_trace_of_the_store(simulated: Simulated, tmp_path: Path, capfd: pytes
 def test_batches_and_waves(simulated: Simulated) -> None:
     """Prompts of 40 tokens need more experts than there are slots."""
     dials = "tokens=400,requests=8,prompt=40,batch=4"
-    said = simulated("--synthetic", dials, "--num-experts", 16, "--budget", "48x", "--eviction", "least_stale")
-    single = simulated("--synthetic", dials.replace("batch=4", "batch=1"), "--num-experts", 16, "--budget", "48x")
+    said = simulated(
+        "--synthetic", dials, "--num-experts", 16, "--budget", "48x", "--eviction", "least_stale"
+    )
+    single = simulated(
+        "--synthetic", dials.replace("batch=4", "batch=1"), "--num-experts", 16, "--budget", "48x"
+    )
     assert said["receipt"]["slots"] == 48 < said["counters"]["evictions"]
     assert said["counters"]["requests"] < single["counters"]["requests"]
     assert said["tokens_per_s"] == pytest.approx(4000 / said["tpot_ms"])
 
 
 def test_a_synthetic_trace_of_a_named_shape(simulated: Simulated) -> None:
-    said = simulated("--synthetic", "tokens=80,requests=2,prompt=8,seed=3", "--model", "mixtral-8x7b")
-    assert (said["receipt"]["layers"], said["receipt"]["expert_bytes"]) == (32, 3 * 4096 * 14336 * 2)
+    said = simulated(
+        "--synthetic", "tokens=80,requests=2,prompt=8,seed=3", "--model", "mixtral-8x7b"
+    )
+    assert (said["receipt"]["layers"], said["receipt"]["expert_bytes"]) == (
+        32,
+        3 * 4096 * 14336 * 2,
+    )
     assert "seed=3" in said["receipt"]["trace"]
 
 
@@ -242,26 +321,82 @@ def parts(tmp_path: Path) -> dict[str, Path]:
         (("--trace", "{plain}"), 2, "give --num-experts or --model"),
         (("--trace", TRACE, "--model", "mixtral-8x7b"), 3, "but a layer has only 8 experts"),
         (("--trace", TRACE, "--model", "olmoe-1b-7b"), 3, "it is another model's"),
-        (("--trace", "{seven}", "--model", "bundled"), 3, "the trace has 7 layers and 4 experts per token"),
-        (("--trace", TRACE, "--model", "bundled", "--num-experts", "64"), 2, "bundled has 32 experts a layer, not 64"),
-        (("--trace", TRACE, "--model", "olmo"), 2, "unknown model 'olmo'; did you mean olmoe-1b-7b?"),
-        (("--trace", TRACE, "--machine", "a10-pcie4"), 2, "unknown machine 'a10-pcie4'; did you mean a100-pcie4?"),
-        (("--trace", TRACE, "--eviction", "mru"), 2, "unknown eviction policy 'mru'; did you mean lru?"),
+        (
+            ("--trace", "{seven}", "--model", "bundled"),
+            3,
+            "the trace has 7 layers and 4 experts per token",
+        ),
+        (
+            ("--trace", TRACE, "--model", "bundled", "--num-experts", "64"),
+            2,
+            "bundled has 32 experts a layer, not 64",
+        ),
+        (
+            ("--trace", TRACE, "--model", "olmo"),
+            2,
+            "unknown model 'olmo'; did you mean olmoe-1b-7b?",
+        ),
+        (
+            ("--trace", TRACE, "--machine", "a10-pcie4"),
+            2,
+            "unknown machine 'a10-pcie4'; did you mean a100-pcie4?",
+        ),
+        (
+            ("--trace", TRACE, "--eviction", "mru"),
+            2,
+            "unknown eviction policy 'mru'; did you mean lru?",
+        ),
         (("--trace", TRACE, "--eviction", "lcp:rho=2"), 2, "lcp needs 0 < rho <= 1"),
-        (("--trace", "{unpredicted}", "--preset", "promoe"), 3, "needs what fitted predictors say 1 layers ahead"),
-        (("--trace", TRACE, "--preset", "on-demnd"), 2, "unknown preset 'on-demnd'; did you mean on-demand?"),
+        (
+            ("--trace", "{unpredicted}", "--preset", "promoe"),
+            3,
+            "needs what fitted predictors say 1 layers ahead",
+        ),
+        (
+            ("--trace", TRACE, "--preset", "on-demnd"),
+            2,
+            "unknown preset 'on-demnd'; did you mean on-demand?",
+        ),
         (("--trace", TRACE, "--compare", "lru,,lcp"), 2, "unknown eviction policy ''"),
         (("--trace", TRACE, "--compare", "lru,nera"), 2, "unknown eviction policy 'nera'"),
         (("--trace", TRACE, "--scope", "planet"), 2, "scope is layer or global"),
-        (("--trace", TRACE, "--serving", "freely"), 2, "--serving is pinned, unprotected, one_by_one, not 'freely'"),
-        (("--trace", TRACE, "--serving", "one_by_one", "--miss", "near"), 2, "leave out --miss near"),
-        (("--trace", TRACE, "--budget", "7x"), 2, "one expert a layer is the least: give at least 8x"),
+        (
+            ("--trace", TRACE, "--serving", "freely"),
+            2,
+            "--serving is pinned, unprotected, one_by_one, not 'freely'",
+        ),
+        (
+            ("--trace", TRACE, "--serving", "one_by_one", "--miss", "near"),
+            2,
+            "leave out --miss near",
+        ),
+        (
+            ("--trace", TRACE, "--budget", "7x"),
+            2,
+            "one expert a layer is the least: give at least 8x",
+        ),
         (("--trace", TRACE, "--budget", "-1x"), 2, "is not understood"),
         (("--trace", TRACE, "--window", "wide"), 2, "size 'wide' is not understood"),
-        (("--trace", "{unpredicted}", "--prefetch", "next_gate"), 3, "needs predictions 1 layers ahead"),
-        (("--trace", TRACE, "--prefetch", "next_gate:distance=4"), 3, "needs predictions 4 layers ahead"),
-        (("--trace", "{plain}", "--num-experts", "32", "--eviction", "score"), 3, "needs the routers' probabilities"),
-        (("--trace", TRACE, "--synthetic", "skew=1"), 2, "give one of --trace FILE, --run ID and --synthetic SPEC"),
+        (
+            ("--trace", "{unpredicted}", "--prefetch", "next_gate"),
+            3,
+            "needs predictions 1 layers ahead",
+        ),
+        (
+            ("--trace", TRACE, "--prefetch", "next_gate:distance=4"),
+            3,
+            "needs predictions 4 layers ahead",
+        ),
+        (
+            ("--trace", "{plain}", "--num-experts", "32", "--eviction", "score"),
+            3,
+            "needs the routers' probabilities",
+        ),
+        (
+            ("--trace", TRACE, "--synthetic", "skew=1"),
+            2,
+            "give one of --trace FILE, --run ID and --synthetic SPEC",
+        ),
         (("--synthetic", "skew=1", "--clients", "0"), 2, "--clients 0: give 1 to 10,000"),
         (("--synthetic", "skew=1", "--chunk", "8"), 2, "give --clients too"),
         (("--synthetic", "skw=1"), 2, "unknown dial 'skw'; did you mean skew?"),
@@ -290,18 +425,27 @@ def test_what_cannot_be_simulated(
 
 
 @pytest.mark.parametrize("options", [("--eviction", "belady"), ("--prefetch", "oracle")])
-def test_the_future_is_not_for_live_runs(options: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_future_is_not_for_live_runs(
+    options: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", "--prompt", "hello", "--max-new-tokens", "2", *options]) == 5
     assert "it runs in the simulator only" in capfd.readouterr().err
 
 
-def test_fitting_to_a_trace_and_simulating_it(simulated: Simulated, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fitting_to_a_trace_and_simulating_it(
+    simulated: Simulated, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit-trace", "--like", str(TRACE), "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
     found = {row["statistic"]: row for row in said["rows"]}
-    assert found["concentration"]["reached"] == pytest.approx(found["concentration"]["wanted"], abs=0.01)
+    assert found["concentration"]["reached"] == pytest.approx(
+        found["concentration"]["wanted"], abs=0.01
+    )
     assert said["dials"]["tokens"] == 504 and said["dials"]["prompt"] == 24
-    assert simulated("--synthetic", said["synthetic"], "--model", "bundled")["counters"]["requests"] > 10_000
+    assert (
+        simulated("--synthetic", said["synthetic"], "--model", "bundled")["counters"]["requests"]
+        > 10_000
+    )
 
 
 @pytest.mark.parametrize(
@@ -328,12 +472,23 @@ def test_fmoe_takes_the_maps_of_the_store_or_begins_with_none(
     store = tmp_path / "moe.duckdb"
     fmoe = ("--trace", few, "--num-experts", 32, "--preset", "fmoe", "--store", store)
     alone = simulated(*fmoe)
-    assert "expert maps: none at first, each iteration joins them once it is over" in alone["receipt"]["assumed"]
-    assert main(["build-maps", "--tokens", "1024", "--capacity", "200", "--store", str(store), "--json"]) == 0
+    assert (
+        "expert maps: none at first, each iteration joins them once it is over"
+        in alone["receipt"]["assumed"]
+    )
+    assert (
+        main(
+            ["build-maps", "--tokens", "1024", "--capacity", "200", "--store", str(store), "--json"]
+        )
+        == 0
+    )
     mapped = simulated(*fmoe)
     assert "expert maps: those of run 1 of the store" in mapped["receipt"]["assumed"]
     rows = {row["policies"]: row["hit_rate"] for row in mapped["rows"]}
     assert rows["on-demand"] < rows["fmoe"] < rows["oracle"]
     write_parquet(replace(trace, iteration=None, embeddings=None), old := tmp_path / "old.parquet")
     assert main(["simulate", "--trace", str(old), "--num-experts", "32", "--preset", "fmoe"]) == 3
-    assert "what each pass was given, which the trace does not hold: record one with" in capfd.readouterr().err
+    assert (
+        "what each pass was given, which the trace does not hold: record one with"
+        in capfd.readouterr().err
+    )

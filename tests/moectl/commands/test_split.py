@@ -67,7 +67,13 @@ def spread(seconds: float) -> Spread:
 def hardware() -> HardwareProfile:
     compute = Compute(1, spread(0.3e-3), spread(1.2e-3), spread(0.5e-3), spread(0.3e-3))
     own = Load("pinned", spread(0.9e-3), 1.0, spread(0.7e-3), spread(0.05e-3), spread(0.1e-3))
-    conditions = {"device": "cuda", "device_name": "small card", "processor": "x", "cores": 2, "link": "pinned"}
+    conditions = {
+        "device": "cuda",
+        "device_name": "small card",
+        "processor": "x",
+        "cores": 2,
+        "link": "pinned",
+    }
     near = (NearCompute(16, 1, spread(1e-3)),)
     return HardwareProfile((compute,), (own, Load("disk", spread(9e-3), 0.1)), near, conditions)
 
@@ -82,7 +88,9 @@ def profiled(path: Path) -> Path:
             ("observe", {}, {"traces": to_table(trace)}),
             (measured.COMMAND, profile.conditions, {"hardware": measured.to_rows(profile)}),
         ):
-            store.write_run(RunInfo(command, MODEL.model_id, utc_now(), 0.0, parameters=parameters), tables)
+            store.write_run(
+                RunInfo(command, MODEL.model_id, utc_now(), 0.0, parameters=parameters), tables
+            )
     return path
 
 
@@ -121,15 +129,30 @@ def test_what_is_said_is_what_is_stored(asked: Asked, path: Path) -> None:
 
 def test_trace_and_hardware_profile_of_the_store(asked: Asked, profiled: Path) -> None:
     said = asked()
-    assert (said["hardware_run"], said["link"], said["hardware"]) == (2, "pinned", ["cuda", "small card", "x", 2])
+    assert (said["hardware_run"], said["link"], said["hardware"]) == (
+        2,
+        "pinned",
+        ["cuda", "small card", "x", 2],
+    )
     assert "machine" not in said
     known = {"attention_s": 0.3e-3, "moe_s": 1.2e-3, "head_s": 0.5e-3}
-    assert said["latencies"] == pytest.approx(known | {"load_s": 0.8e-3, "latency_s": 0.1e-3, "host_s": 0.05e-3})
-    assert said["exposed_ms"]["dynamic"] < said["exposed_ms"]["greedy"] <= said["exposed_ms"]["even"]
-    assert said["found_by"] in ("even", "greedy", "dynamic") and "the fastest of 7 by replay" in said["how"]
+    assert said["latencies"] == pytest.approx(
+        known | {"load_s": 0.8e-3, "latency_s": 0.1e-3, "host_s": 0.05e-3}
+    )
+    assert (
+        said["exposed_ms"]["dynamic"] < said["exposed_ms"]["greedy"] <= said["exposed_ms"]["even"]
+    )
+    assert (
+        said["found_by"] in ("even", "greedy", "dynamic")
+        and "the fastest of 7 by replay" in said["how"]
+    )
     asked_again = asked("--link", "disk", "--solver", "dynamic")
     seconds = asked_again["latencies"]
-    assert (seconds["load_s"], seconds["latency_s"], asked_again["how"]) == (0, 9e-3, "solver dynamic")
+    assert (seconds["load_s"], seconds["latency_s"], asked_again["how"]) == (
+        0,
+        9e-3,
+        "solver dynamic",
+    )
     with Store.open(profiled, read_only=True) as store:
         assert store.latest_run("split", MODEL.model_id).run_id == said["run"] + 1
 
@@ -143,12 +166,25 @@ def test_a_trace_of_a_folder_belongs_to_its_model(asked: Asked, path: Path) -> N
 
 
 def test_the_table_has_a_bar_for_each_layer(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options = ["--num-experts", "32", "--machine", "a6000-pcie4", "--store", str(path), "--solver", "greedy"]
+    options = [
+        "--num-experts",
+        "32",
+        "--machine",
+        "a6000-pcie4",
+        "--store",
+        str(path),
+        "--solver",
+        "greedy",
+    ]
     assert main(["split", "--trace", str(TRACE), *options]) == 0
     said = capfd.readouterr().out
     bars = re.findall("[█░·]{32}", said)
     assert len(bars) == 8 and sum(bar.count("█") for bar in bars) == pytest.approx(64, abs=4)
-    assert "exposed a token: even" in said and "a6000-pcie4: attention" in said and "assumed: experts of" in said
+    assert (
+        "exposed a token: even" in said
+        and "a6000-pcie4: attention" in said
+        and "assumed: experts of" in said
+    )
 
 
 def test_a_trace_of_prompts_alone_is_counted_by_prompts(asked: Asked, tmp_path: Path) -> None:
@@ -158,7 +194,9 @@ def test_a_trace_of_prompts_alone_is_counted_by_prompts(asked: Asked, tmp_path: 
     assert said["phases"] == ["prefill"]
 
 
-@pytest.mark.parametrize("options", [("splits",), ("curves",), ("curves", "--layer", "2"), ("splits", "--heatmap")])
+@pytest.mark.parametrize(
+    "options", [("splits",), ("curves",), ("curves", "--layer", "2"), ("splits", "--heatmap")]
+)
 def test_what_is_stored_can_be_looked_at(
     asked: Asked, path: Path, options: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,27 +214,43 @@ def test_what_is_stored_can_be_looked_at(
     [
         (("--trace", TRACE, "--machine", "5gbs"), 2, "did you mean 5gbps"),
         (("--trace", TRACE, "--machine", "5gbps", "--link", "disk"), 2, "leave it out"),
-        (("--trace", TRACE, "--machine", "5gbps", "--solver", "dynamics"), 2, "did you mean dynamic"),
+        (
+            ("--trace", TRACE, "--machine", "5gbps", "--solver", "dynamics"),
+            2,
+            "did you mean dynamic",
+        ),
         (("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps", "--zeta", 0), 2, "zeta"),
-        (("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps", "--budget", "0x"), 2, "above 0"),
+        (
+            ("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps", "--budget", "0x"),
+            2,
+            "above 0",
+        ),
         (("--trace", TRACE, "--num-experts", 32), 5, "moectl profile --hardware"),
         (("--trace", TRACE, "--model", "mixtral-8x7b", "--machine", "5gbps"), 3, "selects expert"),
         ((), 2, "give --trace FILE"),
     ],
 )
-def test_what_cannot_be(refused: Callable, path: Path, options: tuple, code: int, said: str) -> None:
+def test_what_cannot_be(
+    refused: Callable, path: Path, options: tuple, code: int, said: str
+) -> None:
     found, line = refused(*options)
     assert found == code and said in line
     assert not path.exists()
 
 
-def test_a_trace_without_predictions_or_layers_is_refused(refused: Callable, tmp_path: Path) -> None:
+def test_a_trace_without_predictions_or_layers_is_refused(
+    refused: Callable, tmp_path: Path
+) -> None:
     trace = read_parquet(TRACE)
     write_parquet(replace(trace, predicted=None), tmp_path / "blind.parquet")
-    code, line = refused("--trace", tmp_path / "blind.parquet", "--num-experts", 32, "--machine", "5gbps")
+    code, line = refused(
+        "--trace", tmp_path / "blind.parquet", "--num-experts", 32, "--machine", "5gbps"
+    )
     assert code == 3 and "moectl profile --trace" in line
     write_parquet(trace.take(np.flatnonzero(trace.layer != 3)), tmp_path / "gap.parquet")
-    code, line = refused("--trace", tmp_path / "gap.parquet", "--num-experts", 32, "--machine", "5gbps")
+    code, line = refused(
+        "--trace", tmp_path / "gap.parquet", "--num-experts", 32, "--machine", "5gbps"
+    )
     assert code == 3 and "layers 3 never occur" in line
 
 

@@ -30,7 +30,9 @@ def test_whoever_names_no_model_hears_of_the_one_that_the_store_holds(
     Path("my-model").mkdir()
     assert main(["run", "--store", str(store), "--json"]) == 2  # without a prompt
     told = capfd.readouterr().err.splitlines()
-    assert told[0] == f"moectl: no model is named, so it is the bundled one; {store} also holds my-model: " + (
+    assert told[
+        0
+    ] == f"moectl: no model is named, so it is the bundled one; {store} also holds my-model: " + (
         "name it after `run` to mean it"
     )
     for arguments in (["my-model", "--store", str(store)], ["bundled", "--store", str(store)], []):
@@ -45,7 +47,9 @@ def test_the_bundled_model_is_no_other(tmp_path: Path) -> None:
     assert also_held(tmp_path / "broken.duckdb") == ""
 
 
-def test_bundled_is_a_name_unless_there_is_such_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundled_is_a_name_unless_there_is_such_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert (as_named("bundled"), as_named(None), as_named("mine")) == (None, None, "mine")
     Path("bundled").mkdir()
@@ -53,7 +57,9 @@ def test_bundled_is_a_name_unless_there_is_such_a_folder(tmp_path: Path, monkeyp
 
 
 def test_a_path_that_leads_nowhere_is_told_as_one() -> None:
-    with pytest.raises(BadUsage, match="there is no ~/models/none: give a folder with a config.json"):
+    with pytest.raises(
+        BadUsage, match="there is no ~/models/none: give a folder with a config.json"
+    ):
         model_shape("~/models/none")
 
 

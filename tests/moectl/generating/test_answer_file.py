@@ -51,7 +51,9 @@ def test_a_line_that_was_not_finished_is_dropped(path: Path) -> None:
         assert rows(path) == list(range(1, written + 1))
 
 
-@pytest.mark.parametrize("content", [b"mine\n", b"mine", b"{}\n", b"[]\n", b'{"row": 2, "run": "r"}\n', b"[" * 99999])
+@pytest.mark.parametrize(
+    "content", [b"mine\n", b"mine", b"{}\n", b"[]\n", b'{"row": 2, "run": "r"}\n', b"[" * 99999]
+)
 def test_another_file_is_left_as_it_is(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(Incompatible, match="name another with --out"):

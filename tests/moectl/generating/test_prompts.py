@@ -14,9 +14,16 @@ from moectl.generating.prompts import PromptFile, PromptRow
 
 CHAT = [
     {"role": "developer", "content": "be brief"},
-    {"role": "user", "name": "bob", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]},
+    {
+        "role": "user",
+        "name": "bob",
+        "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}],
+    },
 ]
-TURNS = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello", "name": "bob"}]
+TURNS = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hello", "name": "bob"},
+]
 
 
 def rows(path: Path) -> list[PromptRow]:
@@ -27,7 +34,9 @@ def rows(path: Path) -> list[PromptRow]:
 
 
 def written(path: Path, *lines: bytes | object) -> Path:
-    path.write_bytes(b"\n".join(one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines))
+    path.write_bytes(
+        b"\n".join(one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines)
+    )
     return path
 
 
@@ -39,24 +48,41 @@ def problem(row: object, path: Path) -> str | None:
 
 
 def test_lines_of_text_are_prompts(tmp_path: Path) -> None:
-    path = written(tmp_path / "p.txt", b"\xef\xbb\xbfone", b"", b"two \xc3\xa9\r", b"\xff", b"three\n")
+    path = written(
+        tmp_path / "p.txt", b"\xef\xbb\xbfone", b"", b"two \xc3\xa9\r", b"\xff", b"three\n"
+    )
     found = rows(path)
     assert [row.prompt for row in found] == ["one", None, "two é", None, "three"]
-    assert [row.problem and row.problem[0] for row in found] == [None, "empty_row", None, "broken_row", None]
+    assert [row.problem and row.problem[0] for row in found] == [
+        None,
+        "empty_row",
+        None,
+        "broken_row",
+        None,
+    ]
     packed = tmp_path / "p.txt.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert rows(packed) == found
 
 
 def test_rows_of_jsonl_are_texts_and_chats(tmp_path: Path) -> None:
-    given = {"id": "a", "prompt": "x"}, {"id": 7, "messages": CHAT}, {"prompt": "y", "id": None, "other": 1}
+    given = (
+        {"id": "a", "prompt": "x"},
+        {"id": 7, "messages": CHAT},
+        {"prompt": "y", "id": None, "other": 1},
+    )
     found = rows(written(tmp_path / "p.jsonl", *given))
     assert found == [PromptRow(1, "a", "x"), PromptRow(2, 7, TURNS), PromptRow(3, None, "y")]
 
 
 def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
-    columns = {"id": [1, 2, 1], "prompt": ["x", None, "z"], "messages": [None, CHAT[:1], None], "more": [b"", b"", b""]}
+    columns = {
+        "id": [1, 2, 1],
+        "prompt": ["x", None, "z"],
+        "messages": [None, CHAT[:1], None],
+        "more": [b"", b"", b""],
+    }
     pq.write_table(pa.table(columns), path)
     assert [(row.id, row.prompt) for row in rows(path)] == [(1, "x"), (2, TURNS[:1]), (1, None)]
     path.write_bytes(path.read_bytes()[:-9])
@@ -64,7 +90,9 @@ def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
         PromptFile.look(str(path))
 
 
-@pytest.mark.parametrize("text", ['["x", {"id": 2, "prompt": "y"}]', '{"prompt": "x"}\n{"id": 2, "prompt": "y"}'])
+@pytest.mark.parametrize(
+    "text", ['["x", {"id": 2, "prompt": "y"}]', '{"prompt": "x"}\n{"id": 2, "prompt": "y"}']
+)
 def test_a_json_file_is_an_array_or_a_row_a_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
@@ -88,7 +116,9 @@ def test_ids_are_numbers_of_any_type(kind: pa.DataType, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [b"one\nTWO\nthree\n", b"one\n", b"one\ntwo\nthree\nfour\n"], ids=["same length", "shorter", "longer"]
+    "other",
+    [b"one\nTWO\nthree\n", b"one\n", b"one\ntwo\nthree\nfour\n"],
+    ids=["same length", "shorter", "longer"],
 )
 def test_a_file_that_is_changed_while_it_is_read_is_noticed(other: bytes, tmp_path: Path) -> None:
     path = written(tmp_path / "p.txt", b"one", b"two", b"three\n")
@@ -96,7 +126,9 @@ def test_a_file_that_is_changed_while_it_is_read_is_noticed(other: bytes, tmp_pa
     with path.open("r+b") as file:
         file.write(other)
         file.truncate()
-    with pytest.raises(BadInput, match=r"was changed while it was answered: row [24] is not what it was"):
+    with pytest.raises(
+        BadInput, match=r"was changed while it was answered: row [24] is not what it was"
+    ):
         list(found.rows())
 
 
@@ -122,7 +154,10 @@ def test_a_file_that_is_changed_while_it_is_read_is_noticed(other: bytes, tmp_pa
         ({"id": True, "prompt": "x"}, "broken_row"),
         ({"id": {}, "prompt": "x"}, "broken_row"),
         (b'{"id": NaN, "prompt": "x"}', "broken_row"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "broken_row"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "broken_row",
+        ),
     ],
 )
 def test_a_wrong_row_says_why(row: object, code: str | None, tmp_path: Path) -> None:
@@ -134,7 +169,12 @@ def test_a_wrong_row_says_why(row: object, code: str | None, tmp_path: Path) -> 
 
 
 def test_the_second_row_with_an_id_is_refused(tmp_path: Path) -> None:
-    given = {"id": "a", "prompt": "x"}, {"id": "1", "prompt": "y"}, {"id": 1, "prompt": "y"}, {"id": "a", "prompt": "z"}
+    given = (
+        {"id": "a", "prompt": "x"},
+        {"id": "1", "prompt": "y"},
+        {"id": 1, "prompt": "y"},
+        {"id": "a", "prompt": "z"},
+    )
     assert [row.problem for row in rows(written(tmp_path / "p.jsonl", *given))] == [
         None,
         None,
@@ -143,7 +183,9 @@ def test_the_second_row_with_an_id_is_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_that_is_too_long_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prompts, "LONGEST", 10)
     found = rows(written(tmp_path / "p.txt", b"a" * 10, b"b" * 35, b"c" * 11, b"d"))
     assert [row.problem and row.problem[0] for row in found] == [None, "too_long", "too_long", None]

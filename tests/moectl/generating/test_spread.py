@@ -23,14 +23,19 @@ MARK = "MOECTL_TEST_BEGUN"
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """That real workers are spawned: tests/profilers/workers. A fork spares each a second of imports."""
-    monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(
+        "profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork")
+    )
 
 
 @pytest.fixture
 def asked(checkpoint: Checkpoint, tmp_path: Path) -> list[str]:
     """The command without its file of answers: sixteen prompts, one of them empty, in parts of two rows."""
     data = tmp_path / "prompts.jsonl"
-    rows = [json.dumps({"id": n, "prompt": f"{n} sheep and a {'very ' * (n % 5)}old dog"}) for n in range(16)]
+    rows = [
+        json.dumps({"id": n, "prompt": f"{n} sheep and a {'very ' * (n % 5)}old dog"})
+        for n in range(16)
+    ]
     data.write_text("\n".join([*rows[:5], "", *rows[6:]]) + "\n")
     return ["generate", str(checkpoint("olmoe")), "--data", str(data), *OPTIONS, "--out"]
 
@@ -56,7 +61,10 @@ class Fails(AnswerRows):
 
 
 def test_the_answers_are_those_of_one_process_though_a_worker_is_killed(
-    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     here, spread = tmp_path / "here.jsonl", tmp_path / "spread.jsonl"
     monkeypatch.setenv(MARK, str(tmp_path / "begun"))
@@ -74,13 +82,19 @@ def test_the_answers_are_those_of_one_process_though_a_worker_is_killed(
 
 
 def test_a_part_that_always_fails_is_named_and_the_same_command_goes_on_there(
-    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "answers.jsonl"
     with monkeypatch.context() as broken:
         broken.setattr(command, "AnswerRows", Fails)
         assert main([*asked, str(out), "--jobs", "2", "--json"]) == 6
-    assert "rows 9 to 10 were tried 3 times and could not be answered: ValueError: not finite" in capfd.readouterr().err
+    assert (
+        "rows 9 to 10 were tried 3 times and could not be answered: ValueError: not finite"
+        in capfd.readouterr().err
+    )
     assert len(out.read_text().splitlines()) == 8
     assert main([*asked, str(out), "--jobs", "2", "--json"]) == 6
     assert json.loads(capfd.readouterr().out)["earlier"] == 8

@@ -18,7 +18,9 @@ from moectl.bench.ledger import LIVE, BenchJob, BenchRow, Ledger
 from moectl.cli import main
 from tests import ROOT, TRACE
 
-MODEL = ModelInfo("demo", "d" * 64, "olmoe", Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=24_576))
+MODEL = ModelInfo(
+    "demo", "d" * 64, "olmoe", Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=24_576)
+)
 OF_TRACE = {"hit-rates", "residency", "routing", "skew"}
 
 
@@ -48,12 +50,28 @@ def measured(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rest = {"samples": [9] * len(places), "basis": ["own"] * len(places)}
     with Store.open(path) as held:
         held.write_run(run("quantize"), {"quant_loss": pa.table(columns | same | rest)})
-    row = BenchRow("full", "100%", "rtx3090-pcie4", LIVE, tpot_ms=5.0, kl=0.0, perplexity_ratio=1.0, top1_agreement=1.0)
-    row = replace(row, peak_fast_bytes=1 << 20, tpot_quartiles=(4.0, 6.0), ttft_quartiles=(4.0, 6.0))
+    row = BenchRow(
+        "full",
+        "100%",
+        "rtx3090-pcie4",
+        LIVE,
+        tpot_ms=5.0,
+        kl=0.0,
+        perplexity_ratio=1.0,
+        top1_agreement=1.0,
+    )
+    row = replace(
+        row, peak_fast_bytes=1 << 20, tpot_quartiles=(4.0, 6.0), ttft_quartiles=(4.0, 6.0)
+    )
     lossy = {"kl": 0.1, "perplexity_ratio": 1.02, "top1_agreement": 0.9}
     rows = [row, replace(row, preset="near", budget="25%", tpot_ms=10.0)]
-    rows += [replace(row, preset="shadow", budget=budget, tpot_ms=6.0, **lossy) for budget in ("12.5%", "25%")]
-    ledger = Ledger(path, BenchJob("text", "digest", 9, 0, {"mode": LIVE, "model": "d"}), model=MODEL)
+    rows += [
+        replace(row, preset="shadow", budget=budget, tpot_ms=6.0, **lossy)
+        for budget in ("12.5%", "25%")
+    ]
+    ledger = Ledger(
+        path, BenchJob("text", "digest", 9, 0, {"mode": LIVE, "model": "d"}), model=MODEL
+    )
     for one in rows:
         ledger.write(one, by_layer=(), started_at=utc_now(), seconds=1.0, beside={})
     return path
@@ -65,7 +83,9 @@ def test_pictures_of_the_documents_are_those_of_the_trace(
     """Else: draw them again and look at them."""
     assert main(["report", str(tmp_path / "drawn"), "--store", str(store)]) == 0
     said = capfd.readouterr().out
-    assert "no bits.svg: it needs replicas: moectl quantize" in said and "no time-quality.svg" in said
+    assert (
+        "no bits.svg: it needs replicas: moectl quantize" in said and "no time-quality.svg" in said
+    )
     drawn = {path.stem: path for path in (tmp_path / "drawn").iterdir()}
     assert drawn.keys() == OF_TRACE
     for path in drawn.values():
@@ -90,7 +110,9 @@ def test_every_token_of_the_animation_is_drawn_and_one_is_seen_without_it() -> N
     assert "prefers-reduced-motion:reduce" in text
 
 
-def test_a_store_without_anything_to_draw(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_store_without_anything_to_draw(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with Store.open(tmp_path / "moe.duckdb") as held:
         held.add_model(MODEL)
     assert main(["report", str(tmp_path / "drawn"), "--store", str(tmp_path / "moe.duckdb")]) == 5

@@ -56,7 +56,11 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "action") and value]
+        self.links += [
+            value
+            for name, value in attrs
+            if name in ("src", "href", "xlink:href", "action") and value
+        ]
         assert tag != "script" and not any(name.startswith("on") for name in given)
         if tag == "section":
             self._inside = given["id"]
@@ -78,7 +82,9 @@ class Reader(HTMLParser):
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"{tag} closes {self.open[-3:]} at {self.getpos()}"
+        assert self.open and self.open[-1] == tag, (
+            f"{tag} closes {self.open[-3:]} at {self.getpos()}"
+        )
         self.open.pop()
 
     def handle_data(self, text: str) -> None:
@@ -86,7 +92,12 @@ class Reader(HTMLParser):
             self.parts[self._inside].queries[-1] += text
         elif self.open and self.open[-1] == "td" and self.is_empty_number and text != "–":
             self.bare.append(text)
-        elif self._inside and self.open and self.open[-1] == "code" and not self.parts[self._inside].queries:
+        elif (
+            self._inside
+            and self.open
+            and self.open[-1] == "code"
+            and not self.parts[self._inside].queries
+        ):
             self.parts[self._inside].missing += text
 
 
@@ -104,7 +115,10 @@ def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("report")
     text, path, model = folder / "text.jsonl", folder / "moe.duckdb", str(checkpoint("olmoe"))
     text.write_text(
-        "\n".join(json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8))
+        "\n".join(
+            json.dumps({"text": f"{number} sheep and an old dog by the gate"})
+            for number in range(8)
+        )
     )
     (folder / "one.yaml").write_text(
         f"task: one\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {text.name}}}}}\ntest_split: test\n"
@@ -112,23 +126,90 @@ def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
     )
     same = ["--data", str(text), "--store", str(path)]
     elsewhere = str(written(folder / "vllm.json", VLLM))
-    bench = ["bench", model, *same, "--tokens", "24", "--length", "12", "--rounds", "1", "--threads", "1"]
+    bench = [
+        "bench",
+        model,
+        *same,
+        "--tokens",
+        "24",
+        "--length",
+        "12",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+    ]
     for command in (
-        ["profile", model, *same, "--tokens", "120", "--length", "16", "--prefill", "8", "--samples", "20", "--trace"],
+        [
+            "profile",
+            model,
+            *same,
+            "--tokens",
+            "120",
+            "--length",
+            "16",
+            "--prefill",
+            "8",
+            "--samples",
+            "20",
+            "--trace",
+        ],
         ["build-buddies", "--store", str(path)],
-        ["quantize", model, *same, "--jobs", "1", "--samples", "4", "--recipe", "refined", "--bits", "2,4"],
-        ["split", "--machine", "rtx3090-pcie4", "--store", str(path), "--budget", "50%", "--zeta", "0.1"],
-        [*bench, "--presets", "importance,specmd,buddymoe,buddymoe-zero,buddymoe-best", "--budgets", "50%"]
+        [
+            "quantize",
+            model,
+            *same,
+            "--jobs",
+            "1",
+            "--samples",
+            "4",
+            "--recipe",
+            "refined",
+            "--bits",
+            "2,4",
+        ],
+        [
+            "split",
+            "--machine",
+            "rtx3090-pcie4",
+            "--store",
+            str(path),
+            "--budget",
+            "50%",
+            "--zeta",
+            "0.1",
+        ],
+        [
+            *bench,
+            "--presets",
+            "importance,specmd,buddymoe,buddymoe-zero,buddymoe-best",
+            "--budgets",
+            "50%",
+        ]
         + ["--links", "5MB/s", "--tasks", str(folder / "one.yaml")],
-        ["bench", model, "--simulate", "--presets", "specmd", "--budgets", "25%,50%", "--store", str(path)]
+        [
+            "bench",
+            model,
+            "--simulate",
+            "--presets",
+            "specmd",
+            "--budgets",
+            "25%,50%",
+            "--store",
+            str(path),
+        ]
         + ["--import", elsewhere],
     ):
         assert main(command) == 0, command
     axes = {"prefetch": "none", "eviction": "lfu", "miss": "near", "residency": "uniform"}
-    tuned = StoredPreset("tuned", "standard", **axes, scope="layer", budget="50%", machine="5gbps", max_loss=0.0125)
+    tuned = StoredPreset(
+        "tuned", "standard", **axes, scope="layer", budget="50%", machine="5gbps", max_loss=0.0125
+    )
     with Store.open(path) as held:
         [model] = held.models()
-        held.write_run(RunInfo("tune", model.model_id, utc_now(), 1.5), {"presets": to_rows([tuned])})
+        held.write_run(
+            RunInfo("tune", model.model_id, utc_now(), 1.5), {"presets": to_rows([tuned])}
+        )
     return path
 
 
@@ -143,7 +224,9 @@ def numbers(store: Path, queries: list[str]) -> Iterator[str]:
     with duckdb.connect(str(store), read_only=True) as connection:
         for query in queries:
             for row in connection.execute(unescape(query)).fetchall():
-                yield from (repr(value) if isinstance(value, float) else str(value) for value in row)
+                yield from (
+                    repr(value) if isinstance(value, float) else str(value) for value in row
+                )
 
 
 def test_every_number_is_found_by_a_query_of_its_section(page: Path, store: Path) -> None:
@@ -178,15 +261,25 @@ def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
                 [row] = held.read("bench", run.run_id).to_pylist()
                 replaced = sum(held.read("bench_layers", run.run_id)["replaced"].to_pylist())
                 if row["preset"].startswith("buddymoe"):
-                    prices[row["preset"]] = np.array(run.info.parameters["by_text"]["kl"]) * run.info.tokens / replaced
+                    prices[row["preset"]] = (
+                        np.array(run.info.parameters["by_text"]["kl"]) * run.info.tokens / replaced
+                    )
     assert prices.keys() == {"buddymoe", "buddymoe-best", "buddymoe-random", "buddymoe-zero"}
     best = min(prices, key=lambda preset: prices[preset].mean())
     others = {preset: price for preset, price in prices.items() if preset != "buddymoe"}
     rival = min(others, key=lambda preset: others[preset].mean())
     difference = prices[rival] - prices["buddymoe"]
-    values = [float(value) for value in re.findall(r'<data value="([^"]+)"', section[: section.index("</p>")])]
+    values = [
+        float(value)
+        for value in re.findall(r'<data value="([^"]+)"', section[: section.index("</p>")])
+    ]
     assert f"<code>{best}</code> " in section and f"<code>{rival}</code>" in section
-    told = [prices[rival].mean(), prices["buddymoe"].mean(), difference.mean(), difference.std(ddof=1) / 2**0.5]
+    told = [
+        prices[rival].mean(),
+        prices["buddymoe"].mean(),
+        difference.mean(),
+        difference.std(ddof=1) / 2**0.5,
+    ]
     assert values[:4] == pytest.approx(told, rel=1e-6)
 
 
@@ -195,7 +288,16 @@ def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[st
     live, simulated = tmp_path / "live.html", tmp_path / "simulated.html"
     assert main(["report", str(live), "--store", str(store), "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"path": str(live), "nbytes": live.stat().st_size}
-    again = ["bench", "--simulate", "--presets", "specmd", "--budgets", "25%,50%", "--store", str(store)]
+    again = [
+        "bench",
+        "--simulate",
+        "--presets",
+        "specmd",
+        "--budgets",
+        "25%,50%",
+        "--store",
+        str(store),
+    ]
     with duckdb.connect(str(store), read_only=True) as connection:
         [(model,)] = connection.execute("SELECT name FROM models").fetchall()
         [(exact_ms,)] = connection.execute(
@@ -204,29 +306,53 @@ def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert main([again[0], model, *again[1:], "--report", str(simulated)]) == 0
     assert f"report: {simulated}" in capfd.readouterr().out
     with Store.open(store, read_only=True) as held:
-        run = next(run.run_id for run in held.runs() if run.info.parameters.get("mode") == "simulated")
+        run = next(
+            run.run_id for run in held.runs() if run.info.parameters.get("mode") == "simulated"
+        )
     by_run = simulated.with_name("run.html")
     assert main(["report", str(by_run), "--store", str(store), "--run", str(run)]) == 0
     assert by_run.read_text() == simulated.read_text()
     assert repr(exact_ms) in taken_apart(live).parts["live-summary"].values
-    for page, titles in ((live, ["Measured live", "Simulated"]), (simulated, ["Simulated", "Measured live"])):
+    for page, titles in (
+        (live, ["Measured live", "Simulated"]),
+        (simulated, ["Simulated", "Measured live"]),
+    ):
         assert re.findall('class="chapter">([^<]+)', page.read_text())[:2] == titles
 
 
-def test_a_toy_has_ratios_alone_on_a_data_sheet_and_milliseconds_on_this_machine(page: Path) -> None:
+def test_a_toy_has_ratios_alone_on_a_data_sheet_and_milliseconds_on_this_machine(
+    page: Path,
+) -> None:
     text = page.read_text(encoding="utf-8")
-    simulated = _seen(text[text.index('<section id="simulated-summary"') : text.index('<section id="imported"')])
+    simulated = _seen(
+        text[text.index('<section id="simulated-summary"') : text.index('<section id="imported"')]
+    )
     live = text[text.index('<section id="live-summary"') : text.index('<section id="layers"')]
-    assert "ratios only" in simulated and "full = 1" in simulated and not re.search(r"\bms\b|tokens/s", simulated)
+    assert (
+        "ratios only" in simulated
+        and "full = 1" in simulated
+        and not re.search(r"\bms\b|tokens/s", simulated)
+    )
     assert "emulated link of 5MB/s" in live and "ms a token" in live and "Altered output" in live
-    assert re.search("<h1>[^<]* on [^<]+</h1>", text) and re.search("<title>[^<]*20[0-9]{2}: moectl report", text)
+    assert re.search("<h1>[^<]* on [^<]+</h1>", text) and re.search(
+        "<title>[^<]*20[0-9]{2}: moectl report", text
+    )
 
 
 def test_every_preset_is_named_in_the_picture(page: Path) -> None:
     """Once for a screen, once for a phone."""
     text = page.read_text(encoding="utf-8")
     front = text[text.index('<section id="live-front"') : text.index('<section id="live-bench"')]
-    presets = ("importance", "specmd", "buddymoe", "buddymoe-zero", "on-demand", "near", "uniform-bits", "full")
+    presets = (
+        "importance",
+        "specmd",
+        "buddymoe",
+        "buddymoe-zero",
+        "on-demand",
+        "near",
+        "uniform-bits",
+        "full",
+    )
     assert all(front.count(f">{preset}</text>") == 2 for preset in presets if preset != "full")
     assert "Lower left is better" in front and front.count("perplexity lost</text>") == 2
 
@@ -262,7 +388,10 @@ def test_a_store_without_a_bench(tmp_path: Path) -> None:
     write_profile(store)
     assert main(["report", str(out), "--store", str(store)]) == 0
     reader = taken_apart(out)
-    assert reader.parts.keys() == OTHERS | {"live-summary", "simulated-summary"} and reader.parts["use"].values
+    assert (
+        reader.parts.keys() == OTHERS | {"live-summary", "simulated-summary"}
+        and reader.parts["use"].values
+    )
     assert reader.parts["live-summary"].missing == "moectl bench toy --presets all"
 
 
@@ -278,11 +407,17 @@ def test_an_older_store_is_brought_up_to_date(store: Path, tmp_path: Path) -> No
     assert old.with_name("old.duckdb.v2").exists()
 
 
-def test_what_cannot_be_written_is_said_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_said_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for arguments, code, told in (
         (["report", "out.pdf"], 2, "name it out.html"),
         (["report", str(tmp_path / "no" / "out.html")], 3, "there is no folder"),
-        (["report", str(tmp_path / "out.html"), "--store", str(tmp_path / "no.duckdb")], 3, "there is no store"),
+        (
+            ["report", str(tmp_path / "out.html"), "--store", str(tmp_path / "no.duckdb")],
+            3,
+            "there is no store",
+        ),
         (["bench", "--simulate", "--report", "out.txt"], 2, "name it out.html"),
     ):
         assert main(arguments) == code
@@ -306,11 +441,16 @@ OVERLAPS = """(() => {
 
 async def _look(page: Path, scratch: Path) -> None:
     bad = scratch / "bad.html"
-    bad.write_text('<!doctype html><img src="http://moectl.invalid/a.png"><script>console.error("boom")</script>')
+    bad.write_text(
+        '<!doctype html><img src="http://moectl.invalid/a.png"><script>console.error("boom")</script>'
+    )
     async with browsing(scratch) as tab:
         await tab.open(bad.as_uri(), width=1280, height=900)
         await tab.until("document.readyState === 'complete'")
-        assert any("boom" in said for said in tab.said) and tab.asked == [bad.as_uri(), "http://moectl.invalid/a.png"]
+        assert any("boom" in said for said in tab.said) and tab.asked == [
+            bad.as_uri(),
+            "http://moectl.invalid/a.png",
+        ]
         tab.said.clear(), tab.asked.clear()
         await tab.call("Page.navigate", url=page.as_uri())
         await tab.until("document.readyState === 'complete' && document.querySelector('h1')")
@@ -327,6 +467,9 @@ def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The newest trace is of a profile without decoding: no time per token, no front."""
     monkeypatch.chdir(tmp_path)
     assert main(["profile", "--tokens", "64", "--length", "32", "--trace", "--no-similarity"]) == 0
-    assert main(["bench", "--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64"]) == 0
+    assert (
+        main(["bench", "--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64"])
+        == 0
+    )
     assert main(["report", "page.html"]) == 0, capfd.readouterr().err
     assert "is of prompts alone" in Path("page.html").read_text(encoding="utf-8")

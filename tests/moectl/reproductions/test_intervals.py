@@ -10,7 +10,9 @@ def test_requests_are_resampled_whole_and_the_same_each_time() -> None:
     weights = resampled(5)
     assert weights.shape == (1 + RESAMPLINGS, 5) and weights[0].tolist() == [1] * 5
     assert (weights.sum(axis=1) == 5).all() and weights[1:].std() > 0.5
-    assert np.array_equal(weights, resampled(5)) and not np.array_equal(weights, resampled(5, seed=1))
+    assert np.array_equal(weights, resampled(5)) and not np.array_equal(
+        weights, resampled(5, seed=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,9 @@ def test_requests_are_resampled_whole_and_the_same_each_time() -> None:
         ([0.0] * 4, None),
     ],
 )
-def test_a_gain_counts_where_the_interval_excludes_zero(gains: list[float], verdict: bool | None) -> None:
+def test_a_gain_counts_where_the_interval_excludes_zero(
+    gains: list[float], verdict: bool | None
+) -> None:
     weights = resampled(4)
     found = Interval.of(weights @ np.array(gains) / 4)
     assert found.is_positive is verdict

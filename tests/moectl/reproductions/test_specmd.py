@@ -15,7 +15,10 @@ def test_its_figures_stand_beside_ours(capfd: pytest.CaptureFixture[str]) -> Non
     assert main(["simulate", "--reproduce", "specmd", "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
     assert len(said["collisions"]) == len(LAYER_EXPERTS) * len(CASES)
-    held = {(row["shape"], row["bits"], row["budget"]): row["experts_held"] for row in said["collisions"]}
+    held = {
+        (row["shape"], row["bits"], row["budget"]): row["experts_held"]
+        for row in said["collisions"]
+    }
     assert held["olmoe-1b-7b", 4, 5] == 204 and held["olmoe-1b-7b", 16, 5] == 51
     for row in said["collisions"]:
         assert row["score"] > row["least_stale"] or row["budget"] == 1
@@ -23,7 +26,10 @@ def test_its_figures_stand_beside_ours(capfd: pytest.CaptureFixture[str]) -> Non
     assert printed == {key: row[2] for key, row in paper.TABLE_2.items() if key[1] in DROPPED_IN}
     verdicts = {claim["claim"]: claim["verdict"] for claim in said["claims"]}
     for bits in (4, 16):
-        assert verdicts[f"Least-Stale collides less than score, 5 %, experts of {bits} bits (5.2)"] == "agrees"
+        assert (
+            verdicts[f"Least-Stale collides less than score, 5 %, experts of {bits} bits (5.2)"]
+            == "agrees"
+        )
     assert verdicts["Least-Stale collides less than lru, 5 %, experts of 4 bits (5.2)"] == "agrees"
     assert verdicts["lru's collisions over Least-Stale's at 5 % (5.2)"] == "agrees"
     assert any("synthetic" in line for line in said["assumed"])
@@ -34,5 +40,7 @@ def test_what_its_own_tables_decide() -> None:
     ruled_out = [text for text, verdict in verdicts.items() if verdict == DOES_NOT_FOLLOW]
     assert len(ruled_out) == 4 and {*verdicts.values()} == {"agrees", DOES_NOT_FOLLOW}
     least, _ = paper.RATES["least_stale"]
-    assert paper.RATES["lru"][1] / least < paper.FIGURE_8_RATIOS[0], "LRU's rate cannot be ten times Least-Stale's"
+    assert paper.RATES["lru"][1] / least < paper.FIGURE_8_RATIOS[0], (
+        "LRU's rate cannot be ten times Least-Stale's"
+    )
     assert min(gain for _, _, gain in paper.TABLE_2.values()) < 0 < paper.SHORTER_5_2[0]

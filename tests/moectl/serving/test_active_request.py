@@ -18,7 +18,9 @@ def answered(session: Session, num_tokens: int) -> tuple[str, Done]:
     ids = torch.tensor([[5, 9, 2, 14]])
     sampling = Sampling(num_tokens)
     job = GenerationJob(ids, num_tokens, sampling, (), told.append, encoded=Encoded(ids, sampling))
-    request = ActiveRequest(job, session.opened, Tally(session.opened.shape.num_layers), preset="on-demand")
+    request = ActiveRequest(
+        job, session.opened, Tally(session.opened.shape.num_layers), preset="on-demand"
+    )
     with Turns(session) as turns:
         turns.add(ids, sampling)
         while request.done is None:
@@ -27,10 +29,15 @@ def answered(session: Session, num_tokens: int) -> tuple[str, Done]:
     return "".join(piece.text for piece in told if isinstance(piece, TextPiece)), request.done
 
 
-def test_a_text_that_the_models_own_settings_end_was_stopped(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_the_models_own_settings_end_was_stopped(
+    opened: MoeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Session(opened, SETTINGS) as session:
         text, done = answered(session, 6)
         assert (done.reason, done.num_tokens) == ("length", 6)
         monkeypatch.setattr(opened.model.generation_config, "stop_strings", [text[2]])
         begun, done = answered(session, 6)
-    assert text.startswith(begun) and (done.reason, done.num_tokens) == ("stop", text.index(text[2]) + 1)
+    assert text.startswith(begun) and (done.reason, done.num_tokens) == (
+        "stop",
+        text.index(text[2]) + 1,
+    )

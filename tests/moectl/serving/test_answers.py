@@ -16,7 +16,13 @@ from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers.serving import EXACT, SETTINGS, Running, idle, rest
 
-PROMPTS = ("It was a dark and stormy night;", "sheep", "An old dog by the gate and", "Return the number of", "x = 1")
+PROMPTS = (
+    "It was a dark and stormy night;",
+    "sheep",
+    "An old dog by the gate and",
+    "Return the number of",
+    "x = 1",
+)
 
 
 def alone(session: Session, prompt: str, num_tokens: int, **sampling: float) -> list[int]:
@@ -24,13 +30,18 @@ def alone(session: Session, prompt: str, num_tokens: int, **sampling: float) -> 
     return [token.token_id for token in session.generate(session.encode(prompt), drawn)]
 
 
-def test_streams_in_company_are_runs_by_themselves(server: Running, client: OpenAI, opened: MoeModel) -> None:
+def test_streams_in_company_are_runs_by_themselves(
+    server: Running, client: OpenAI, opened: MoeModel
+) -> None:
     """One client disconnects during its answer, one while it waits; the others are not affected."""
     with Session(opened, SETTINGS) as session:
         expected = [alone(session, prompt, 24) for prompt in PROMPTS]
         texts = [opened.tokenizer.decode(ids, skip_special_tokens=True) for ids in expected]
     before = server.scheduler.tally.read()["requests"]
-    streams = [client.completions.create(prompt=prompt, max_tokens=24, stream=True, **EXACT) for prompt in PROMPTS]
+    streams = [
+        client.completions.create(prompt=prompt, max_tokens=24, stream=True, **EXACT)
+        for prompt in PROMPTS
+    ]
     next(iter(streams[1]))
     streams[1].close()
     streams[4].close()
@@ -39,18 +50,30 @@ def test_streams_in_company_are_runs_by_themselves(server: Running, client: Open
         assert (took["token_ids"], text) == (expected[number], texts[number])
     idle(server)
     after = server.scheduler.tally.read()["requests"]
-    assert {name: after[name] - before[name] for name in after} == {"answered": 3, "left": 2, "failed": 0, "refused": 0}
+    assert {name: after[name] - before[name] for name in after} == {
+        "answered": 3,
+        "left": 2,
+        "failed": 0,
+        "refused": 0,
+    }
     assert not [thread for thread in threading.enumerate() if thread.name == "moectl-generate"]
 
 
-def test_one_request_counts_as_a_run_does(client: OpenAI, web: httpx2.Client, opened: MoeModel) -> None:
-    assert web.post("/preset", json={"preset": "specmd"}).json() == {"preset": "specmd"}  # the fast tier is empty
+def test_one_request_counts_as_a_run_does(
+    client: OpenAI, web: httpx2.Client, opened: MoeModel
+) -> None:
+    assert web.post("/preset", json={"preset": "specmd"}).json() == {
+        "preset": "specmd"
+    }  # the fast tier is empty
     answer = client.completions.create(prompt=PROMPTS[0], max_tokens=8, **EXACT)
     with Session(opened, Settings(preset="specmd", budget="25%", threads=1)) as session:
         assert answer.moectl["token_ids"] == alone(session, PROMPTS[0], 8)
         counted = session.controller.counters
         exposed_ms = answer.moectl["counters"].pop("exposed_ms")
-        assert (answer.moectl["counters"], answer.moectl["by_layer"]) == (counted.totals(), counted.by_layer())
+        assert (answer.moectl["counters"], answer.moectl["by_layer"]) == (
+            counted.totals(),
+            counted.by_layer(),
+        )
     assert 0 <= exposed_ms < answer.moectl["ttft_ms"] + 8 * answer.moectl["tpot_ms"]
     assert web.post("/preset", json={"preset": "on-demand"}).status_code == 200
 
@@ -68,28 +91,63 @@ def test_an_event_is_one_line_however_lines_are_split() -> None:
 
 def test_a_chat(client: OpenAI, opened: MoeModel) -> None:
     turns = [{"role": "user", "content": "sheep"}, {"role": "assistant", "content": "dog"}]
-    turns.append({"role": "user", "content": [{"type": "text", "text": "old "}, {"type": "text", "text": "gate"}]})
+    turns.append(
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "old "}, {"type": "text", "text": "gate"}],
+        }
+    )
     with Session(opened, SETTINGS) as session:
         expected = alone(session, "sheep\n\ndog\n\nold gate\n\n", 6)
     answer = client.chat.completions.create(messages=turns, max_completion_tokens=6, **EXACT)
     [choice] = answer.choices
     assert answer.moectl["token_ids"] == expected and choice.finish_reason == "length"
     assert choice.message.content == opened.tokenizer.decode(expected, skip_special_tokens=True)
-    asked = {"messages": turns, "max_tokens": 6, "stream": True, "stream_options": {"include_usage": True}}
+    asked = {
+        "messages": turns,
+        "max_tokens": 6,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     *chunks, last = client.chat.completions.create(**asked, **EXACT)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
-    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "length"
-    assert last.choices == [] and last.usage == answer.usage and last.moectl["token_ids"] == expected
-    assert answer.usage.completion_tokens == 6 and answer.usage.total_tokens == answer.usage.prompt_tokens + 6
-    assert [model.id for model in client.models.list()] == [client.models.retrieve("tiny").id] == ["tiny"]
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+    )
+    assert (
+        chunks[0].choices[0].delta.role == "assistant"
+        and chunks[-1].choices[0].finish_reason == "length"
+    )
+    assert (
+        last.choices == [] and last.usage == answer.usage and last.moectl["token_ids"] == expected
+    )
+    assert (
+        answer.usage.completion_tokens == 6
+        and answer.usage.total_tokens == answer.usage.prompt_tokens + 6
+    )
+    assert (
+        [model.id for model in client.models.list()]
+        == [client.models.retrieve("tiny").id]
+        == ["tiny"]
+    )
 
 
-def test_whoever_hangs_up_frees_the_row(server: Running, client: OpenAI, web: httpx2.Client) -> None:
+def test_whoever_hangs_up_frees_the_row(
+    server: Running, client: OpenAI, web: httpx2.Client
+) -> None:
     """Also before the first text, streamed or whole, running or waiting."""
     turns = [{"role": "user", "content": "sheep"}]
-    asked = {"model": "tiny", "messages": turns, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    asked = {
+        "model": "tiny",
+        "messages": turns,
+        "max_tokens": 200,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     end, expected = time.monotonic() + 10, server.scheduler.tally.read()["requests"]["left"] + 5
-    streams = [client.chat.completions.create(messages=turns, max_tokens=200, stream=True, **EXACT) for _ in range(4)]
+    streams = [
+        client.chat.completions.create(messages=turns, max_tokens=200, stream=True, **EXACT)
+        for _ in range(4)
+    ]
     with pytest.raises(httpx2.TimeoutException):
         web.post("/v1/chat/completions", json=asked, timeout=0.05)
     for stream in streams:
@@ -117,7 +175,10 @@ def test_a_client_may_leave_before_its_prompt_is_encoded(
     for prompt in ("sheep", "dog"):
         with pytest.raises(httpx2.TimeoutException):
             web.post("/v1/completions", json={"model": "tiny", "prompt": prompt}, timeout=0.1)
-    assert web.get("/health").json() == {"status": "ok"} and "moectl_requests_waiting" in web.get("/metrics").text
+    assert (
+        web.get("/health").json() == {"status": "ok"}
+        and "moectl_requests_waiting" in web.get("/metrics").text
+    )
     idle(server)
     go.set()
     assert encoded == ["sheep"] and server.scheduler.tally.read()["requests"]["left"] == left + 2
@@ -161,7 +222,9 @@ def test_prometheus_hears_what_clients_were_told(client: OpenAI, web: httpx2.Cli
     assert 'moectl_info{model="tiny",preset="on-demand",device="cpu"}' in after
 
 
-def test_a_preset_is_switched_between_requests(server: Running, client: OpenAI, web: httpx2.Client) -> None:
+def test_a_preset_is_switched_between_requests(
+    server: Running, client: OpenAI, web: httpx2.Client
+) -> None:
     expected = client.completions.create(prompt="sheep", max_tokens=60, **EXACT).moectl["token_ids"]
     stream = client.completions.create(prompt="sheep", max_tokens=60, stream=True, **EXACT)
     next(iter(stream))
@@ -172,9 +235,13 @@ def test_a_preset_is_switched_between_requests(server: Running, client: OpenAI, 
     answer = client.completions.create(prompt="sheep", max_tokens=60, **EXACT).moectl
     assert answer["token_ids"] == expected and answer["counters"]["near"] > 0
     lacking = web.post("/preset", json={"preset": "buddymoe"})
-    assert lacking.status_code == 400 and "moectl build-buddies" in lacking.json()["error"]["message"]
+    assert (
+        lacking.status_code == 400 and "moectl build-buddies" in lacking.json()["error"]["message"]
+    )
     assert web.post("/preset", json={"preset": "nearest"}).status_code == 404
-    assert client.completions.create(prompt="sheep", max_tokens=60, **EXACT).moectl["preset"] == "near"
+    assert (
+        client.completions.create(prompt="sheep", max_tokens=60, **EXACT).moectl["preset"] == "near"
+    )
     assert web.post("/preset", json={"preset": "on-demand"}).status_code == 200
 
 
@@ -184,8 +251,13 @@ def test_who_places_experts_by_the_prompt_takes_one_at_a_time(
     for preset, are_mixed in (("monde-static", False), ("on-demand", True)):
         web.post("/preset", json={"preset": preset})
         passes: list[int] = []
-        server.scheduler.session.watcher.on_pass = lambda requests, told=passes.append: told(int(requests[0]))
-        streams = [client.completions.create(prompt="sheep", max_tokens=40, stream=True, **EXACT) for _ in range(2)]
+        server.scheduler.session.watcher.on_pass = lambda requests, told=passes.append: told(
+            int(requests[0])
+        )
+        streams = [
+            client.completions.create(prompt="sheep", max_tokens=40, stream=True, **EXACT)
+            for _ in range(2)
+        ]
         for stream in streams:
             rest(stream)
         assert len(passes) == 80 and (passes != sorted(passes)) == are_mixed
@@ -193,6 +265,10 @@ def test_who_places_experts_by_the_prompt_takes_one_at_a_time(
 
 def test_the_fields_of_bodies_are_told(web: httpx2.Client) -> None:
     paths = web.get("/openapi.json").json()["paths"]
-    for path, name in (("/v1/chat/completions", "messages"), ("/v1/completions", "prompt"), ("/preset", "preset")):
+    for path, name in (
+        ("/v1/chat/completions", "messages"),
+        ("/v1/completions", "prompt"),
+        ("/preset", "preset"),
+    ):
         body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert name in body["required"] and name in body["properties"]

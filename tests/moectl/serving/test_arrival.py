@@ -56,11 +56,13 @@ def heard(client: socket.socket) -> str:
         ([HEAD, *[b"X: a\r\n"] * 20], "head", HEAD_S),  # a line from time to time does not help
         ([HEAD + b"Content-Length: 9\r\n\r\n"], "body", BODY_S),
         ([HEAD + b"Content-Length: 90\r\n\r\n", *[b" "] * 20], "body", BODY_S),
-        ([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\n{\"a\""], "body", BODY_S),
+        ([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b'5\r\n{"a"'], "body", BODY_S),
     ],
     ids=["nothing", "a letter", "half a head", "a slow head", "no body", "a slow body", "chunks"],
 )
-def test_half_a_request_is_ended_in_time(port: int, parts: list[bytes], told: str | None, limit_s: float) -> None:
+def test_half_a_request_is_ended_in_time(
+    port: int, parts: list[bytes], told: str | None, limit_s: float
+) -> None:
     begin_s = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         for part in parts:
@@ -81,7 +83,10 @@ def test_half_a_request_is_ended_in_time(port: int, parts: list[bytes], told: st
     else:
         assert answer.startswith("HTTP/1.1 408") and "connection: close" in answer.lower()
         message = json.loads(answer.splitlines()[-1])["error"]["message"]
-        assert message == f"the {told} of the request did not arrive within {limit_s:g} s: send it again"
+        assert (
+            message
+            == f"the {told} of the request did not arrive within {limit_s:g} s: send it again"
+        )
 
 
 def test_a_request_that_is_whole_is_not_timed(port: int) -> None:
@@ -95,7 +100,9 @@ def test_a_request_that_is_whole_is_not_timed(port: int) -> None:
 
 def test_the_others_are_answered_meanwhile(port: int) -> None:
     with ExitStack() as opened:
-        halves = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
+        halves = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)
+        ]
         for half in halves:
             half.sendall(HEAD)
         with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
@@ -114,7 +121,9 @@ def test_the_memory_of_unfinished_bodies_comes_back(port: int) -> None:
         for _ in range(15):
             halves.append(opened.enter_context(socket.create_connection(("127.0.0.1", port))))
             with suppress(OSError):  # a busy machine may need all the time
-                halves[-1].sendall(HEAD + f"Content-Length: {most}\r\n\r\n".encode() + b" " * (most - 100))
+                halves[-1].sendall(
+                    HEAD + f"Content-Length: {most}\r\n\r\n".encode() + b" " * (most - 100)
+                )
         for half in halves:
             with suppress(OSError):
                 heard(half)

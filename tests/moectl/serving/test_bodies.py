@@ -30,9 +30,30 @@ VALUES = [
     "default",
     "medium",
 ]
-VALUES += [[], [1], ["text"], ["a", ""], [["a"], ["b"]], [True], [None], {}, {"a": "b"}, {"a": 1}, {"type": "text"}]
-VALUES += [{"type": "json_object"}, {"type": "text", "text": "a"}, [{"type": "text", "text": "a"}], "text"]
-VALUES += [[{"type": "text", "text": "a", "detail": "high"}], [{"type": "image_url", "image_url": "a"}], ["a"] * 5]
+VALUES += [
+    [],
+    [1],
+    ["text"],
+    ["a", ""],
+    [["a"], ["b"]],
+    [True],
+    [None],
+    {},
+    {"a": "b"},
+    {"a": 1},
+    {"type": "text"},
+]
+VALUES += [
+    {"type": "json_object"},
+    {"type": "text", "text": "a"},
+    [{"type": "text", "text": "a"}],
+    "text",
+]
+VALUES += [
+    [{"type": "text", "text": "a", "detail": "high"}],
+    [{"type": "image_url", "image_url": "a"}],
+    ["a"] * 5,
+]
 
 TEXTS = [value for value in VALUES if isinstance(value, str)]
 FULL = [value for value in TEXTS if value]
@@ -82,7 +103,14 @@ CHAT = BOTH | {
     "moderation": [None],
     "store": [None, False],
     "service_tier": [None, "auto", "default"],
-    "metadata": [None, {}, {"a": "b"}, {"type": "text"}, {"type": "json_object"}, {"type": "text", "text": "a"}],
+    "metadata": [
+        None,
+        {},
+        {"a": "b"},
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "text", "text": "a"},
+    ],
     "parallel_tool_calls": FLAGS,
     "safety_identifier": [None, *TEXTS],
     "prompt_cache_key": [None, *TEXTS],
@@ -120,7 +148,9 @@ def refused(body: type[BaseModel], given: dict) -> tuple | None:
     return None
 
 
-@pytest.mark.parametrize(("body", "name"), CASES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("body", "name"), CASES, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_a_value_is_followed_or_refused_by_name(body: type[BaseModel], name: str) -> None:
     """0, false and an empty text are told apart, whatever Python thinks of them."""
     where = {repr(value): refused(body, LEAST[body] | {name: value}) for value in VALUES}
@@ -140,7 +170,9 @@ def test_a_value_is_followed_or_refused_by_name(body: type[BaseModel], name: str
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_every_field_of_the_reference_is_known(body: type[BaseModel], reference: list[type]) -> None:
+def test_every_field_of_the_reference_is_known(
+    body: type[BaseModel], reference: list[type]
+) -> None:
     named = {name for kind in reference for name in kind.__annotations__}
     assert named <= body.model_fields.keys() == ACCEPTED[body].keys()
     assert refused(body, LEAST[body] | {"temprature": 1}) == ("temprature",)
@@ -148,18 +180,37 @@ def test_every_field_of_the_reference_is_known(body: type[BaseModel], reference:
 
 def test_the_values_are_those_of_the_request() -> None:
     short, chatted = (LEAST[body] | {"max_tokens": 3} for body in (CompletionBody, ChatBody))
-    assert (CompletionBody(**LEAST[CompletionBody]).num_new, CompletionBody(**short).num_new) == (16, 3)
+    assert (CompletionBody(**LEAST[CompletionBody]).num_new, CompletionBody(**short).num_new) == (
+        16,
+        3,
+    )
     assert (ChatBody(**LEAST[ChatBody]).num_new, ChatBody(**chatted).num_new) == (None, 3)
     assert ChatBody(**LEAST[ChatBody], max_completion_tokens=4).num_new == 4
     assert refused(ChatBody, chatted | {"max_completion_tokens": 3}) == ("max_completion_tokens",)
-    assert refused(CompletionBody, short | {"stream": False, "stream_options": {}}) == ("stream_options",)
+    assert refused(CompletionBody, short | {"stream": False, "stream_options": {}}) == (
+        "stream_options",
+    )
     streamed = short | {"stream": True}
-    assert not CompletionBody(**streamed).has_usage and not CompletionBody(**streamed, stream_options={}).has_usage
+    assert (
+        not CompletionBody(**streamed).has_usage
+        and not CompletionBody(**streamed, stream_options={}).has_usage
+    )
     assert CompletionBody(**streamed, stream_options={"include_usage": True}).has_usage
     exact = CompletionBody(**short, temperature=0, top_p=0.5, seed=0, top_k=0, stop="a").sampling(3)
-    assert (exact.max_new_tokens, exact.temperature, exact.top_p, exact.seed, exact.top_k) == (3, 0, 0.5, 0, 0)
+    assert (exact.max_new_tokens, exact.temperature, exact.top_p, exact.seed, exact.top_k) == (
+        3,
+        0,
+        0.5,
+        0,
+        0,
+    )
     free = [CompletionBody(**short).sampling(3) for _ in range(2)]
-    assert (free[0].temperature, free[0].top_p, free[0].top_k, free[0].repetition_penalty) == (1, 1, 0, None)
+    assert (free[0].temperature, free[0].top_p, free[0].top_k, free[0].repetition_penalty) == (
+        1,
+        1,
+        0,
+        None,
+    )
     assert free[0].seed != free[1].seed
 
 
@@ -167,8 +218,19 @@ def test_borders() -> None:
     def completion(**given: object) -> tuple | None:
         return refused(CompletionBody, LEAST[CompletionBody] | given)
 
-    assert completion(stop=["a"] * 4) is completion(prompt=[0, 2**31 - 1]) is completion(seed=-(2**63)) is None
-    for given in ({"stop": ["a"] * 5}, {"prompt": [0, 2**31]}, {"prompt": [-1]}, {"seed": 2**63}, {"max_tokens": 0}):
+    assert (
+        completion(stop=["a"] * 4)
+        is completion(prompt=[0, 2**31 - 1])
+        is completion(seed=-(2**63))
+        is None
+    )
+    for given in (
+        {"stop": ["a"] * 5},
+        {"prompt": [0, 2**31]},
+        {"prompt": [-1]},
+        {"seed": 2**63},
+        {"max_tokens": 0},
+    ):
         assert completion(**given) == tuple(given)
     assert completion(repetition_penalty=float("inf")) == ("repetition_penalty",)
     for part in ({"type": "a", "text": "b"}, {"type": "video", "text": "b"}, {"text": "b"}, "text"):
@@ -176,7 +238,12 @@ def test_borders() -> None:
     with pytest.raises(ValidationError, match='can only be "auto" here: leave it out'):
         ChatBody(**LEAST[ChatBody], service_tier="priority")
     body = CompletionBody(**LEAST[CompletionBody])
-    assert (body.stream, body.ignore_eos, body.counters, body.has_usage) == (None, False, False, False)
+    assert (body.stream, body.ignore_eos, body.counters, body.has_usage) == (
+        None,
+        False,
+        False,
+        False,
+    )
 
 
 def test_the_page_names_every_field() -> None:

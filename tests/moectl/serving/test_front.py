@@ -9,14 +9,27 @@ from moectl.serving.front import Front
 
 
 async def answers(front: Front) -> dict[str, tuple[int, str]]:
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=front), base_url="http://localhost") as client:
-        asked = [("GET", "/"), ("GET", "/health"), ("POST", "/health"), ("GET", "/live"), ("POST", "/v1/completions")]
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app=front), base_url="http://localhost"
+    ) as client:
+        asked = [
+            ("GET", "/"),
+            ("GET", "/health"),
+            ("POST", "/health"),
+            ("GET", "/live"),
+            ("POST", "/v1/completions"),
+        ]
         got = [await client.request(method, path) for method, path in asked]
         policy = got[0].headers["content-security-policy"].split("; ")
         assert {"default-src 'none'", "frame-ancestors 'none'"} <= set(policy)
         assert got[0].headers["x-frame-options"] == "DENY"
-        assert [one.headers.get("content-type", "")[:9] for one in got].count("text/html") == 1  # the page alone
-        return {f"{method} {path}": (one.status_code, one.text) for (method, path), one in zip(asked, got, strict=True)}
+        assert [one.headers.get("content-type", "")[:9] for one in got].count(
+            "text/html"
+        ) == 1  # the page alone
+        return {
+            f"{method} {path}": (one.status_code, one.text)
+            for (method, path), one in zip(asked, got, strict=True)
+        }
 
 
 @pytest.mark.parametrize("is_alive", [True, False])

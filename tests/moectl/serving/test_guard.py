@@ -40,9 +40,25 @@ def answer(
     return sent[0]["status"], sent[-1]["body"], told
 
 
-OURS = ["localhost", "LOCALHOST:8000", "Localhost.", "localhost.:8000", "localhost:", "127.0.0.1:1", "127.0.0.1."]
+OURS = [
+    "localhost",
+    "LOCALHOST:8000",
+    "Localhost.",
+    "localhost.:8000",
+    "localhost:",
+    "127.0.0.1:1",
+    "127.0.0.1.",
+]
 OURS += ["[::1]", "[::1]:8000", "[0:0:0:0:0:0:0:1]:8000", "[::0001]"]
-OTHERS = ["", ":8000", "elsewhere.example", "elsewhere.example:8000", "localhost.elsewhere.example", "localhost..", "."]
+OTHERS = [
+    "",
+    ":8000",
+    "elsewhere.example",
+    "elsewhere.example:8000",
+    "localhost.elsewhere.example",
+    "localhost..",
+    ".",
+]
 OTHERS += [
     "elsewhere.example#localhost",
     "localhost@elsewhere.example",
@@ -73,14 +89,20 @@ OTHERS += [
 
 @pytest.mark.parametrize("host", OURS)
 def test_names_of_this_machine(host: str) -> None:
-    assert answer(("Host", host))[0] == answer(("Host", host), ("Origin", f"http://{host}"))[0] == 200
+    assert (
+        answer(("Host", host))[0] == answer(("Host", host), ("Origin", f"http://{host}"))[0] == 200
+    )
 
 
 @pytest.mark.parametrize("host", OTHERS)
 def test_names_that_a_page_elsewhere_may_choose(host: str) -> None:
     assert host_name(host) not in LOOPBACK
     sendable = host.encode("latin-1", "replace").decode("latin-1")
-    assert answer(("Host", sendable))[0] == answer(("Host", "localhost"), ("Origin", f"http://{sendable}"))[0] == 403
+    assert (
+        answer(("Host", sendable))[0]
+        == answer(("Host", "localhost"), ("Origin", f"http://{sendable}"))[0]
+        == 403
+    )
     assert answer(("Host", sendable), ("Origin", f"http://{sendable}"), hosts=())[0] == 200
 
 
@@ -117,21 +139,39 @@ def test_a_key_opens_all_but_the_page_and_health() -> None:
     ):
         assert answer(host, *given, key="secret")[0] == status
         assert answer(host, *given, key="secret", path="/")[0] == 200
-        assert answer(host, *given, key="secret", path="/health")[0] == answer(host, *given)[0] == 200
-    for given, told in (([], b"wants an API key"), ([("Authorization", "Bearer guess")], b"the API key is wrong")):
+        assert (
+            answer(host, *given, key="secret", path="/health")[0] == answer(host, *given)[0] == 200
+        )
+    for given, told in (
+        ([], b"wants an API key"),
+        ([("Authorization", "Bearer guess")], b"the API key is wrong"),
+    ):
         _, body, headers = answer(host, *given, key="secret")
         assert told in body and b'"code": "invalid_api_key"' in body
         assert headers["www-authenticate"] == "Bearer" and headers["connection"] == "close"
-    assert answer(host, ("Authorization", "Bearer schl\u00c3\u00bcssel"), key="schl\u00fcssel")[0] == 200
-    assert answer(host, ("Authorization", "Bearer \xff"), key="\udcff")[0] == 200  # as an environment in Latin-1 has it
+    assert (
+        answer(host, ("Authorization", "Bearer schl\u00c3\u00bcssel"), key="schl\u00fcssel")[0]
+        == 200
+    )
+    assert (
+        answer(host, ("Authorization", "Bearer \xff"), key="\udcff")[0] == 200
+    )  # as an environment in Latin-1 has it
 
 
 def test_a_body_has_at_most_its_bytes() -> None:
     host = ("Host", "localhost")
-    assert answer(host, ("Content-Length", "10"), pieces=(b"12345", b"67890"))[:2] == (200, b"1234567890")
+    assert answer(host, ("Content-Length", "10"), pieces=(b"12345", b"67890"))[:2] == (
+        200,
+        b"1234567890",
+    )
     status, body, headers = answer(host, ("Content-Length", "11"))
-    assert (status, headers["content-type"]) == (413, "application/json") and b"larger than 10 bytes" in body
-    with pytest.raises(Exception, match="larger than 10 bytes") as error:  # the application makes an answer of it
+    assert (status, headers["content-type"]) == (
+        413,
+        "application/json",
+    ) and b"larger than 10 bytes" in body
+    with pytest.raises(
+        Exception, match="larger than 10 bytes"
+    ) as error:  # the application makes an answer of it
         answer(host, pieces=(b"12345", b"678901"))
     assert error.value.status_code == 413
 

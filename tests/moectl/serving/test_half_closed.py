@@ -15,12 +15,17 @@ INTERIM = "HTTP/1.1 100 Continue\r\n\r\n"
 def request(asked: dict, version: str = "1.1") -> bytes:
     body = json.dumps(asked).encode()
     head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
-    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
 
 
 def heard(server: Running, sent: bytes) -> str:
     """What a client receives that sends nothing more."""
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30) as client:
+    with socket.create_connection(
+        ("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30
+    ) as client:
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
         parts = list(iter(lambda: client.recv(1 << 16), b""))
@@ -34,7 +39,9 @@ def text(client: OpenAI) -> str:
 
 def test_a_half_closed_client_gets_its_answers(server: Running, text: str) -> None:
     """Also to two requests at once; what it gets before them is for it to ignore."""
-    answers = heard(server, request(ASKED) + request(ASKED | {"max_tokens": 200, "prompt": "x" * 10_000}))
+    answers = heard(
+        server, request(ASKED) + request(ASKED | {"max_tokens": 200, "prompt": "x" * 10_000})
+    )
     assert answers.startswith(INTERIM)
     first, _, second = answers.replace(INTERIM, "").partition("HTTP/1.1 400")
     assert json.loads(first.splitlines()[-1])["choices"][0]["text"] == text

@@ -24,11 +24,16 @@ def test_the_experts_of_the_last_token(opened: MoeModel, preset: str) -> None:
         job.sampling = Sampling(ignore_eos=True, temperature=2.0, seed=1)
         scheduler.submit(job)
         job.end()
-        told, counters = live(scheduler)["last_token"], scheduler.session.controller.counters.passes[-1]
+        told, counters = (
+            live(scheduler)["last_token"],
+            scheduler.session.controller.counters.passes[-1],
+        )
     finally:
         scheduler.close()
     shape = opened.shape
-    assert [len(one["hit"]) + len(one["missed"]) for one in told] == [shape.top_k] * shape.num_layers
+    assert [len(one["hit"]) + len(one["missed"]) for one in told] == [
+        shape.top_k
+    ] * shape.num_layers
     assert all(set(one["hit"] + one["missed"]) <= set(range(shape.num_experts)) for one in told)
     if preset != "moepic":  # which counts pieces of experts
         assert [len(one["missed"]) for one in told] == counters[Counter.MISSES].tolist()

@@ -17,7 +17,11 @@ from tests.helpers.serving import EXACT, Running, idle
     [
         ({"model": "gpt-5"}, 404, "there is no model 'gpt-5' here, only 'tiny'"),
         ({"prompt": "a " * 400}, 400, "exceed the model's"),
-        ({"prompt": "a " * 400, "stream": True}, 400, "exceed the model's"),  # before the first event
+        (
+            {"prompt": "a " * 400, "stream": True},
+            400,
+            "exceed the model's",
+        ),  # before the first event
         ({"prompt": [9, 999_999]}, 400, "outside the vocabulary"),
         ({"prompt": [9, -1]}, 400, "prompt: one text or one list of token ids"),
         ({"prompt": ""}, 400, "the prompt is empty"),
@@ -38,28 +42,43 @@ from tests.helpers.serving import EXACT, Running, idle
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_is_refused(web: httpx2.Client, asked: dict, status: int, told: str) -> None:
-    answer = web.post("/v1/completions", json={"model": "tiny", "prompt": "sheep", "max_tokens": 2} | asked)
+    answer = web.post(
+        "/v1/completions", json={"model": "tiny", "prompt": "sheep", "max_tokens": 2} | asked
+    )
     error = answer.json()["error"]
     assert answer.status_code == status and told in error["message"]
-    assert error.keys() == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
+    assert (
+        error.keys() == {"message", "type", "param", "code"}
+        and error["type"] == "invalid_request_error"
+    )
 
 
 def test_what_cannot_fit_is_refused_before_it_is_queued(
     server: Running, web: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(server.scheduler.session.prompts.__dict__, "_bound", TextBound(4096, drops_spaces=False))
+    monkeypatch.setitem(
+        server.scheduler.session.prompts.__dict__, "_bound", TextBound(4096, drops_spaces=False)
+    )
     monkeypatch.setattr(server.scheduler, "submit", lambda job: pytest.fail("it was queued"))
-    for prompt, told in (("a" * 4097, "4097 characters of prompt exceed"), ([9] * 4097, "4097 prompt tokens exceed")):
+    for prompt, told in (
+        ("a" * 4097, "4097 characters of prompt exceed"),
+        ([9] * 4097, "4097 prompt tokens exceed"),
+    ):
         answer = web.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
         error = answer.json()["error"]
-        assert answer.status_code == 400 and told in error["message"] and error["code"] == "context_length_exceeded"
+        assert (
+            answer.status_code == 400
+            and told in error["message"]
+            and error["code"] == "context_length_exceeded"
+        )
 
 
 def test_who_is_refused(server: Running, web: httpx2.Client) -> None:
     with pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
         server.client("guess").models.list()
     assert (
-        httpx2.get(f"{server.url}/metrics").status_code == 401 and httpx2.get(f"{server.url}/live").status_code == 401
+        httpx2.get(f"{server.url}/metrics").status_code == 401
+        and httpx2.get(f"{server.url}/live").status_code == 401
     )
     assert httpx2.get(f"{server.url}/health").json() == {"status": "ok"}
     assert web.get("/v1/models", headers={"Host": "elsewhere.example:80"}).status_code == 403
@@ -82,8 +101,16 @@ def test_half_a_character_is_refused_wherever_it_is(web: httpx2.Client) -> None:
     """No counter, page or answer could repeat it; a name of the server's own is escaped where it has one."""
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     half = "cut \ud83d"
-    bodies = [chat | {"user": half}, chat | {"model": half}, chat | {half: 1}, chat | {"metadata": {half: "a"}}]
-    bodies += [chat | {"messages": [{"role": "user", "content": "a", name: half}]} for name in ("content", "name", "x")]
+    bodies = [
+        chat | {"user": half},
+        chat | {"model": half},
+        chat | {half: 1},
+        chat | {"metadata": {half: "a"}},
+    ]
+    bodies += [
+        chat | {"messages": [{"role": "user", "content": "a", name: half}]}
+        for name in ("content", "name", "x")
+    ]
     web.headers["Content-Type"] = "application/json"
     for body in bodies:
         answer = web.post("/v1/chat/completions", content=json.dumps(body))
@@ -91,9 +118,13 @@ def test_half_a_character_is_refused_wherever_it_is(web: httpx2.Client) -> None:
     assert [web.get(path).status_code for path in ("/live", "/metrics", "/")] == [200, 200, 200]
 
 
-def test_names_that_break_lines_break_no_counter(server: Running, client: OpenAI, web: httpx2.Client) -> None:
+def test_names_that_break_lines_break_no_counter(
+    server: Running, client: OpenAI, web: httpx2.Client
+) -> None:
     """Also one that reached the counters on another way."""
-    client.completions.create(**EXACT | {"prompt": "sheep", "max_tokens": 1}, user='a"\\\n\r\u2028\x85b')
+    client.completions.create(
+        **EXACT | {"prompt": "sheep", "max_tokens": 1}, user='a"\\\n\r\u2028\x85b'
+    )
     server.scheduler.tally.first("cut \ud83d", 1, 0.1)
     try:
         metrics, live = web.get("/metrics"), web.get("/live")
@@ -101,7 +132,9 @@ def test_names_that_break_lines_break_no_counter(server: Running, client: OpenAI
         del server.scheduler.tally.owners["cut \ud83d"]
     assert (metrics.status_code, live.status_code) == (200, 200)
     lines = metrics.text.splitlines()
-    assert 'moectl_user_generated_tokens_total{user="a\\"\\\\\\\\n\\\\r\\\\u2028\\\\x85b"} 1' in lines
+    assert (
+        'moectl_user_generated_tokens_total{user="a\\"\\\\\\\\n\\\\r\\\\u2028\\\\x85b"} 1' in lines
+    )
     assert 'moectl_user_first_tokens_total{user="cut \\\\ud83d"} 1' in lines
     assert all(line.startswith(("#", "moectl_")) for line in lines)
     assert json.loads(live.text)["owners"].keys() >= {'a"\\\n\r\u2028\x85b', "cut \ud83d"}
@@ -112,7 +145,9 @@ def test_a_full_queue_says_so(server: Running, client: OpenAI) -> None:
     streams = [client.completions.create(**asked) for _ in range(6)]
     with pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(**asked)
-    assert refused.value.response.headers["Retry-After"] == "1" and refused.value.code == "queue_full"
+    assert (
+        refused.value.response.headers["Retry-After"] == "1" and refused.value.code == "queue_full"
+    )
     streams[5].close()  # a waiting one
     while server.scheduler.num_waiting > 2:
         time.sleep(0.01)

@@ -24,7 +24,18 @@ except ImportError:
 
 @pytest.fixture
 def replicas(checkpoint: Checkpoint, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, str]]:
-    command = ["-m", "moectl", "serve", str(checkpoint("olmoe")), "--replicas", "2", "--port", "0", "--threads", "1"]
+    command = [
+        "-m",
+        "moectl",
+        "serve",
+        str(checkpoint("olmoe")),
+        "--replicas",
+        "2",
+        "--port",
+        "0",
+        "--threads",
+        "1",
+    ]
     process = subprocess.Popen(
         [sys.executable, *command, "--store", str(tmp_path / "none.duckdb")],
         cwd=ROOT,
@@ -33,7 +44,10 @@ def replicas(checkpoint: Checkpoint, tmp_path: Path) -> Iterator[tuple[subproces
     )
     try:
         assert "2 replicas of" in process.stderr.readline()
-        yield process, re.search(r": (http://[0-9.:]+)/v1 for clients", process.stderr.readline())[1]
+        yield (
+            process,
+            re.search(r": (http://[0-9.:]+)/v1 for clients", process.stderr.readline())[1],
+        )
     finally:
         process.kill()
         process.wait()
@@ -49,7 +63,9 @@ def test_requests_are_answered_though_a_replica_is_killed_and_to_the_end(
     asked = EXACT | {"model": model.id, "prompt": "sheep", "max_tokens": 8}
     texts = {client.completions.create(**asked).choices[0].text for _ in range(4)}
     assert len(texts) == 1
-    found = subprocess.run(["pgrep", "-f", "ServeReplica:moectl"], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["pgrep", "-f", "ServeReplica:moectl"], capture_output=True, text=True, check=True
+    )
     assert len(pids := found.stdout.split()) == 2
     subprocess.run(["kill", "-9", pids[0]], check=True)
     assert {client.completions.create(**asked).choices[0].text for _ in range(4)} == texts

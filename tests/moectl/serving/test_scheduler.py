@@ -54,7 +54,9 @@ def begin(opened: MoeModel, request: pytest.FixtureRequest) -> Iterator[Begin]:
     begun: list[Scheduler] = []
 
     def run(limits: ServerLimits = LIMITS, preset: str = "on-demand") -> Scheduler:
-        limits = replace(limits, shares_passes=limits.shares_passes or getattr(request, "param", False))
+        limits = replace(
+            limits, shares_passes=limits.shares_passes or getattr(request, "param", False)
+        )
         begun.append(Scheduler(lambda name: session(opened, name), preset, limits))
         begun[-1].start()
         return begun[-1]
@@ -69,7 +71,9 @@ def begin(opened: MoeModel, request: pytest.FixtureRequest) -> Iterator[Begin]:
 
 
 def session(opened: MoeModel, preset: str) -> Session:
-    return Session(opened, Settings(preset=preset, budget="25%", link="disk", window="0B", threads=1))
+    return Session(
+        opened, Settings(preset=preset, budget="25%", link="disk", window="0B", threads=1)
+    )
 
 
 def outcomes(scheduler: Scheduler) -> dict[str, int]:
@@ -130,7 +134,10 @@ def test_requests_take_turns_of_four_passes_in_order_of_arrival(begin: Begin) ->
     ends = [job.end() for job in jobs]
     assert passes == [0, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1, 2, 2, 1]
     assert [end.num_tokens for end in ends] == [9, 6]
-    assert outcomes(scheduler) == {"answered": 3} and scheduler.num_running == scheduler.num_waiting == 0
+    assert (
+        outcomes(scheduler) == {"answered": 3}
+        and scheduler.num_running == scheduler.num_waiting == 0
+    )
 
 
 def test_a_request_goes_on_in_company_only_when_there_is_a_row(begin: Begin) -> None:
@@ -154,14 +161,19 @@ def test_requests_share_passes_in_order_of_arrival(begin: Begin) -> None:
         wait_for(lambda: all(job.encoded for job in jobs))
         together: list[list[int]] = []
         held_pass, watcher = scheduler.session.watcher.on_pass, scheduler.session.watcher
-        watcher.on_pass = lambda requests: (together.append(sorted(set(requests.tolist()))), held_pass(requests))
+        watcher.on_pass = lambda requests: (
+            together.append(sorted(set(requests.tolist()))),
+            held_pass(requests),
+        )
     assert [job.end().num_tokens for job in jobs] == [2, 3]
     assert together == [[0, 1], [0, 1], [2], [2], [2]] and passes[0] == 0
     assert outcomes(scheduler) == {"answered": 3} and scheduler.num_running == 0
 
 
 def test_who_cannot_share_a_pass_is_answered_alone_and_it_is_said(begin: Begin) -> None:
-    scheduler = begin(ServerLimits(num_rows=2, num_waiting=1, shares_passes=True), preset="monde-static")
+    scheduler = begin(
+        ServerLimits(num_rows=2, num_waiting=1, shares_passes=True), preset="monde-static"
+    )
     other = Asked(3)
     with held(scheduler, Asked(3)) as passes:
         scheduler.submit(other)
@@ -196,7 +208,11 @@ def test_the_queue_has_as_many_places_as_were_asked_for(begin: Begin) -> None:
                 scheduler.submit(Asked(2))
         for job in (*jobs[:2], again):
             assert isinstance(job.end(), Done)
-        assert outcomes(scheduler) == {"answered": 3 * number, "left": number, "refused": 2 * number}
+        assert outcomes(scheduler) == {
+            "answered": 3 * number,
+            "left": number,
+            "refused": 2 * number,
+        }
 
 
 @BOTH_WAYS
@@ -207,7 +223,11 @@ def test_a_client_that_leaves_is_dropped(begin: Begin) -> None:
         scheduler.submit(waiting)
         waiting.encoded_event()
         scheduler.leave(waiting)
-        assert (scheduler.num_running, scheduler.num_waiting, outcomes(scheduler)) == (1, 0, {"left": 1})
+        assert (scheduler.num_running, scheduler.num_waiting, outcomes(scheduler)) == (
+            1,
+            0,
+            {"left": 1},
+        )
         scheduler.leave(running)
     wait_for(lambda: outcomes(scheduler) == {"left": 2})
     assert passes == [0] and scheduler.num_running == scheduler.num_waiting == 0
@@ -236,7 +256,9 @@ def test_prompts_are_encoded_one_at_a_time_and_none_of_a_client_that_left(
     assert scheduler.num_running == scheduler.num_waiting == 0
 
 
-def test_a_request_goes_on_while_another_prompt_is_encoded(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_goes_on_while_another_prompt_is_encoded(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler = begin(ServerLimits(num_rows=3))
     running, coming = Asked(30), [Asked(2, "dog"), Asked(2, "gate")]
     scheduler.submit(running)
@@ -281,8 +303,16 @@ def test_a_prompt_has_room_for_its_answer(begin: Begin) -> None:
         (positions - 5, None, 5),
         (4, None, 9),
         (positions - 3, 3, 3),
-        (positions - 3, 4, f"{positions - 3} prompt tokens and 4 new ones exceed the model's {positions} positions"),
-        (positions, None, f"{positions} prompt tokens and 1 new ones exceed the model's {positions} positions"),
+        (
+            positions - 3,
+            4,
+            f"{positions - 3} prompt tokens and 4 new ones exceed the model's {positions} positions",
+        ),
+        (
+            positions,
+            None,
+            f"{positions} prompt tokens and 1 new ones exceed the model's {positions} positions",
+        ),
     ):
         scheduler.submit(job := Asked(num_tokens, torch.full((1, length), 7)))
         match job.encoded_event():
@@ -290,7 +320,10 @@ def test_a_prompt_has_room_for_its_answer(begin: Begin) -> None:
                 assert (ids.shape[1], sampling.max_new_tokens) == (length, told)
                 scheduler.leave(job)
             case Failed(message, status, code):
-                assert message.startswith(told) and (status, code) == (400, "context_length_exceeded")
+                assert message.startswith(told) and (status, code) == (
+                    400,
+                    "context_length_exceeded",
+                )
 
 
 @BOTH_WAYS
@@ -298,7 +331,10 @@ def test_a_request_that_fails_ends_alone(begin: Begin, caplog: pytest.LogCapture
     """At its beginning and in a pass, by an error of ours or another, which is logged."""
     scheduler = begin()
 
-    for error, told in ((ValueError("broken"), "internal error: ValueError"), (BadInput("a bad pass"), "a bad pass")):
+    for error, told in (
+        (ValueError("broken"), "internal error: ValueError"),
+        (BadInput("a bad pass"), "a bad pass"),
+    ):
 
         def fail(requests: torch.Tensor, error: Exception = error) -> None:
             scheduler.session.watcher.on_pass = None
@@ -310,7 +346,9 @@ def test_a_request_that_fails_ends_alone(begin: Begin, caplog: pytest.LogCapture
     scheduler.submit(job := Asked(5, stops=None))
     assert job.end() == Failed("internal error: TypeError", 500)
     assert [record.exc_info[0] for record in caplog.records] == [ValueError, TypeError]
-    assert outcomes(scheduler) == {"failed": 3} and scheduler.num_running == scheduler.num_waiting == 0
+    assert (
+        outcomes(scheduler) == {"failed": 3} and scheduler.num_running == scheduler.num_waiting == 0
+    )
     scheduler.submit(job := Asked(5))
     assert isinstance(job.end(), Done)
 
@@ -330,7 +368,9 @@ def test_a_switch_keeps_its_place_in_the_order(begin: Begin) -> None:
     assert (scheduler.preset, scheduler.receipt["preset"]) == ("specmd", "specmd")
 
 
-def test_a_switch_waits_for_the_prompt_that_is_encoded(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_waits_for_the_prompt_that_is_encoded(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The session that encodes is not closed meanwhile."""
     scheduler = begin()
     before, are_closed, begun, job = scheduler.session, [], threading.Event(), Asked(2)
@@ -349,7 +389,9 @@ def test_a_switch_waits_for_the_prompt_that_is_encoded(begin: Begin, monkeypatch
     assert are_closed == [False] and job.end() == Failed("internal error: AttributeError", 500)
 
 
-def test_a_switch_waits_for_the_prompts_before_it(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_waits_for_the_prompts_before_it(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler = begin()
     with encoding(scheduler, monkeypatch) as begun:
         scheduler.submit(job := Asked(2))
@@ -400,7 +442,9 @@ def test_a_scheduler_without_a_session_ends(opened: MoeModel) -> None:
 
     scheduler = Scheduler(build, "on-demand", LIMITS)
     scheduler.start()
-    assert scheduler._thread.daemon and scheduler._encoder.daemon  # they hold up no interpreter that ends
+    assert (
+        scheduler._thread.daemon and scheduler._encoder.daemon
+    )  # they hold up no interpreter that ends
     with held(scheduler, Asked(1)):
         switch = scheduler.switch("near")
         scheduler.submit(job := Asked(2))

@@ -28,33 +28,47 @@ def server(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> 
         yield running
 
 
-def test_many_requests_of_several_clients_are_runs_by_themselves(client: OpenAI, opened: MoeModel) -> None:
-    asked = [(f"{PROMPTS[number % 5]} {number}", 4 + number % 9, number % 3) for number in range(24)]
+def test_many_requests_of_several_clients_are_runs_by_themselves(
+    client: OpenAI, opened: MoeModel
+) -> None:
+    asked = [
+        (f"{PROMPTS[number % 5]} {number}", 4 + number % 9, number % 3) for number in range(24)
+    ]
     with Session(opened, SETTINGS) as session:
         drawn = [
             {"temperature": 0.9, "top_k": 0, "seed": number} if kind == 1 else {}
             for number, (*_, kind) in enumerate(asked)
         ]
-        expected = [alone(session, prompt, n, **options) for (prompt, n, _), options in zip(asked, drawn, strict=True)]
+        expected = [
+            alone(session, prompt, n, **options)
+            for (prompt, n, _), options in zip(asked, drawn, strict=True)
+        ]
 
     def ask(number: int) -> list[int]:
         prompt, num_tokens, kind = asked[number]
         own = EXACT | ({"temperature": 0.9, "seed": number} if kind == 1 else {})
         if kind == 2:
-            return rest(client.completions.create(prompt=prompt, max_tokens=num_tokens, stream=True, **own))[1][
-                "token_ids"
-            ]
-        return client.completions.create(prompt=prompt, max_tokens=num_tokens, **own).moectl["token_ids"]
+            return rest(
+                client.completions.create(prompt=prompt, max_tokens=num_tokens, stream=True, **own)
+            )[1]["token_ids"]
+        return client.completions.create(prompt=prompt, max_tokens=num_tokens, **own).moectl[
+            "token_ids"
+        ]
 
     with ThreadPoolExecutor(5) as clients:
         assert list(clients.map(ask, range(len(asked)))) == expected
 
 
-def test_whoever_leaves_changes_no_other_answer(server: Running, client: OpenAI, opened: MoeModel) -> None:
+def test_whoever_leaves_changes_no_other_answer(
+    server: Running, client: OpenAI, opened: MoeModel
+) -> None:
     with Session(opened, SETTINGS) as session:
         expected = [alone(session, prompt, 24) for prompt in PROMPTS]
     before = server.scheduler.tally.read()["requests"]
-    streams = [client.completions.create(prompt=prompt, max_tokens=24, stream=True, **EXACT) for prompt in PROMPTS]
+    streams = [
+        client.completions.create(prompt=prompt, max_tokens=24, stream=True, **EXACT)
+        for prompt in PROMPTS
+    ]
     next(iter(streams[1]))
     streams[1].close()
     streams[4].close()
@@ -62,7 +76,12 @@ def test_whoever_leaves_changes_no_other_answer(server: Running, client: OpenAI,
         assert rest(streams[number])[1]["token_ids"] == expected[number]
     idle(server)
     after = server.scheduler.tally.read()["requests"]
-    assert {name: after[name] - before[name] for name in after} == {"answered": 3, "left": 2, "failed": 0, "refused": 0}
+    assert {name: after[name] - before[name] for name in after} == {
+        "answered": 3,
+        "left": 2,
+        "failed": 0,
+        "refused": 0,
+    }
     assert not [thread for thread in threading.enumerate() if thread.name == "moectl-generate"]
 
 
@@ -70,33 +89,46 @@ def test_an_answer_ends_at_a_stop(client: OpenAI) -> None:
     asked = EXACT | {"prompt": "sheep", "max_tokens": 24}
     whole = client.completions.create(**asked).choices[0].text
     answer = client.completions.create(**asked, stop=whole[10:13])
-    assert answer.choices[0].text == whole[: whole.index(whole[10:13])] and answer.choices[0].finish_reason == "stop"
+    assert (
+        answer.choices[0].text == whole[: whole.index(whole[10:13])]
+        and answer.choices[0].finish_reason == "stop"
+    )
 
 
 def test_equal_beginnings_are_told(client: OpenAI, web: httpx2.Client) -> None:
     """The second prompt ends otherwise than the first."""
     system, before = list(range(3, 43)), web.get("/live").json()["cached_tokens"]
     used = [
-        client.completions.create(prompt=[*system, last], max_tokens=2, **EXACT).usage.prompt_tokens_details
+        client.completions.create(
+            prompt=[*system, last], max_tokens=2, **EXACT
+        ).usage.prompt_tokens_details
         for last in (50, 51)
     ]
     assert [one.cached_tokens for one in used] == [0, 40]
     assert f"moectl_cached_tokens_total {before + 40}" in web.get("/metrics").text
 
 
-def test_what_users_were_charged_adds_up(server: Running, client: OpenAI, web: httpx2.Client) -> None:
+def test_what_users_were_charged_adds_up(
+    server: Running, client: OpenAI, web: httpx2.Client
+) -> None:
     def read() -> dict:
         return web.get("/live").json()
 
     before = read()
     with ThreadPoolExecutor(4) as clients:
-        asked = [{"prompt": prompt, "max_tokens": 9, "user": f"u{number % 2}"} for number, prompt in enumerate(PROMPTS)]
+        asked = [
+            {"prompt": prompt, "max_tokens": 9, "user": f"u{number % 2}"}
+            for number, prompt in enumerate(PROMPTS)
+        ]
         took = [
-            one.moectl["counters"] for one in clients.map(lambda one: client.completions.create(**one, **EXACT), asked)
+            one.moectl["counters"]
+            for one in clients.map(lambda one: client.completions.create(**one, **EXACT), asked)
         ]
     after = read()
     for name in ("requests", "hits", "misses", "fetched", "demand_bytes", "evictions"):
-        assert sum(one[name] for one in took) == pytest.approx(after["counters"][name] - before["counters"][name])
+        assert sum(one[name] for one in took) == pytest.approx(
+            after["counters"][name] - before["counters"][name]
+        )
     owners = after["owners"]
     assert [owners[name]["generated_tokens"] for name in ("u0", "u1")] == [27, 18]
     assert sum(one["counters"]["demand_bytes"] for one in owners.values()) == pytest.approx(
@@ -108,7 +140,10 @@ def test_what_users_were_charged_adds_up(server: Running, client: OpenAI, web: h
 
 
 def test_the_error_of_one_request_ends_no_other(
-    client: OpenAI, opened: MoeModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: OpenAI,
+    opened: MoeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(LogitsProcessor):
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -116,7 +151,9 @@ def test_the_error_of_one_request_ends_no_other(
 
     rules = draw._rules
 
-    def break_drawn(model: object, prompt: torch.Tensor, sampling: object, tokenizer: object) -> tuple:
+    def break_drawn(
+        model: object, prompt: torch.Tensor, sampling: object, tokenizer: object
+    ) -> tuple:
         processors, criteria = rules(model, prompt, sampling, tokenizer)
         if sampling.temperature:
             processors.append(Broken())

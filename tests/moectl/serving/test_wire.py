@@ -13,18 +13,31 @@ JSON = "application/json"
 
 
 def given(body: bytes, kind: str | None = JSON, *, parts: int = 1, **headers: str) -> dict:
-    headers = {"content-type": kind, **{name.replace("_", "-"): value for name, value in headers.items()}}
-    coded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items() if value is not None]
+    headers = {
+        "content-type": kind,
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    coded = [
+        (name.encode(), value.encode("latin-1"))
+        for name, value in headers.items()
+        if value is not None
+    ]
     size = -(-len(body) // parts)
     messages = [
-        {"type": "http.request", "body": body[size * part : size * (part + 1)], "more_body": part + 1 < parts}
+        {
+            "type": "http.request",
+            "body": body[size * part : size * (part + 1)],
+            "more_body": part + 1 < parts,
+        }
         for part in range(parts)
     ]
 
     async def receive() -> dict:
         return messages.pop(0) if messages else {"type": "http.disconnect"}
 
-    return asyncio.run(object_of(Request({"type": "http", "method": "POST", "headers": coded}, receive)))
+    return asyncio.run(
+        object_of(Request({"type": "http", "method": "POST", "headers": coded}, receive))
+    )
 
 
 def refused(*args: object, **own: object) -> str:
@@ -35,18 +48,27 @@ def refused(*args: object, **own: object) -> str:
     return refusal.value.message
 
 
-@pytest.mark.parametrize("kind", [JSON, "Application/JSON; charset=utf-8", "application/vnd.api+json"])
+@pytest.mark.parametrize(
+    "kind", [JSON, "Application/JSON; charset=utf-8", "application/vnd.api+json"]
+)
 def test_an_object_is_read_whatever_its_parts(kind: str) -> None:
     asked = {"prompt": "sh\u00e9ep \u2028 \U0001f600" * 9000, "n": 1}
     for body in (json.dumps(asked), json.dumps(asked, ensure_ascii=False)):
         assert given(body.encode(), kind) == given(body.encode(), kind, parts=7) == asked
-    assert given(b"\xef\xbb\xbf{}", kind, content_encoding="identity") == {}  # as some editors begin a file
+    assert (
+        given(b"\xef\xbb\xbf{}", kind, content_encoding="identity") == {}
+    )  # as some editors begin a file
 
 
-@pytest.mark.parametrize("kind", [None, "", "application/x-www-form-urlencoded", "text/plain", "multipart/form-data"])
+@pytest.mark.parametrize(
+    "kind", [None, "", "application/x-www-form-urlencoded", "text/plain", "multipart/form-data"]
+)
 def test_another_kind_of_body_is_told_what_to_send(kind: str | None) -> None:
     assert refused(b'{"model": "tiny"}', kind).endswith(": send Content-Type: application/json")
-    assert refused(b"", kind) == "the body is empty: send a JSON object with Content-Type: application/json"
+    assert (
+        refused(b"", kind)
+        == "the body is empty: send a JSON object with Content-Type: application/json"
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,8 +100,13 @@ def test_a_wrong_body_is_refused_in_one_line(body: bytes, told: str) -> None:
 
 
 def test_a_body_in_parts_that_ends_early_or_is_compressed() -> None:
-    assert "is compressed (Content-Encoding: gzip): send it as it is" in refused(b"\x1f\x8b", content_encoding="gzip")
-    messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    assert "is compressed (Content-Encoding: gzip): send it as it is" in refused(
+        b"\x1f\x8b", content_encoding="gzip"
+    )
+    messages = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
 
     async def receive() -> dict:
         return messages.pop(0)
@@ -95,7 +122,9 @@ def test_whole_characters_that_are_escaped_are_taken() -> None:
 def test_what_is_sent_is_ascii() -> None:
     text = "a\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\ud83d\u00e9\U0001f600"
     body = AsciiJson({text: text}).body
-    assert body.isascii() and len(body.decode().splitlines()) == 1 and json.loads(body) == {text: text}
+    assert (
+        body.isascii() and len(body.decode().splitlines()) == 1 and json.loads(body) == {text: text}
+    )
 
 
 def test_a_name_is_shown_in_one_line() -> None:

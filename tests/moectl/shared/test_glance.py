@@ -51,7 +51,9 @@ def test_every_format_is_known(tmp_path: Path, method: str | None) -> None:
         ("gpt_oss", gguf_files.IN_MXFP4, "MXFP4, 4.31 bits"),
     ],
 )
-def test_a_gguf_file_is_known(tmp_path: Path, family: str, types: gguf_files.Types, told: str) -> None:
+def test_a_gguf_file_is_known(
+    tmp_path: Path, family: str, types: gguf_files.Types, told: str
+) -> None:
     assert check(gguf_files.write(family, tmp_path / "model.gguf", types)).expert_format == told
 
 
@@ -87,7 +89,9 @@ def test_what_is_not_there_or_not_read_is_refused(checkpoint: Checkpoint, tmp_pa
         glance("no/such")
 
 
-def test_a_shape_that_the_config_does_not_say_is_unknown(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_shape_that_the_config_does_not_say_is_unknown(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder = shutil.copytree(checkpoint("olmoe"), tmp_path / "copy")
     config = json.loads((folder / "config.json").read_text())
     del config["num_experts_per_tok"]

@@ -30,17 +30,32 @@ def as_the_project_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everything_is_here() -> None:
     installed.check()
-    assert {need.name for need in installed.needs()} >= {"torch", "transformers", "duckdb", "packaging"}
+    assert {need.name for need in installed.needs()} >= {
+        "torch",
+        "transformers",
+        "duckdb",
+        "packaging",
+    }
     assert [need.name for need in installed.needs("serve")] == ["fastapi", "uvicorn"]
     first = findings.of_installation()[0]
-    assert first.topic == "installation" and f"torch {metadata.version('torch')}" in first.says and not first.remedy
+    assert (
+        first.topic == "installation"
+        and f"torch {metadata.version('torch')}" in first.says
+        and not first.remedy
+    )
 
 
 def test_every_extra_has_its_line_and_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert installed.EXTRAS.keys() == PROJECT["optional-dependencies"].keys() - {"test", "docs", "mutation"}
+    assert installed.EXTRAS.keys() == PROJECT["optional-dependencies"].keys() - {
+        "test",
+        "docs",
+        "mutation",
+    }
     _lacking(monkeypatch, "uvicorn", None)
     serve = next(found for found in findings.of_installation() if found.topic == "extra serve")
-    assert serve.says.startswith("for moectl serve: fastapi ") and serve.says.endswith(", uvicorn is missing")
+    assert serve.says.startswith("for moectl serve: fastapi ") and serve.says.endswith(
+        ", uvicorn is missing"
+    )
     assert serve.remedy == "pip install 'moectl[serve]'"
 
 
@@ -60,12 +75,13 @@ def test_a_version_that_will_not_do_is_told_before_anything_is_imported(
 
 
 def test_without_torch_a_command_says_where_to_look() -> None:
-    code = (
-        "import sys\nsys.modules['torch'] = None\nfrom moectl.cli import main\nsys.exit(main(['run', '--prompt', 'x']))"
-    )
+    code = "import sys\nsys.modules['torch'] = None\nfrom moectl.cli import main\nsys.exit(main(['run', '--prompt', 'x']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     said = done.stderr.splitlines()[-1]  # transformers has said something too
-    assert (done.returncode, said) == (5, "moectl: torch is not installed: `moectl doctor` says what is missing")
+    assert (done.returncode, said) == (
+        5,
+        "moectl: torch is not installed: `moectl doctor` says what is missing",
+    )
 
 
 def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +100,11 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     small, large = Shape(2, 8, 2, expert_nbytes=1 << 20), Shape(60, 256, 8, expert_nbytes=1 << 40)
     assert findings.of_room(store, small, weight_nbytes=2).remedy is None
     found = findings.of_room(store, large, weight_nbytes=2)
-    assert "1 to 4 bits take 1" in found.says and "PiB" not in found.says and "fewer widths" in found.remedy
+    assert (
+        "1 to 4 bits take 1" in found.says
+        and "PiB" not in found.says
+        and "fewer widths" in found.remedy
+    )
 
 
 def _lacking(monkeypatch: pytest.MonkeyPatch, package: str, found: str | None) -> None:

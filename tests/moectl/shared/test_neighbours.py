@@ -20,7 +20,9 @@ def site(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in ("moectl", "runtime", "profilers"):
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
-    shutil.copytree(ROOT / "artifacts", folder / "artifacts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "artifacts", folder / "artifacts", ignore=shutil.ignore_patterns("__pycache__")
+    )
     return folder
 
 
@@ -28,7 +30,9 @@ def started(folder: Path, *before: Path) -> subprocess.CompletedProcess[str]:
     """`moectl --version` with the packages of `folder`, and other folders that Python searches before it."""
     path = os.pathsep.join(map(str, [*before, folder]))
     command = [sys.executable, "-P", "-m", "moectl", "--version"]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
 
 
 def owned_by_another(folder: Path) -> None:
@@ -64,7 +68,9 @@ def test_files_of_ours_that_another_has_overwritten_are_told(site: Path) -> None
     done = started(site)
     assert (done.returncode, done.stdout) == (5, "")
     [said] = done.stderr.splitlines()
-    assert said.startswith(f"moectl: files of the package artifacts in {site} are those of forensics 1.0, ")
+    assert said.startswith(
+        f"moectl: files of the package artifacts in {site} are those of forensics 1.0, "
+    )
 
 
 def test_a_name_that_is_shared_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,4 +78,7 @@ def test_a_name_that_is_shared_is_listed(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(tmp_path)
     assert neighbours.sharing() == {"artifacts": ["forensics 1.0"]}
     [finding] = [each for each in of_installation() if each.topic == "package artifacts"]
-    assert finding.says == "forensics 1.0 owns files under this name too" and finding.remedy == neighbours.REMEDY
+    assert (
+        finding.says == "forensics 1.0 owns files under this name too"
+        and finding.remedy == neighbours.REMEDY
+    )

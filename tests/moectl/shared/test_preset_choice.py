@@ -72,19 +72,27 @@ def test_what_settings_and_machine_say(settings: Settings, known: Known, opened:
     assert known_of(opened, settings, None) == known
 
 
-def test_files_that_memory_cannot_hold_are_slow(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_memory_cannot_hold_are_slow(
+    opened: MoeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preset_choice, "_available_nbytes", lambda: opened.shape.nbytes)
     assert known_of(opened, Settings(AUTO), None) == Known()
 
 
 def test_what_the_store_says(opened: MoeModel, tmp_path: Path) -> None:
     path, model = tmp_path / "moe.duckdb", model_info("x", opened)
-    row = stored.StoredPreset("t", "standard", "none", "lfu", "fetch", "uniform", "layer", "25%", "here", 0.0)
+    row = stored.StoredPreset(
+        "t", "standard", "none", "lfu", "fetch", "uniform", "layer", "25%", "here", 0.0
+    )
     others = [replace(row, name="lossy", max_loss=0.01), replace(row, name="fast", machine="5gbps")]
     tuned = RunInfo("tune", model.model_id, utc_now(), 1.0)
     add_run(path, tuned, {stored.TABLE: stored.to_rows([*others, row])}, model=model)
     settings, why = with_choice(opened, Settings(AUTO), path)
-    assert (settings.preset.name, settings.preset.eviction, why) == ("t", "lfu", "`moectl tune` found it")
+    assert (settings.preset.name, settings.preset.eviction, why) == (
+        "t",
+        "lfu",
+        "`moectl tune` found it",
+    )
     assert known_of(opened, Settings(AUTO, budget="50%"), path).tuned is None
     assert known_of(opened, Settings(AUTO, scaled_to="5gbps"), path).tuned.name == "fast"
     path.write_text("no store")
@@ -99,14 +107,21 @@ def test_a_store_that_another_process_holds_is_a_note(opened: MoeModel, tmp_path
         assert holder.stdout.readline() == "open\n"
         chosen = PresetOptions().settings(path, model=None, base=16)
         settings, why = with_choice(opened, chosen, path)
-        assert (settings.preset.name, why) == ("on-demand", "the fastest exact one while memory holds the files")
+        assert (settings.preset.name, why) == (
+            "on-demand",
+            "the fastest exact one while memory holds the files",
+        )
         with Session.over(opened, settings, store=path) as session:
             [note] = session.receipt()["fallbacks"]
         assert f"{path} is in use by process {holder.pid}" in note and "moectl tune" in note
         assert offered(opened, settings, path).keys() >= {"on-demand", "buddymoe"}
-        optional = Settings("moepic", policies={"residency": "hot", "prefetch": "none", "eviction": "lru"})
+        optional = Settings(
+            "moepic", policies={"residency": "hot", "prefetch": "none", "eviction": "lru"}
+        )
         with Session.over(opened, optional, store=path) as session:
-            assert any("in use by process" in line for line in session.receipt()["fallbacks"]) == bool(optional.wants)
+            assert any(
+                "in use by process" in line for line in session.receipt()["fallbacks"]
+            ) == bool(optional.wants)
         for needed in (Settings("buddymoe"), Settings(Preset("mine", "", ""))):
             with pytest.raises(OutOfResources, match="in use by process"):
                 Session.over(opened, needed, store=path)

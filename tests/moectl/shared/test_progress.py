@@ -25,22 +25,31 @@ def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return after
 
 
-def test_phases_are_told_when_they_begin(pass_s: Callable[[float], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_phases_are_told_when_they_begin(
+    pass_s: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     with Phases(1, 3, 1, at_once=True) as phases:
         phases.begin("opening")
         pass_s(2.5)
         phases.begin("reading 8 texts")
         pass_s(7.5)
         assert phases.elapsed_s == 10.0
-    assert capsys.readouterr().err.splitlines() == ["     0 s  1/3 opening", "     2 s  2/3 reading 8 texts"]
+    assert capsys.readouterr().err.splitlines() == [
+        "     0 s  1/3 opening",
+        "     2 s  2/3 reading 8 texts",
+    ]
     assert phases.seconds() == {"opening": 2.5, "reading 8 texts": 7.5}
 
 
-def test_only_what_lasts_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_what_lasts_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = threading.Event()
     monkeypatch.setattr(progress, "WAIT_S", 0.05)
     with Phases(1, 1, 1) as phases:
-        monkeypatch.setattr(phases, "_tell", lambda label, at_s: (told.set(), print(label, file=sys.stderr)))
+        monkeypatch.setattr(
+            phases, "_tell", lambda label, at_s: (told.set(), print(label, file=sys.stderr))
+        )
         phases.begin("opening")
         phases.begin("reading")
         assert told.wait(10)
@@ -102,10 +111,15 @@ def test_phases_within_a_phase_move_it(capsys: pytest.CaptureFixture[str]) -> No
         with progress_bar("packing", unit="files") as advance:
             advance(1, 1)
         assert phases.done == 0.5
-    assert capsys.readouterr().err.splitlines() == ["     0 s  1/3 profiling", "     0 s  2/3 quantising"]
+    assert capsys.readouterr().err.splitlines() == [
+        "     0 s  1/3 profiling",
+        "     0 s  2/3 quantising",
+    ]
 
 
-def test_a_bar_alone_says_a_line_a_minute(pass_s: Callable[[float], None], capsys, monkeypatch) -> None:
+def test_a_bar_alone_says_a_line_a_minute(
+    pass_s: Callable[[float], None], capsys, monkeypatch
+) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 60.0)
     with progress_bar("packing", unit="files") as advance:
         for done in range(1, 9):
@@ -117,7 +131,9 @@ def test_a_bar_alone_says_a_line_a_minute(pass_s: Callable[[float], None], capsy
     ]
 
 
-def test_a_terminal_has_one_line(monkeypatch: pytest.MonkeyPatch, pass_s: Callable[[float], None]) -> None:
+def test_a_terminal_has_one_line(
+    monkeypatch: pytest.MonkeyPatch, pass_s: Callable[[float], None]
+) -> None:
     drawn = io.StringIO()
     console = Console(file=drawn, force_terminal=True, width=80)
     monkeypatch.setattr(progress, "Console", lambda stderr: console)
@@ -126,5 +142,7 @@ def test_a_terminal_has_one_line(monkeypatch: pytest.MonkeyPatch, pass_s: Callab
         pass_s(10)
         phases.begin("simulating 31 candidates")
         phases._bar.refresh()
-    assert "2/2 simulating 31 candidates" in drawn.getvalue() and "about 30 s left" in drawn.getvalue()
+    assert (
+        "2/2 simulating 31 candidates" in drawn.getvalue() and "about 30 s left" in drawn.getvalue()
+    )
     assert "\n" not in drawn.getvalue().rstrip().rpartition("about 30 s left")[0]

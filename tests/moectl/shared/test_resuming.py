@@ -20,7 +20,10 @@ def raising(error: BaseException) -> None:
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
-        ("samples are kept", "moectl: interrupted: samples are kept; to go on: moectl bench 'my model'\n"),
+        (
+            "samples are kept",
+            "moectl: interrupted: samples are kept; to go on: moectl bench 'my model'\n",
+        ),
         ("", "moectl: interrupted: nothing is kept\n"),
     ],
 )
@@ -38,14 +41,19 @@ def test_the_last_line(
     assert capsys.readouterr() == ("", said)
 
 
-def test_the_whole_way_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_way_of_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     @resumable("samples are kept")
     def merged(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(profile, "merge", merged)
     assert main(["merge", "a.duckdb"]) == 130
-    assert capsys.readouterr().err == "moectl: interrupted: samples are kept; to go on: moectl merge a.duckdb\n"
+    assert (
+        capsys.readouterr().err
+        == "moectl: interrupted: samples are kept; to go on: moectl merge a.duckdb\n"
+    )
 
 
 def test_other_errors_pass() -> None:

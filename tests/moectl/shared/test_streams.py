@@ -21,9 +21,19 @@ from tests import ROOT
 PREPARED = "import os, sys; from moectl.shared.streams import prepare_streams; prepare_streams(); "
 
 
-def process(code: str, *arguments: str, redirected: str = "", **environment: str) -> subprocess.CompletedProcess:
+def process(
+    code: str, *arguments: str, redirected: str = "", **environment: str
+) -> subprocess.CompletedProcess:
     """Python code after `prepare_streams`, with the streams as a shell redirects them."""
-    command = ["sh", "-c", f'exec "$0" "$@" {redirected}', sys.executable, "-c", PREPARED + code, *arguments]
+    command = [
+        "sh",
+        "-c",
+        f'exec "$0" "$@" {redirected}',
+        sys.executable,
+        "-c",
+        PREPARED + code,
+        *arguments,
+    ]
     options = {"cwd": ROOT, "capture_output": True, "env": os.environ | environment}
     return subprocess.run(command, preexec_fn=_hang_up_ends, **options)
 
@@ -57,7 +67,9 @@ def test_no_endless_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUTF8", raising=False)
     streams.prepare_streams()
     [(program, arguments, environment)] = started
-    assert (program, arguments[1:]) == (sys.executable, sys.orig_argv[1:]) and environment["PYTHONUTF8"] == "1"
+    assert (program, arguments[1:]) == (sys.executable, sys.orig_argv[1:]) and environment[
+        "PYTHONUTF8"
+    ] == "1"
     monkeypatch.setenv("PYTHONUTF8", "1")
     streams.prepare_streams()
     assert len(started) == 1
@@ -70,7 +82,9 @@ def test_a_terminal_that_goes_away_interrupts() -> None:
     assert (done.returncode, done.stderr) == (130, b"moectl: interrupted\n")
 
 
-def test_output_that_is_lost_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_that_is_lost_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def ends(command: object) -> int:
         with Path("/dev/full").open("w") as full:
             monkeypatch.setattr(sys, "stdout", full)
@@ -83,26 +97,42 @@ def test_output_that_is_lost_is_said(monkeypatch: pytest.MonkeyPatch, capsys: py
     for command, code, told in (
         (lambda: print("all"), 4, "stdout cannot be written: No space left on device"),
         (lambda: print("now", flush=True), 4, "stdout cannot be written: No space left on device"),
-        (lambda: (print("end"), sys.exit(0)), 4, "stdout cannot be written: No space left on device"),
+        (
+            lambda: (print("end"), sys.exit(0)),
+            4,
+            "stdout cannot be written: No space left on device",
+        ),
         (fails, 3, "no model"),
     ):
         assert ends(command) == code
         assert capsys.readouterr().err == f"moectl: {told}\n"
 
 
-def test_a_chat_needs_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_needs_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["run", "--chat"]) == 2
-    assert capsys.readouterr().err == "moectl: a chat reads turns from stdin, which is closed: give --prompt TEXT\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Zürich".encode()), encoding="ascii"))
+    assert (
+        capsys.readouterr().err
+        == "moectl: a chat reads turns from stdin, which is closed: give --prompt TEXT\n"
+    )
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO("Zürich".encode()), encoding="ascii")
+    )
     with pytest.raises(BadInput, match="not text in ASCII: convert it, or set PYTHONIOENCODING"):
         chat._ask()
 
 
 def test_json_is_whole_where_stdout_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
-    for encoding, expected in (("ascii", b'{"text": "Z\\u00fcrich"}\n'), ("utf-8", '{"text": "Zürich"}\n'.encode())):
+    for encoding, expected in (
+        ("ascii", b'{"text": "Z\\u00fcrich"}\n'),
+        ("utf-8", '{"text": "Zürich"}\n'.encode()),
+    ):
         written = io.BytesIO()
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, errors="replace"))
+        monkeypatch.setattr(
+            sys, "stdout", io.TextIOWrapper(written, encoding=encoding, errors="replace")
+        )
         show_json({"text": "Zürich"})
         sys.stdout.flush()
         assert written.getvalue() == expected
@@ -113,4 +143,7 @@ def test_a_file_that_this_user_may_not_use_is_named(capsys: pytest.CaptureFixtur
         raise PermissionError(errno.EACCES, "Permission denied", "/some/file")
 
     assert exit_code_of(refuse, typed=[]) == 3
-    assert capsys.readouterr().err == "moectl: /some/file: permission denied; give this user the right to use it\n"
+    assert (
+        capsys.readouterr().err
+        == "moectl: /some/file: permission denied; give this user the right to use it\n"
+    )

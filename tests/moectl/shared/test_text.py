@@ -25,9 +25,17 @@ def text(tmp_path: Path) -> str:
 def test_sequences_end_at_the_first_limit(text: str) -> None:
     opened = SimpleNamespace(tokenizer=tokenizer)
     data = read_data(opened, text, length=5, num_tokens=100, seed=3)
-    assert [len(sequence) for sequence in data.sequences] == [5, 5, 2] and (data.spec, data.seed) == (text, 3)
-    assert [len(one) for one in read_data(opened, text, length=5, num_tokens=7, seed=0).sequences] == [5, 2]
-    assert [len(one) for one in read_data(opened, text, length=5, num_tokens=100, seed=0, at_most=1).sequences] == [5]
+    assert [len(sequence) for sequence in data.sequences] == [5, 5, 2] and (
+        data.spec,
+        data.seed,
+    ) == (text, 3)
+    assert [
+        len(one) for one in read_data(opened, text, length=5, num_tokens=7, seed=0).sequences
+    ] == [5, 2]
+    assert [
+        len(one)
+        for one in read_data(opened, text, length=5, num_tokens=100, seed=0, at_most=1).sequences
+    ] == [5]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +49,9 @@ def test_sequences_end_at_the_first_limit(text: str) -> None:
     ],
 )
 def test_less_text_than_was_asked_for_is_said(text: str, asked: dict[str, int], said: str) -> None:
-    shortfall = read_data(SimpleNamespace(tokenizer=tokenizer), text, length=5, seed=0, **asked).shortfall
+    shortfall = read_data(
+        SimpleNamespace(tokenizer=tokenizer), text, length=5, seed=0, **asked
+    ).shortfall
     assert shortfall.startswith(said) and bool(shortfall) == bool(said)
 
 

@@ -39,9 +39,13 @@ def test_a_pipe_has_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "one two  \n\n"
 
 
-def test_a_terminal_has_the_prompt_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_has_the_prompt_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        module, "Console", lambda **options: console(force_terminal=True, width=10, color_system=None, **options)
+        module,
+        "Console",
+        lambda **options: console(force_terminal=True, width=10, color_system=None, **options),
     )
     flow([" two", " three"], prompt="zero")
     assert capsys.readouterr().out == "zero two \nthree\n"

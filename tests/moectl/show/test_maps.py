@@ -5,13 +5,17 @@ import pytest
 
 from moectl.show.maps import maps, maps_heatmap
 
-CERTAIN = np.eye(4)[[0, 1, 2, 3]][:, None].repeat(2, axis=1)  # 4 maps of 2 layers, each certain of another expert
+CERTAIN = np.eye(4)[[0, 1, 2, 3]][:, None].repeat(
+    2, axis=1
+)  # 4 maps of 2 layers, each certain of another expert
 
 
 def test_each_map_may_be_sure_where_all_together_know_nothing() -> None:
     sheet = maps(CERTAIN, 1, None)
     assert [row[1:] for row in sheet.rows] == [pytest.approx((1.0, 0.0, 1.0))] * 2
-    assert [row[1:] for row in maps(np.full((3, 2, 4), 0.25), 2, None).rows] == [pytest.approx((1.0, 1.0, 0.5))] * 2
+    assert [row[1:] for row in maps(np.full((3, 2, 4), 0.25), 2, None).rows] == [
+        pytest.approx((1.0, 1.0, 0.5))
+    ] * 2
     assert maps_heatmap(CERTAIN).values.tolist() == [[0.25] * 4] * 2
 
 

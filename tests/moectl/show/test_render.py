@@ -9,12 +9,27 @@ import pytest
 from rich.console import Console
 
 from moectl.show import render
-from moectl.show.render import Heatmap, NumBytes, Sheet, human_bytes, show_heatmap, show_json, show_sheet
+from moectl.show.render import (
+    Heatmap,
+    NumBytes,
+    Sheet,
+    human_bytes,
+    show_heatmap,
+    show_json,
+    show_sheet,
+)
 
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (3 * 2**30, "3.0 GiB"), (2**42, "4.0 TiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (2**20, "1.0 MiB"),
+        (3 * 2**30, "3.0 GiB"),
+        (2**42, "4.0 TiB"),
+    ],
 )
 def test_human_bytes(nbytes, text):
     assert human_bytes(nbytes) == text
@@ -23,7 +38,12 @@ def test_human_bytes(nbytes, text):
 def test_a_piped_table_is_not_cut(capsys):
     long = "a very long text " * 20
     show_sheet(
-        Sheet("Title", ("name", "count", "share"), [(long, 12345, 0.123456789), ("b [red]", None, True)], "a note")
+        Sheet(
+            "Title",
+            ("name", "count", "share"),
+            [(long, 12345, 0.123456789), ("b [red]", None, True)],
+            "a note",
+        )
     )
     out = capsys.readouterr().out
     assert long in out and "12,345" in out and "0.1235" in out and "b [red]" in out and "yes" in out
@@ -47,7 +67,13 @@ def test_a_heatmap_in_shades(capsys):
 
 
 def terminal(monkeypatch, width):
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=width, highlight=False)
+    console = Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        width=width,
+        highlight=False,
+    )
     monkeypatch.setattr(render, "console", lambda: console)
     return console.file
 
@@ -65,12 +91,19 @@ def test_a_heatmap_of_nothing(capsys):
     assert "brightest 0" in capsys.readouterr().out
 
 
-PRESETS = [("25%", "auto", name, 1234.5, "39.22 (38.47 to 39.98)", "what it is " * 6) for name in ("near", "on-demand")]
-WIDE = Sheet("Wide", ("budget", "link", "preset", "tokens a second", "TPOT ms", "summary"), PRESETS, "a note")
+PRESETS = [
+    ("25%", "auto", name, 1234.5, "39.22 (38.47 to 39.98)", "what it is " * 6)
+    for name in ("near", "on-demand")
+]
+WIDE = Sheet(
+    "Wide", ("budget", "link", "preset", "tokens a second", "TPOT ms", "summary"), PRESETS, "a note"
+)
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_a_table_wider_than_the_terminal_breaks_no_word_and_repeats_what_tells_rows_apart(monkeypatch, width):
+def test_a_table_wider_than_the_terminal_breaks_no_word_and_repeats_what_tells_rows_apart(
+    monkeypatch, width
+):
     out = terminal(monkeypatch, width)
     show_sheet(WIDE)
     said = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
@@ -78,7 +111,16 @@ def test_a_table_wider_than_the_terminal_breaks_no_word_and_repeats_what_tells_r
     num_tables = said.count("┏")
     assert num_tables > 1 and said.count("Wide") == said.count("a note") == 1
     assert said.count("│ near") == said.count("│ on-demand") == num_tables
-    for whole in ("1,234.5", "39.22 (38.47 to 39.98)", "what it is", "25%", "auto", "tokens", "second", "summary"):
+    for whole in (
+        "1,234.5",
+        "39.22 (38.47 to 39.98)",
+        "what it is",
+        "25%",
+        "auto",
+        "tokens",
+        "second",
+        "summary",
+    ):
         assert whole in said, whole
 
 

@@ -16,7 +16,9 @@ Box = tuple[float, float, float, float]
 def boxes(inside: str) -> list[Box]:
     """Of the names, at 6.9 pixels a letter."""
     found = re.findall(r'class="mark" x="([\d.-]+)" y="([\d.-]+)">([^<]+)<', inside)
-    return [(float(x), float(y) - 11, float(x) + 6.9 * len(name), float(y) + 4) for x, y, name in found]
+    return [
+        (float(x), float(y) - 11, float(x) + 6.9 * len(name), float(y) + 4) for x, y, name in found
+    ]
 
 
 def touch(one: Box, other: Box) -> bool:

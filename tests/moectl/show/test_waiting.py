@@ -11,7 +11,10 @@ from moectl.show.waiting import Waiting, loading
 def test_a_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with loading(None, preset="auto", budget="25%") as waiting:
         assert 0 <= waiting.end() <= waiting.end()
-    assert capsys.readouterr() == ("", "Loading the bundled model: 7.7 MiB, preset auto, budget 25%\n")
+    assert capsys.readouterr() == (
+        "",
+        "Loading the bundled model: 7.7 MiB, preset auto, budget 25%\n",
+    )
     loading(None, preset="auto", budget="25%", is_quiet=True).end()
     assert capsys.readouterr() == ("", "")
 
@@ -25,8 +28,12 @@ def test_a_model_of_the_hub_is_looked_for_first(capsys: pytest.CaptureFixture[st
     assert not capsys.readouterr().err
 
 
-def test_a_spinner_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Console", lambda **options: Console(force_terminal=True, **options))
+def test_a_spinner_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        module, "Console", lambda **options: Console(force_terminal=True, **options)
+    )
     with Waiting("Loading x", is_quiet=True):
         pass
     said = capsys.readouterr().err

@@ -18,7 +18,9 @@ from tests.runtime.search.test_search import FAST, search
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork workers, which saves each a second of imports; tests/profilers covers spawned ones."""
-    monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(
+        "profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork")
+    )
 
 
 class Fragile(ReplayTask):
@@ -33,7 +35,10 @@ def test_replays_of_workers_are_those_of_the_search(monkeypatch: pytest.MonkeyPa
     tried = [one for one in FAST if one.prefetch == "none"] + [Combination(prefetch="learned")]
     with spread(divided, Processes(2)) as replay_all:
         *found, refused = replay_all(tried, 30)
-    assert found == [alone.replay(one, 30) for one in tried[:-1]] and divided.num_replays == alone.num_replays
+    assert (
+        found == [alone.replay(one, 30) for one in tried[:-1]]
+        and divided.num_replays == alone.num_replays
+    )
     assert "moectl build-predictor" in str(refused)
     with spread(divided, Processes(1)) as replay_all:
         assert replay_all is None
@@ -42,5 +47,7 @@ def test_replays_of_workers_are_those_of_the_search(monkeypatch: pytest.MonkeyPa
     with spread(divided, Processes(2)) as replay_all:
         found = dict(zip(tried[:-1], replay_all(tried[:-1], 30), strict=True))
     lost = [result for one, result in found.items() if one.miss == "near"]
-    assert lost and all(isinstance(one, OutOfResources) and "tried 3 times" in str(one) for one in lost)
+    assert lost and all(
+        isinstance(one, OutOfResources) and "tried 3 times" in str(one) for one in lost
+    )
     assert all(isinstance(result, Tried) for one, result in found.items() if one.miss != "near")

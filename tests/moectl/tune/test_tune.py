@@ -12,7 +12,18 @@ from moectl.shared import progress
 from tests.conftest import Checkpoint
 from tests.moectl.conftest import Said
 
-FEW = ["--data", "text.jsonl", "--held-out", "text.jsonl", "--tokens", "36", "--length", "12", "--rounds", "1"]
+FEW = [
+    "--data",
+    "text.jsonl",
+    "--held-out",
+    "text.jsonl",
+    "--tokens",
+    "36",
+    "--length",
+    "12",
+    "--rounds",
+    "1",
+]
 FEW += ["--candidates", "3", "--threads", "1", "--budget", "50%"]
 LINK = ["--link", "5MB/s"]
 
@@ -21,7 +32,9 @@ LINK = ["--link", "5MB/s"]
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A small model; the working folder holds a text."""
     monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)]
+    lines = [
+        json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)
+    ]
     Path("text.jsonl").write_text("\n".join(lines))
     return str(checkpoint("olmoe"))
 
@@ -32,7 +45,11 @@ def test_answers_are_kept_and_other_commands_use_them(model: str, said: Said) ->
     assert [pick["name"] for pick in found["picks"]] == ["mine-lossless", "mine"]
     assert "moectl profile" in found["why"]
     best = found["picks"][0]
-    assert best["tried"]["is_lossless"] and best["quality"]["loss"] == 0 and best["quality"]["top1"] == 1
+    assert (
+        best["tried"]["is_lossless"]
+        and best["quality"]["loss"] == 0
+        and best["quality"]["top1"] == 1
+    )
     assert best["live"]["to_full"] > 0 and {"full", "on-demand", "near"} <= found["live"].keys()
     assert "assumed" in found["receipt"] and found["receipt"]["seed"] == 0
     policies = best["tried"]["combination"]
@@ -40,9 +57,16 @@ def test_answers_are_kept_and_other_commands_use_them(model: str, said: Said) ->
     with Store.open("moe.duckdb", read_only=True) as store:
         assert {run.info.command for run in store.runs()} == {"trace", "tune"}
         [kept, _] = store.read("presets", found["run"]).to_pylist()
-    assert kept == kept | policies | {"name": "mine-lossless", "budget": "50%", "machine": "here, 5MB/s", "max_loss": 0}
+    assert kept == kept | policies | {
+        "name": "mine-lossless",
+        "budget": "50%",
+        "machine": "here, 5MB/s",
+        "max_loss": 0,
+    }
 
-    ran = said("run", model, "--preset", "mine", "--prompt", "a dog", "--max-new-tokens", "4", "--greedy")
+    ran = said(
+        "run", model, "--preset", "mine", "--prompt", "a dog", "--max-new-tokens", "4", "--greedy"
+    )
     assert ran["receipt"]["preset"] == "mine"
     assert ran["receipt"]["tuned_for"] == f"50% on here, 5MB/s (run {found['run']})"
     assert ran["receipt"]["scope"] == policies["scope"]
@@ -50,15 +74,31 @@ def test_answers_are_kept_and_other_commands_use_them(model: str, said: Said) ->
     assert row["eviction"] == policies["eviction"] and row["tuned_for"].startswith("50%")
     replayed = said("simulate", "--preset", "mine", "--budget", "50%", "--machine", "5gbps")
     assert replayed["receipt"]["preset"] == "mine" and "50%" in replayed["receipt"]["tuned_for"]
-    options = ["--data", "text.jsonl", "--tokens", "12", "--length", "12", "--rounds", "1", "--budgets", "50%"]
-    benched = said("bench", model, *options, "--presets", "mine", "--links", "5MB/s", "--threads", "1")
+    options = [
+        "--data",
+        "text.jsonl",
+        "--tokens",
+        "12",
+        "--length",
+        "12",
+        "--rounds",
+        "1",
+        "--budgets",
+        "50%",
+    ]
+    benched = said(
+        "bench", model, *options, "--presets", "mine", "--links", "5MB/s", "--threads", "1"
+    )
     assert "mine" in {row["preset"] for row in benched["rows"] if not row["why"]}
     benched = said("bench", model, "--simulate", "--presets", "mine", "--budgets", "50%")
     assert "mine" in {row["preset"] for row in benched["rows"] if not row["why"]}
 
 
 def test_a_table_and_a_plot_and_no_other_model_runs_by_it(
-    model: str, checkpoint: Checkpoint, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str,
+    checkpoint: Checkpoint,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("other.jsonl").write_text(Path("text.jsonl").read_text().replace("dog", "goat"))
     options = ["--scaled-to", "rtx3090-pcie4", "--max-loss", "0", "--check-data", "other.jsonl"]
@@ -66,15 +106,26 @@ def test_a_table_and_a_plot_and_no_other_model_runs_by_it(
     assert main(["tune", model, *FEW, *options]) == 0
     out, told = capfd.readouterr()
     phases = [line.partition(" s  ")[2] for line in told.splitlines()]
-    assert phases[0] == "1/10 opening the model" and "6/10 searching" in phases and len(phases) == 10
+    assert (
+        phases[0] == "1/10 opening the model" and "6/10 searching" in phases and len(phases) == 10
+    )
     assert f"{phases[-1].partition(' ')[2]} " in out, "the receipt has the seconds of each"
-    for part in ("Tuned: 50%", "Live, beside each other", "Pareto front", "other.jsonl", "link ", "Receipt"):
+    for part in (
+        "Tuned: 50%",
+        "Live, beside each other",
+        "Pareto front",
+        "other.jsonl",
+        "link ",
+        "Receipt",
+    ):
         assert part in out
     assert "in the proportions of rtx3090-pcie4" in out and " ms" not in out.partition("Receipt")[0]
     assert "left out for want" not in out
     assert f"moectl run {model} --preset tuned" in " ".join(out.split())
     with Store.open("moe.duckdb", read_only=True) as store:
-        assert not any(run.info.data == "other.jsonl" for run in store.runs()), "the next search would be on it"
+        assert not any(run.info.data == "other.jsonl" for run in store.runs()), (
+            "the next search would be on it"
+        )
     assert main(["run", str(checkpoint("mixtral")), "--preset", "tuned", "--prompt", "a"]) == 5
     assert "was tuned for" in capfd.readouterr().err
 
@@ -86,12 +137,21 @@ def test_minutes_bind_all_of_it(model: str, said: Said, monkeypatch: pytest.Monk
     options = [one for one in FEW if one not in ("--candidates", "3")]
     found = said("tune", model, *options, *LINK, "--minutes", "0.01")
     left_out = " ".join(found["receipt"]["left out for want of time"])
-    for what in ("of policies", "of the trace", "the held-out text", "what errors cost", "replays", "live rounds"):
+    for what in (
+        "of policies",
+        "of the trace",
+        "the held-out text",
+        "what errors cost",
+        "replays",
+        "live rounds",
+    ):
         assert what in left_out
     assert found["live"].keys() >= {"full", "tuned-lossless"} and found["checks"] == []
     assert found["picks"][0]["quality"] is None
     with Store.open("moe.duckdb", read_only=True) as store:
-        assert [run.info.command for run in store.runs()] == ["tune"], "a trace cut short is not kept"
+        assert [run.info.command for run in store.runs()] == ["tune"], (
+            "a trace cut short is not kept"
+        )
 
 
 @pytest.mark.parametrize(
@@ -109,8 +169,15 @@ def test_minutes_bind_all_of_it(model: str, said: Said, monkeypatch: pytest.Monk
         (["--experts", "fast"], 2, "fast"),
     ],
 )
-def test_bad_input(options: list[str], code: int, why: str, model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    known = [one for pair in zip(FEW[::2], FEW[1::2], strict=True) if pair[0] not in options for one in pair]
+def test_bad_input(
+    options: list[str], code: int, why: str, model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    known = [
+        one
+        for pair in zip(FEW[::2], FEW[1::2], strict=True)
+        if pair[0] not in options
+        for one in pair
+    ]
     assert main(["tune", model, *known, *options]) == code
     err = capfd.readouterr().err
     assert why in err and err.count("\n") == 1

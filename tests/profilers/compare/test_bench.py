@@ -24,7 +24,9 @@ from tests.helpers.families import character_tokenizer
 DOCUMENTS = [Document(f"{number}", f"{number} sheep and an old dog. " * 3) for number in range(3)]
 TEXT = text_of(iter(DOCUMENTS), character_tokenizer(), length=12, num_tokens=24)
 BY_TEXT = (0.2, 0.3), (0.1, 0.2)  # KL, loss
-SAMPLE = BenchSample((1.0, 2.0), (3.0, 5.0), ({"requests": 4, "hits": 1},), 7.0, 100, 1.5, 0.25, 0.5, *BY_TEXT, 9.0)
+SAMPLE = BenchSample(
+    (1.0, 2.0), (3.0, 5.0), ({"requests": 4, "hits": 1},), 7.0, 100, 1.5, 0.25, 0.5, *BY_TEXT, 9.0
+)
 
 
 @pytest.fixture
@@ -44,10 +46,26 @@ def test_every_round_has_every_setting_in_another_order() -> None:
 
 
 def test_a_summary_is_of_all_sequences_in_all_rounds() -> None:
-    other = BenchSample((3.0, 4.0), (7.0, 9.0), ({"requests": 4, "hits": 3},), 9.0, 100, 1.7, 0.75, 0.5, *BY_TEXT, 9.0)
+    other = BenchSample(
+        (3.0, 4.0),
+        (7.0, 9.0),
+        ({"requests": 4, "hits": 3},),
+        9.0,
+        100,
+        1.7,
+        0.75,
+        0.5,
+        *BY_TEXT,
+        9.0,
+    )
     found = summary([SAMPLE, other, SAMPLE])
     assert (found.ttft_ms.lower, found.ttft_ms.median, found.ttft_ms.upper) == (1.25, 2.0, 2.75)
-    assert (found.tpot_ms.median, found.exposed_ms, found.perplexity_ratio, found.kl) == (5.0, 7.0, 1.5, 0.25)
+    assert (found.tpot_ms.median, found.exposed_ms, found.perplexity_ratio, found.kl) == (
+        5.0,
+        7.0,
+        1.5,
+        0.25,
+    )
     assert found.counters == {"requests": 4, "hits": 1}
 
 
@@ -69,7 +87,9 @@ def test_documents_that_are_too_few_are_cut_into_pieces_one_after_another() -> N
     assert first.tolist() == second.tolist()
 
     def read(num_tokens: int) -> BenchText:
-        return text_of(iter([long, other, other]), character_tokenizer(), length=4, num_tokens=num_tokens)
+        return text_of(
+            iter([long, other, other]), character_tokenizer(), length=4, num_tokens=num_tokens
+        )
 
     firsts, more = read(12), read(28)
     assert [one[0] for one in firsts.sequences] == [one[0] for one in more.sequences[:3]]
@@ -96,7 +116,11 @@ def test_what_is_lossless_is_measured_so(bench: Bench) -> None:
 def test_what_is_lossy_is_priced_and_counts_the_same_twice(bench: Bench) -> None:
     first, second = (bench.measure(BenchSetting("importance", "25%", "1MB/s")) for _ in range(2))
     assert first.kl > 0 and first.perplexity_ratio != 1
-    assert (first.by_layer, first.kl, first.fast_nbytes) == (second.by_layer, second.kl, second.fast_nbytes)
+    assert (first.by_layer, first.kl, first.fast_nbytes) == (
+        second.by_layer,
+        second.kl,
+        second.fast_nbytes,
+    )
     assert first.exposed_ms > 0 and sum(layer["demand_bytes"] for layer in first.by_layer) > 0
 
 
@@ -121,13 +145,19 @@ def test_every_setting_of_a_link_has_the_same_pace(opened: MoeModel, bench: Benc
 
 
 def test_samples_outlive_a_process(tmp_path: Path) -> None:
-    kept, setting = KeptSamples(tmp_path / "moe.duckdb", "abc"), BenchSetting("near", "25%", "5GB/s")
+    kept, setting = (
+        KeptSamples(tmp_path / "moe.duckdb", "abc"),
+        BenchSetting("near", "25%", "5GB/s"),
+    )
     assert kept.load() == ({}, {})
     kept.add(0, setting, SAMPLE, pace={"link": "5GB/s"})
     kept.add(1, setting, SAMPLE, pace={"link": "5GB/s", "window": "8B"})
     with kept.path.open("a") as file:
         file.write('{"round": 2, "setti')
-    assert kept.load() == ({(0, setting): SAMPLE, (1, setting): SAMPLE}, {"5GB/s": {"link": "5GB/s", "window": "8B"}})
+    assert kept.load() == (
+        {(0, setting): SAMPLE, (1, setting): SAMPLE},
+        {"5GB/s": {"link": "5GB/s", "window": "8B"}},
+    )
     kept.add(2, setting, SAMPLE, pace={"link": "5GB/s"})
     assert len(kept.load()[0]) == 3
     kept.remove()

@@ -45,7 +45,9 @@ def test_it_is_by_the_costs_given(checkpoint: Checkpoint, sequences: list[np.nda
     opened = open_model(str(checkpoint("olmoe")))
     found = check(opened, made(), sequences, prefill=PREFILL, budget="100%")
     warm = 2 * (10 + 12) + 3
-    assert found.predicted_ms / 1e3 >= warm and found.hit_rate < 1  # experts that the prompts did not select are loaded
+    assert (
+        found.predicted_ms / 1e3 >= warm and found.hit_rate < 1
+    )  # experts that the prompts did not select are loaded
     slow = check(opened, made(scale=2.0), sequences, prefill=PREFILL, budget="100%")
     assert slow.predicted_ms == pytest.approx(2 * found.predicted_ms)
     assert found.pace < 1 and found.measured_ms < found.predicted_ms
@@ -54,6 +56,8 @@ def test_it_is_by_the_costs_given(checkpoint: Checkpoint, sequences: list[np.nda
 def test_over_an_emulated_link(checkpoint: Checkpoint, sequences: list[np.ndarray]) -> None:
     opened, by_hand = open_model(str(checkpoint("olmoe"))), made()
     load = replace(by_hand.loads[0], link="50MB/s")
-    by_hand = replace(by_hand, loads=(load,), conditions=dict(by_hand.conditions) | {"link": "50MB/s"})
+    by_hand = replace(
+        by_hand, loads=(load,), conditions=dict(by_hand.conditions) | {"link": "50MB/s"}
+    )
     found = check(opened, by_hand, sequences[:1], prefill=PREFILL, link="50MB/s")
     assert found.link == "50MB/s" and found.predicted_stall_ms > 0

@@ -13,7 +13,10 @@ def test_the_right_passage_is_followed_by_the_text_and_the_others_are_of_other_m
         module = next(name for name, text in held_out.items() if right in text)
         others = [passage for at, passage in enumerate(item["passages"]) if at != item["answer"]]
         assert len(others) == CHOICES - 1
-        assert all(any(other in text for name, text in held_out.items() if name != module) for other in others)
+        assert all(
+            any(other in text for name, text in held_out.items() if name != module)
+            for other in others
+        )
 
 
 def test_no_place_among_the_choices_is_right_more_often_than_chance() -> None:

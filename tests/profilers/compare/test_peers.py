@@ -17,7 +17,10 @@ from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 
 TEXT = BenchText((np.arange(5, 21), np.arange(30, 46)), 8)
-HAS_ACCELERATE, HAS_LLAMA_CPP = find_spec("accelerate") is not None, find_spec("xllamacpp") is not None
+HAS_ACCELERATE, HAS_LLAMA_CPP = (
+    find_spec("accelerate") is not None,
+    find_spec("xllamacpp") is not None,
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +33,12 @@ def task(name: str, folder: Path, *, memory_nbytes: int = 0) -> PeerTask:
     return PeerTask(PEERS[name], folder, "cpu", 1, TEXT.sequences, TEXT.prefill, memory_nbytes)
 
 
-@pytest.mark.parametrize("name", ["transformers-eager", "transformers-batched", "transformers-grouped"])
-def test_plain_transformers_finds_the_same(name: str, folder: Path, opened: MoeModel, full: TextReading) -> None:
+@pytest.mark.parametrize(
+    "name", ["transformers-eager", "transformers-batched", "transformers-grouped"]
+)
+def test_plain_transformers_finds_the_same(
+    name: str, folder: Path, opened: MoeModel, full: TextReading
+) -> None:
     found = read_here(task(name, folder))
     quality = compare(found.reading, full)
     assert quality.kl < 1e-6 and quality.top1_agreement == 1
@@ -57,12 +64,17 @@ def test_llama_cpp_reads_the_same_text(tmp_path: Path) -> None:
     for type_ in ("bf16", "q4_0"):
         export_gguf(opened, demo_model(), tmp_path / f"{type_}.gguf", type_)
         found[type_] = read_here(task(f"llama.cpp-{type_}", tmp_path / f"{type_}.gguf"))
-    assert compare(found["bf16"].reading, full).kl < 1e-2 < compare(found["q4_0"].reading, full).kl < 1
+    assert (
+        compare(found["bf16"].reading, full).kl < 1e-2 < compare(found["q4_0"].reading, full).kl < 1
+    )
     assert (
         found["bf16"].expert_nbytes == opened.shape.nbytes
         and found["q4_0"].expert_nbytes == opened.shape.nbytes * 9 / 32
     )
-    assert len(found["bf16"].reading.decode_s) == TEXT.num_decoded and min(found["bf16"].reading.decode_s) > 0
+    assert (
+        len(found["bf16"].reading.decode_s) == TEXT.num_decoded
+        and min(found["bf16"].reading.decode_s) > 0
+    )
 
 
 def test_what_cannot_run_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,9 @@ def trace() -> Trace:
 
 
 def found(trace: Trace, text: str, tier: PrefetchTier = TIER) -> PrefetchForesight:
-    return foresight(trace, SHAPE, text, tier, Artefacts(next_use=NextUse.of(trace, SHAPE), predictors=RECORDED))
+    return foresight(
+        trace, SHAPE, text, tier, Artefacts(next_use=NextUse.of(trace, SHAPE), predictors=RECORDED)
+    )
 
 
 def by_hand(trace: Trace, distance: int) -> float:
@@ -54,10 +56,14 @@ def test_recall_is_that_of_the_routers(trace: Trace, distance: int) -> None:
 
 
 def test_the_controls_are_at_the_ends(trace: Trace) -> None:
-    chance, learned, oracle = (found(trace, name) for name in ("random", "learned", "oracle:distance=1"))
+    chance, learned, oracle = (
+        found(trace, name) for name in ("random", "learned", "oracle:distance=1")
+    )
     assert chance.recall == pytest.approx(4 / 32, abs=0.02) and chance.in_time < 0.3
     assert (oracle.recall, oracle.precision, oracle.wasted_bytes) == (1, 1, 0)
-    assert chance.hit_rate < learned.hit_rate < oracle.hit_rate and chance.recall < learned.recall < 1
+    assert (
+        chance.hit_rate < learned.hit_rate < oracle.hit_rate and chance.recall < learned.recall < 1
+    )
 
 
 def test_a_narrow_link_brings_late(trace: Trace) -> None:

@@ -10,7 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import BadUsage
-from profilers.compare.price_substitution import Substitution, SubstitutionLimits, buddy_policy, random_residents
+from profilers.compare.price_substitution import (
+    Substitution,
+    SubstitutionLimits,
+    buddy_policy,
+    random_residents,
+)
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
@@ -18,7 +23,10 @@ from runtime.policies.miss.buddy import substitute
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
-SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate((14, 9, 14))]
+SEQUENCES = [
+    np.random.default_rng(at).integers(3, VOCABULARY, length)
+    for at, length in enumerate((14, 9, 14))
+]
 OPEN = SubstitutionLimits("none")
 
 
@@ -42,7 +50,10 @@ def pricing(opened: MoeModel) -> Substitution:
 def buddies(opened: MoeModel) -> np.ndarray:
     """Random lists [L, E, 4]."""
     random, num_experts = np.random.default_rng(0), opened.shape.num_experts
-    peers = [[e for e in random.permutation(num_experts) if e != pivot][:4] for pivot in range(num_experts)]
+    peers = [
+        [e for e in random.permutation(num_experts) if e != pivot][:4]
+        for pivot in range(num_experts)
+    ]
     return np.tile(peers, (opened.shape.num_layers, 1, 1))
 
 
@@ -52,28 +63,41 @@ def residents(opened: MoeModel, share: float = 0.5) -> np.ndarray:
 
 def policies(opened: MoeModel, buddies: np.ndarray) -> dict[str, Miss]:
     q = np.broadcast_to(np.linspace(1, 0.5, buddies.shape[2]), buddies.shape)
-    made = {name: parse("miss", name) for name in ("zero", "random_resident", "best_resident", "fetch")}
+    made = {
+        name: parse("miss", name) for name in ("zero", "random_resident", "best_resident", "fetch")
+    }
     for policy in made.values():
         policy.prepare(opened.shape, Artefacts())
     return made | {"buddy": buddy_policy(Artefacts(buddies=buddies, buddy_q=q), opened.shape)}
 
 
-def perplexity(folder: str, opened: MoeModel, alter: Callable[[int, torch.Tensor, torch.Tensor], tuple]) -> float:
+def perplexity(
+    folder: str, opened: MoeModel, alter: Callable[[int, torch.Tensor, torch.Tensor], tuple]
+) -> float:
     """The plain model, with the experts of each layer called on ids and weights that `alter` returns."""
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for layer in opened.layers:
         experts = plain.get_submodule(layer.name)
-        experts.register_forward_pre_hook(lambda module, args, at=layer.index: (args[0], *alter(at, *args[1:])))
+        experts.register_forward_pre_hook(
+            lambda module, args, at=layer.index: (args[0], *alter(at, *args[1:]))
+        )
     nll = []
     for sequence in SEQUENCES:
         with torch.inference_mode():
             logits = plain(input_ids=torch.from_numpy(sequence)[None]).logits[0].double()
-        nll += [float(logits[at - 1].logsumexp(0) - logits[at - 1, sequence[at]]) for at in range(1, len(sequence))]
+        nll += [
+            float(logits[at - 1].logsumexp(0) - logits[at - 1, sequence[at]])
+            for at in range(1, len(sequence))
+        ]
     return math.exp(np.mean(nll))
 
 
-def test_the_full_model_is_the_plain_one(pricing: Substitution, opened: MoeModel, folder: str) -> None:
-    assert pricing.perplexity == pytest.approx(perplexity(folder, opened, lambda _, *args: args), rel=1e-5)
+def test_the_full_model_is_the_plain_one(
+    pricing: Substitution, opened: MoeModel, folder: str
+) -> None:
+    assert pricing.perplexity == pytest.approx(
+        perplexity(folder, opened, lambda _, *args: args), rel=1e-5
+    )
 
 
 def test_nothing_absent_or_nothing_replaced_costs_nothing(
@@ -92,7 +116,9 @@ def test_dropping_is_a_weight_of_zero(
 ) -> None:
     resident = torch.from_numpy(residents(opened))
     price = pricing.price(policies(opened, buddies)["zero"], OPEN, resident.numpy())
-    by_hand = perplexity(folder, opened, lambda layer, ids, weights: (ids, weights * resident[layer][ids]))
+    by_hand = perplexity(
+        folder, opened, lambda layer, ids, weights: (ids, weights * resident[layer][ids])
+    )
     assert price.ratio == pytest.approx(by_hand / pricing.perplexity, rel=1e-5)
     assert abs(price.ratio - 1) > 1e-3 and price.replaced == price.absent > 0
 
@@ -102,11 +128,17 @@ def test_buddies_take_the_place_and_the_weight(
 ) -> None:
     resident = residents(opened)
 
-    def altered(layer: int, ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.from_numpy(substitute(ids.numpy(), resident[layer], buddies[layer], 4)), weights
+    def altered(
+        layer: int, ids: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.from_numpy(
+            substitute(ids.numpy(), resident[layer], buddies[layer], 4)
+        ), weights
 
     price = pricing.price(policies(opened, buddies)["buddy"], OPEN, resident)
-    assert price.ratio == pytest.approx(perplexity(folder, opened, altered) / pricing.perplexity, rel=1e-5)
+    assert price.ratio == pytest.approx(
+        perplexity(folder, opened, altered) / pricing.perplexity, rel=1e-5
+    )
     assert abs(price.ratio - 1) > 1e-3 and 0 < price.replaced <= price.absent
     assert 0 < price.loss_error < 1
 
@@ -123,13 +155,21 @@ def test_limits_bind_every_policy_alike(
 
     open_ = replaced()
     assert 0 < replaced(rho=1) < open_
-    assert replaced(rho=0) == replaced(beta=0.5) == replaced(margin=0.0) == replaced(percentile=100) == 0
+    assert (
+        replaced(rho=0)
+        == replaced(beta=0.5)
+        == replaced(margin=0.0)
+        == replaced(percentile=100)
+        == 0
+    )
     assert 0 < replaced(beta=0.6) < open_
     assert 0 < replaced(percentile=95) < open_
     assert replaced(rho=2) == pytest.approx(open_, rel=0.2)
 
 
-def test_padding_is_not_counted(pricing: Substitution, opened: MoeModel, buddies: np.ndarray) -> None:
+def test_padding_is_not_counted(
+    pricing: Substitution, opened: MoeModel, buddies: np.ndarray
+) -> None:
     """A batch of two sequences of unequal length gives the same as each sequence alone."""
     policy, resident = policies(opened, buddies)["buddy"], residents(opened)
     entropy = np.zeros((opened.shape.num_layers, 101))

@@ -13,7 +13,9 @@ from runtime.session.session import Session, Settings
 from tests.helpers.families import VOCABULARY
 
 PREFILL = 4
-SEQUENCES = [np.random.default_rng(length).integers(3, VOCABULARY, length) for length in (14, 9, 14)]
+SEQUENCES = [
+    np.random.default_rng(length).integers(3, VOCABULARY, length) for length in (14, 9, 14)
+]
 
 
 def reading(opened: MoeModel, settings: Settings) -> TextReading:
@@ -46,9 +48,12 @@ def test_against_the_plain_model(folder: Path, opened: MoeModel, full: TextReadi
         with torch.inference_mode():
             logits = plain(input_ids=torch.from_numpy(sequence)[None]).logits[0].double()
         nll += [
-            float(logits[at - 1].logsumexp(0) - logits[at - 1, sequence[at]]) for at in range(PREFILL, len(sequence))
+            float(logits[at - 1].logsumexp(0) - logits[at - 1, sequence[at]])
+            for at in range(PREFILL, len(sequence))
         ]
-    assert len(full.targets) == len(nll) == len(full.decode_s) and len(full.prefill_s) == len(SEQUENCES)
+    assert len(full.targets) == len(nll) == len(full.decode_s) and len(full.prefill_s) == len(
+        SEQUENCES
+    )
     assert full.nll == pytest.approx(np.mean(nll), rel=1e-5)
     quality = compare(dropping, full)
     assert quality.perplexity_ratio == pytest.approx(np.exp(dropping.nll - np.mean(nll)), rel=1e-4)
@@ -56,7 +61,9 @@ def test_against_the_plain_model(folder: Path, opened: MoeModel, full: TextReadi
     p, q = (each.logits.double().softmax(-1) for each in (full, dropping))
     assert quality.kl == pytest.approx(float((p * (p.log() - q.log())).sum(-1).mean()), rel=1e-3)
     assert quality.kl > 1e-3
-    same = [int(a.argmax() == b.argmax()) for a, b in zip(full.logits, dropping.logits, strict=True)]
+    same = [
+        int(a.argmax() == b.argmax()) for a, b in zip(full.logits, dropping.logits, strict=True)
+    ]
     assert quality.top1_agreement == pytest.approx(np.mean(same))
     assert 0 < quality.top1_agreement < 1
 
@@ -66,13 +73,20 @@ def test_errors_are_paired_by_token() -> None:
     rng, ratios, errors = torch.Generator().manual_seed(0), [], []
     for _ in range(200):
         full = torch.randn(64, 9, generator=rng)
-        mine, targets = full + 0.1 * torch.randn(64, 9, generator=rng), torch.randint(9, (64,), generator=rng)
+        mine, targets = (
+            full + 0.1 * torch.randn(64, 9, generator=rng),
+            torch.randint(9, (64,), generator=rng),
+        )
         found = compare(*(TextReading(logits, targets, (), (), ()) for logits in (mine, full)))
         ratios.append(found.perplexity_ratio)
         errors.append(found.loss_error)
     assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.15)
-    assert expected_error(found.perplexity_ratio, found.kl, 64) == pytest.approx(found.loss_error, rel=0.5)
-    assert compare(*(TextReading(full[:1], targets[:1], (), (), ()) for _ in range(2))).loss_error == 0
+    assert expected_error(found.perplexity_ratio, found.kl, 64) == pytest.approx(
+        found.loss_error, rel=0.5
+    )
+    assert (
+        compare(*(TextReading(full[:1], targets[:1], (), (), ()) for _ in range(2))).loss_error == 0
+    )
 
 
 def test_progress_counts_decoded_tokens(opened: MoeModel) -> None:
@@ -88,7 +102,9 @@ def test_losses_by_text_are_those_of_each_by_itself() -> None:
     mine, full = (TextReading(torch.randn(6, 7), targets, (), (), ()) for _ in range(2))
     kl, loss = losses_by_text(mine, full, num_texts=2)
     for number, part in enumerate((slice(0, 3), slice(3, 6))):
-        one, other = (TextReading(each.logits[part], targets[part], (), (), ()) for each in (mine, full))
+        one, other = (
+            TextReading(each.logits[part], targets[part], (), (), ()) for each in (mine, full)
+        )
         alone = compare(one, other)
         assert kl[number] == pytest.approx(alone.kl, rel=1e-5)
         assert np.exp(loss[number]) == pytest.approx(alone.perplexity_ratio, rel=1e-5)

@@ -20,7 +20,9 @@ harness = pytest.importorskip(
     "lm_eval.evaluator", reason="lm-evaluation-harness is not installed: pip install -e '.[eval]'"
 )
 
-COMMON = "dataset_path: json\ndataset_kwargs: {data_files: {test: documents.jsonl}}\ntest_split: test\n"
+COMMON = (
+    "dataset_path: json\ndataset_kwargs: {data_files: {test: documents.jsonl}}\ntest_split: test\n"
+)
 TASKS = {
     "choosing": "output_type: multiple_choice\ndoc_to_text: '{{a}}'\ndoc_to_choice: ['{{b}}', ' an old', ' gate by']\n"
     "doc_to_target: 0\nmetric_list: [{metric: acc}]\n",
@@ -30,7 +32,11 @@ TASKS = {
     "generation_kwargs: {until: ['gate'], max_gen_toks: 5}\nmetric_list: [{metric: exact_match}]\n",
 }
 _NUMBER = r"-?\d+\.\d+(?:e-?\d+)?"
-LOSSLESS = [{"preset": "full"}, {"preset": "on-demand", "budget": "25%"}, {"preset": "near", "budget": "25%"}]
+LOSSLESS = [
+    {"preset": "full"},
+    {"preset": "on-demand", "budget": "25%"},
+    {"preset": "near", "budget": "25%"},
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +48,10 @@ def plain(folder: Path) -> PreTrainedModel:
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of three tasks over the same documents, of different lengths."""
     path = tmp_path_factory.mktemp("tasks")
-    lines = [json.dumps({"a": f"{'seven sheep and ' * n}an old dog", "b": " by the gate"}) for n in range(4)]
+    lines = [
+        json.dumps({"a": f"{'seven sheep and ' * n}an old dog", "b": " by the gate"})
+        for n in range(4)
+    ]
     (path / "documents.jsonl").write_text("\n".join(lines))
     for name, text in TASKS.items():
         (path / f"{name}.yaml").write_text(f"task: {name}\n{COMMON}{text}")
@@ -55,7 +64,9 @@ def answers(model: object, tasks: Path | Tasks) -> dict[str, object]:
     given = {"tasks": {one.task_name: one for one in loaded}, "groups": {}, "group_map": {}}
     found = harness.evaluate(model, given, bootstrap_iters=0)
     samples = {
-        task: sorted((json.dumps(one["arguments"], default=str), str(one["resps"])) for one in of_task)
+        task: sorted(
+            (json.dumps(one["arguments"], default=str), str(one["resps"])) for one in of_task
+        )
         for task, of_task in found["samples"].items()
     }
     return {"samples": samples, "results": found["results"]}
@@ -81,7 +92,9 @@ def test_every_answer_is_the_plain_models(
     values = {(score.task, score.metric): score.value for score in found}
     results = expected["results"]
     assert values["choosing", "acc"] == results["choosing"]["acc,none"]
-    perplexity = results["reading"]["word_perplexity,none"]  # of the whole text: sums round by the processor
+    perplexity = results["reading"][
+        "word_perplexity,none"
+    ]  # of the whole text: sums round by the processor
     assert values["reading", "word_perplexity"] == pytest.approx(perplexity, rel=1e-5)
     assert all(isinstance(score, TaskScore) and score.count == 4 for score in found)
 
@@ -99,9 +112,13 @@ def test_a_batch_answers_within_rounding_of_the_plain_model(
     assert passes <= (12 + 4 + 4 * 5) / 2, "choices, texts and tokens share passes"
     assert found["samples"]["writing"] == expected["samples"]["writing"]
     for task in ("choosing", "reading"):
-        for (asked, ours), (same, theirs) in zip(found["samples"][task], expected["samples"][task], strict=True):
+        for (asked, ours), (same, theirs) in zip(
+            found["samples"][task], expected["samples"][task], strict=True
+        ):
             assert asked == same and re.sub(_NUMBER, "", ours) == re.sub(_NUMBER, "", theirs)
-            given, wanted = ([float(number) for number in re.findall(_NUMBER, text)] for text in (ours, theirs))
+            given, wanted = (
+                [float(number) for number in re.findall(_NUMBER, text)] for text in (ours, theirs)
+            )
             assert given == pytest.approx(wanted, abs=1e-5 * len(asked))
 
 
@@ -113,7 +130,9 @@ def test_routers_see_the_tokens_that_are_asked_for_and_no_padding(
 
     given = []
     hook = plain.register_forward_pre_hook(
-        lambda module, args, kwargs: given.append(kwargs.get("input_ids", args[0] if args else None).numel()),
+        lambda module, args, kwargs: given.append(
+            kwargs.get("input_ids", args[0] if args else None).numel()
+        ),
         with_kwargs=True,
     )
     loaded = load_tasks([str(tasks / f"{name}.yaml") for name in names])
@@ -126,7 +145,9 @@ def test_routers_see_the_tokens_that_are_asked_for_and_no_padding(
     assert len(trace) == sum(given) * opened.shape.num_layers
 
 
-def test_the_harness_knows_moectl_by_name(folder: Path, tasks: Path, expected: dict[str, object]) -> None:
+def test_the_harness_knows_moectl_by_name(
+    folder: Path, tasks: Path, expected: dict[str, object]
+) -> None:
     from lm_eval.api.registry import get_model
 
     import profilers.compare.lm_eval_model  # noqa: F401  registers the type
@@ -143,7 +164,9 @@ def test_the_harness_knows_moectl_by_name(folder: Path, tasks: Path, expected: d
 def test_a_digest_is_of_what_is_asked_and_of_how(tasks: Path, tmp_path: Path) -> None:
     of_all, again = (load_tasks([str(tasks)]).digest for _ in range(2))
     assert of_all == again
-    (tmp_path / "documents.jsonl").write_text((tasks / "documents.jsonl").read_text().replace("old", "odd"))
+    (tmp_path / "documents.jsonl").write_text(
+        (tasks / "documents.jsonl").read_text().replace("old", "odd")
+    )
     (tmp_path / "reading.yaml").write_text((tasks / "reading.yaml").read_text())
     digests = {load_tasks([str(folder / "reading.yaml")]).digest for folder in (tasks, tmp_path)}
     assert len(digests | {of_all}) == 3
@@ -160,14 +183,18 @@ def test_the_built_in_task_is_scored(opened: MoeModel, monkeypatch: pytest.Monke
     assert 0 <= score.value <= 1 and score.stderr is not None
 
 
-def test_a_prompt_that_places_experts_is_read_twice(opened: MoeModel, tasks: Path, expected: dict[str, object]) -> None:
+def test_a_prompt_that_places_experts_is_read_twice(
+    opened: MoeModel, tasks: Path, expected: dict[str, object]
+) -> None:
     """With every expert at full precision the second reading gives what the first does, but for the rounding of what
     is computed near."""
     from profilers.compare.lm_eval_model import SessionLM
 
     with Session(opened, Settings("monde-static", budget="25%")) as session:
         phases = []
-        session.watcher.on_step = lambda step: phases.append(step.phase) if step.layer == 0 else None
+        session.watcher.on_step = lambda step: (
+            phases.append(step.phase) if step.layer == 0 else None
+        )
         results = answers(SessionLM(session), tasks)["results"]
     assert results["choosing"] == expected["results"]["choosing"]
     assert phases[:4] == [PREFILL, DECODE, PREFILL, DECODE]
@@ -182,7 +209,9 @@ def test_a_prompt_that_places_experts_is_read_twice(opened: MoeModel, tasks: Pat
     ],
 )
 def test_an_unknown_task_is_answered_with_what_there_is(name: str, told: str) -> None:
-    with pytest.raises(BadUsage, match=rf"unknown task .* {re.escape(told)} \(or give a YAML file .* lm-eval:NAME"):
+    with pytest.raises(
+        BadUsage, match=rf"unknown task .* {re.escape(told)} \(or give a YAML file .* lm-eval:NAME"
+    ):
         check_tasks([name])
 
 
@@ -201,7 +230,10 @@ def test_without_the_harness_a_line_says_how_to_get_it(monkeypatch: pytest.Monke
     ("text", "message"),
     [
         ("task: [", "cannot be loaded"),
-        ("task: one\noutput_type: multiple_choice\ndataset_path: json\ntest_split: test\n", "cannot be loaded"),
+        (
+            "task: one\noutput_type: multiple_choice\ndataset_path: json\ntest_split: test\n",
+            "cannot be loaded",
+        ),
         (f"task: one\noutput_type: loglikelihood_rolling\n{COMMON}", "documents.jsonl"),
     ],
 )

@@ -23,7 +23,9 @@ def tried(combination: Combination, ms: float, loss: float | None) -> Tried:
 def verifier(checkpoint: Checkpoint) -> Verifier:
     opened = open_model(str(checkpoint("olmoe")))
     rows = np.random.default_rng(0).integers(0, opened.config.vocab_size, (3, 16))
-    pace = LiveCosts({"link": "50MB/s", "experts": "exact"}, costs=None, machine=None, window=0, source="")
+    pace = LiveCosts(
+        {"link": "50MB/s", "experts": "exact"}, costs=None, machine=None, window=0, source=""
+    )
     return Verifier(opened, Artefacts(), BenchText(tuple(rows), 8), pace, budget="25%", timed=2)
 
 
@@ -40,10 +42,14 @@ def test_the_first_that_a_live_run_finds_good_enough(verifier: Verifier) -> None
     kept = min(losses, key=losses.get)
     other = WORSE if kept == BETTER else BETTER
     candidates = [tried(kept, 2.0, 1e-9), tried(other, 1.0, 1e-9), tried(Combination(), 0.1, None)]
-    found, measured = first_within(verifier, candidates, (losses[WORSE] + losses[BETTER]) / 2, most=6)
+    found, measured = first_within(
+        verifier, candidates, (losses[WORSE] + losses[BETTER]) / 2, most=6
+    )
     assert found.combination == kept and measured.keys() == {kept, other}
     assert first_within(verifier, candidates, min(losses.values()) - 1e-3, most=1)[0] is None
-    found, measured = first_within(verifier, candidates, min(losses.values()) - 1e-3, most=6, is_late=lambda: True)
+    found, measured = first_within(
+        verifier, candidates, min(losses.values()) - 1e-3, most=6, is_late=lambda: True
+    )
     assert found is None and len(measured) == 1
 
 
@@ -55,13 +61,23 @@ def test_what_is_faster_as_predicted_goes_first_and_equal_times_by_loss(verifier
 
 def test_beside_each_other(verifier: Verifier) -> None:
     told: list[tuple[int, int]] = []
-    named = {"one": Combination(), "two": Combination(miss="near"), "on-demand": "on-demand", "shadow": "shadow"}
-    found = verifier.beside(named, rounds=2, seed=0, progress=lambda done, total: told.append((done, total)))
+    named = {
+        "one": Combination(),
+        "two": Combination(miss="near"),
+        "on-demand": "on-demand",
+        "shadow": "shadow",
+    }
+    found = verifier.beside(
+        named, rounds=2, seed=0, progress=lambda done, total: told.append((done, total))
+    )
     assert found.keys() == {FULL, "one", "two", "on-demand"}, "no replicas, no shadow"
     assert {one.num_rounds for one in found.values()} == {2}
     assert found[FULL].to_full == 1 and found["one"].to_full > 0 and told
     assert found["one"].measured.counters == found["on-demand"].measured.counters
-    assert fastest(found, ["one", "two", "shadow"]) in ("one", "two") and fastest(found, ["shadow"]) is None
+    assert (
+        fastest(found, ["one", "two", "shadow"]) in ("one", "two")
+        and fastest(found, ["shadow"]) is None
+    )
 
 
 def test_when_it_is_late_only_what_is_needed_is_measured_once(verifier: Verifier) -> None:

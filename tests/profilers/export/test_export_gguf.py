@@ -26,7 +26,12 @@ OWN = {
         "shared_expert_intermediate_size": 64,
         "norm_topk_prob": False,
     },
-    "qwen3_moe": {"moe_intermediate_size": 32, "mlp_only_layers": [], "head_dim": 32, "norm_topk_prob": True},
+    "qwen3_moe": {
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [],
+        "head_dim": 32,
+        "norm_topk_prob": True,
+    },
 }
 TEXT = [np.random.default_rng(seed).integers(3, SIZES["vocab_size"], 14) for seed in range(2)]
 PREFILL = 6
@@ -43,7 +48,9 @@ def reading(model: MoeModel) -> TextReading:
         return read(session, TEXT, prefill=PREFILL)
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed (extra: peers)")
+@pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="llama.cpp is not installed (extra: peers)"
+)
 @pytest.mark.parametrize("family", WRITTEN)
 def test_llama_cpp_and_moectl_read_what_is_written(family: str, tmp_path: Path) -> None:
     model = opened(family, tmp_path / "model")
@@ -60,10 +67,20 @@ def test_each_expert_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     model = opened("olmoe", tmp_path / "model")
     keys, read_one, done = [], model.store.read, []
     monkeypatch.setattr(
-        model.store, "read", lambda *key_and_buffer: (keys.append(key_and_buffer[:2]), read_one(*key_and_buffer))
+        model.store,
+        "read",
+        lambda *key_and_buffer: (keys.append(key_and_buffer[:2]), read_one(*key_and_buffer)),
     )
-    export_gguf(model, tmp_path / "model", tmp_path / "a.gguf", "q8_0", progress=lambda *each: done.append(each))
-    assert sorted(keys) == [divmod(key, model.shape.num_experts) for key in range(model.shape.num_keys)]
+    export_gguf(
+        model,
+        tmp_path / "model",
+        tmp_path / "a.gguf",
+        "q8_0",
+        progress=lambda *each: done.append(each),
+    )
+    assert sorted(keys) == [
+        divmod(key, model.shape.num_experts) for key in range(model.shape.num_keys)
+    ]
     assert done[-1][0] == done[-1][1] == len(done)
 
 
@@ -71,10 +88,15 @@ def test_rows_that_are_no_whole_blocks_are_in_16_bits(tmp_path: Path) -> None:
     model = opened("olmoe", tmp_path / "model", intermediate_size=24)
     export_gguf(model, tmp_path / "model", tmp_path / "a.gguf", "mxfp4")
     tensors = open_gguf(tmp_path / "a.gguf").tensors
-    types = {name: tensor.shard.types.get(name, str(tensor.dtype)) for name, tensor in tensors.items()}
+    types = {
+        name: tensor.shard.types.get(name, str(tensor.dtype)) for name, tensor in tensors.items()
+    }
     of_experts = [types[f"blk.0.ffn_{name}_exps.weight"] for name in ("gate", "up", "down")]
     assert of_experts == ["MXFP4", "MXFP4", "torch.float16"]
-    assert types["blk.0.attn_q.weight"] == "Q8_0" and types["blk.0.ffn_gate_inp.weight"] == "torch.float32"
+    assert (
+        types["blk.0.attn_q.weight"] == "Q8_0"
+        and types["blk.0.ffn_gate_inp.weight"] == "torch.float32"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +105,11 @@ def test_rows_that_are_no_whole_blocks_are_in_16_bits(tmp_path: Path) -> None:
         ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob True"),
         ("olmoe", {"clip_qkv": 0.6}, "clip_qkv"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, "layers without experts"),
-        ("qwen3_moe", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "linear"),
+        (
+            "qwen3_moe",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "linear",
+        ),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_is_refused(

@@ -14,7 +14,9 @@ from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 
 
-def test_a_policy_that_takes_its_time_is_found_out(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_takes_its_time_is_found_out(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slowly = Frequency.propose
 
     def propose(self: Frequency, *arguments: object) -> object:

@@ -27,7 +27,10 @@ def test_every_family_can_be_measured(family: str, checkpoint: Checkpoint) -> No
     profile = measure(opened, folder, effort=SHORT)
     lengths = [one.tokens for one in profile.compute]
     assert lengths == ([1, 4] if opened.config.max_position_embeddings == 256 else [1, 4, 300])
-    assert all(one.attention.median > 0 and one.head.median > 0 and one.expert.median > 0 for one in profile.compute)
+    assert all(
+        one.attention.median > 0 and one.head.median > 0 and one.expert.median > 0
+        for one in profile.compute
+    )
     assert profile.load().link == "disk" and None not in (profile.load().miss, profile.load().host)
     assert profile.load().host.median <= profile.load().miss.median, "the rest is waiting"
     assert {"disk", "ram"} <= {load.link for load in profile.loads} <= {"disk", COLD, "ram"}
@@ -40,17 +43,25 @@ def test_every_family_can_be_measured(family: str, checkpoint: Checkpoint) -> No
 def test_replicas_are_measured_near_memory(checkpoint: Checkpoint, tmp_path: Path) -> None:
     folder = checkpoint("olmoe")
     opened = open_model(str(folder))
-    profile = measure(opened, folder, replicas=made(opened, tmp_path), effort=TimingEffort(lengths=(), turns=2))
+    profile = measure(
+        opened, folder, replicas=made(opened, tmp_path), effort=TimingEffort(lengths=(), turns=2)
+    )
     assert [one.tokens for one in profile.compute] == [1]
-    assert {(near.bits, near.tokens) for near in profile.near} == {(b, t) for b in (16, 1, 2, 3, 4, 8) for t in (1, 16)}
+    assert {(near.bits, near.tokens) for near in profile.near} == {
+        (b, t) for b in (16, 1, 2, 3, 4, 8) for t in (1, 16)
+    }
 
 
 def test_a_rate_is_emulated(checkpoint: Checkpoint) -> None:
     folder = checkpoint("olmoe")
-    profile = measure(open_model(str(folder)), folder, link="20MB/s", effort=TimingEffort(lengths=(), turns=2))
+    profile = measure(
+        open_model(str(folder)), folder, link="20MB/s", effort=TimingEffort(lengths=(), turns=2)
+    )
     emulated = profile.load()
     assert emulated.link == profile.conditions["link"] == "20MB/s"
-    assert emulated.seconds.median >= profile.conditions["expert_bytes"] / 20e6  # the emulated rate is a lower bound
+    assert (
+        emulated.seconds.median >= profile.conditions["expert_bytes"] / 20e6
+    )  # the emulated rate is a lower bound
     assert emulated.miss is not None
     assert math.isfinite(emulated.latency.median)  # a fit, which other work on the machine affects
 
@@ -58,13 +69,22 @@ def test_a_rate_is_emulated(checkpoint: Checkpoint) -> None:
 def test_progress_ends_with_everything(checkpoint: Checkpoint) -> None:
     folder, heard = checkpoint("mixtral"), []
     effort = TimingEffort(lengths=(2,), turns=2)
-    measure(open_model(str(folder)), folder, effort=effort, progress=lambda done, total: heard.append((done, total)))
+    measure(
+        open_model(str(folder)),
+        folder,
+        effort=effort,
+        progress=lambda done, total: heard.append((done, total)),
+    )
     assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_links_by_name(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    assert [link_name(opened, name) for name in ("auto", "disk", "5GB/s")] == ["disk", "disk", "5GB/s"]
+    assert [link_name(opened, name) for name in ("auto", "disk", "5GB/s")] == [
+        "disk",
+        "disk",
+        "5GB/s",
+    ]
     with pytest.raises(BadUsage, match="rate 'fast' is not understood"):
         link_name(opened, "fast")
     with pytest.raises(BadUsage, match="--link cuda needs the model on a CUDA device"):

@@ -12,9 +12,9 @@ from profilers.hardware.this_machine import LocalMachine
 
 def test_a_glance_sees_what_torch_sees() -> None:
     glance = LocalMachine.glance("cpu", torch.get_num_threads())
-    assert replace(LocalMachine.look(torch.device("cpu")), load=None, available_nbytes=0) == replace(
-        glance, load=None, available_nbytes=0
-    )
+    assert replace(
+        LocalMachine.look(torch.device("cpu")), load=None, available_nbytes=0
+    ) == replace(glance, load=None, available_nbytes=0)
     assert this_machine.cuda_of_torch() == torch.version.cuda
 
 

@@ -12,6 +12,8 @@ from runtime.model.open import MoeModel
 def layer_output(opened: MoeModel, layer: MoeLayer, batch: LayerBatch) -> torch.Tensor:
     out, one = torch.zeros_like(batch.hidden), ExpertBuffer(opened)
     for expert, assigned in sorted(assign(batch.selected, batch.hidden.device).items()):
-        y = expert_forward(layer.experts, one.read(layer.index, expert), gather(batch.hidden, assigned))
+        y = expert_forward(
+            layer.experts, one.read(layer.index, expert), gather(batch.hidden, assigned)
+        )
         accumulate(out, weigh(y, batch.weights, assigned), assigned)
     return out

@@ -13,7 +13,9 @@ from profilers.quantise.lockstep import batches
 from profilers.text.batches import padded, real_rows
 
 
-def heard(folder: str, names: list[str], sequences: list[np.ndarray]) -> list[tuple[torch.Tensor, ...]]:
+def heard(
+    folder: str, names: list[str], sequences: list[np.ndarray]
+) -> list[tuple[torch.Tensor, ...]]:
     """Return inputs [T, H], ids and weights [T, K] of each experts module, as transformers' own model calls it.
 
     All sequences are in one batch, as in calibration, because bfloat16 rounds differently in another batch.
@@ -24,7 +26,9 @@ def heard(folder: str, names: list[str], sequences: list[np.ndarray]) -> list[tu
     real = torch.from_numpy(real_rows(ids, mask))
     calls: dict[str, tuple] = {}
     for name in names:
-        keep = lambda module, args, name=name: calls.update({name: tuple(part[real] for part in args)})  # noqa: E731
+        keep = lambda module, args, name=name: calls.update(
+            {name: tuple(part[real] for part in args)}
+        )  # noqa: E731
         plain.get_submodule(name).register_forward_pre_hook(keep)
     with torch.inference_mode():
         plain(input_ids=ids, attention_mask=mask)

@@ -38,7 +38,10 @@ def arrived(seed: int = 0) -> list[LayerBatch]:
     selected = np.argsort(random.random((T, 8)), axis=1)[:, :K]
     selected[-10:] = -1
     weights = torch.from_numpy(random.random((T, K))).float()
-    return [LayerBatch(hidden[part], selected[part], weights[part]) for part in (slice(0, 300), slice(300, T))]
+    return [
+        LayerBatch(hidden[part], selected[part], weights[part])
+        for part in (slice(0, 300), slice(300, T))
+    ]
 
 
 @pytest.fixture
@@ -67,7 +70,9 @@ def test_rows_and_gates_are_those_of_the_router(tmp_path: Path) -> None:
     assert all(len(part) == 0 for part in tokens.of(8))
 
 
-def test_hessians_by_hand(opened: MoeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hessians_by_hand(
+    opened: MoeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(calibration, "_CHUNK", 50)
     batches = arrived()
     inputs, (rows, _) = keep_inputs(batches, tmp_path, 0), LayerTokens(batches).of(2)
@@ -99,7 +104,9 @@ def unit(opened: MoeModel, inputs: LayerInputs, rows: np.ndarray, path: Path) ->
 
 
 @pytest.mark.parametrize("num_own", [0, 16])
-def test_a_starved_expert_beats_rounding_on_other_tokens(opened: MoeModel, tmp_path: Path, num_own: int) -> None:
+def test_a_starved_expert_beats_rounding_on_other_tokens(
+    opened: MoeModel, tmp_path: Path, num_own: int
+) -> None:
     inputs = keep_inputs(arrived(), tmp_path, 0)
     record = quantise(unit(opened, inputs, np.arange(num_own), tmp_path / "L000-E002.safetensors"))
     assert (record.metadata["basis"], record.metadata["samples"]) == ("layer", str(num_own))
@@ -108,13 +115,17 @@ def test_a_starved_expert_beats_rounding_on_other_tokens(opened: MoeModel, tmp_p
     exact = output(module, weights, held_out)
     for bits in (1, 2, 3, 4):
         replica = {
-            name: Quantized.from_packed(part).dequantised() for name, part in read_replica(record.path, bits).items()
+            name: Quantized.from_packed(part).dequantised()
+            for name, part in read_replica(record.path, bits).items()
         }
         rounded = {
             name: round_to_nearest(weight, bits, group_size_for(weight.shape[1])).dequantised()
             for name, weight in weights.items()
         }
-        mine, theirs = (float((output(module, each, held_out) - exact).square().mean()) for each in (replica, rounded))
+        mine, theirs = (
+            float((output(module, each, held_out) - exact).square().mean())
+            for each in (replica, rounded)
+        )
         assert mine < theirs
 
 

@@ -17,7 +17,10 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 from tests.profilers.quantise.layer_by_hand import layer_output
 
-SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate((9, 12, 5, 3))]
+SEQUENCES = [
+    np.random.default_rng(at).integers(3, VOCABULARY, length)
+    for at, length in enumerate((9, 12, 5, 3))
+]
 
 
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
@@ -33,7 +36,9 @@ def test_the_sum_of_what_workers_write_is_the_layers_output(
             module = pickle.loads(describing(layer.experts))
             for expert in reversed(total.missing.copy()):
                 opened.store.read(layer.index, expert, host)
-                total.wanted(expert).write(module, opened.store.layout.weights(host), inputs, torch.device("cpu"))
+                total.wanted(expert).write(
+                    module, opened.store.layout.weights(host), inputs, torch.device("cpu")
+                )
                 total.add(expert)
             assert not list(tmp_path.glob("*.outputs"))
             expected = [layer_output(opened, layer, batch) for batch in arrived]
@@ -41,9 +46,14 @@ def test_the_sum_of_what_workers_write_is_the_layers_output(
             lockstep.put(expected)
 
 
-def test_a_layer_whose_sum_nobody_wants_and_an_expert_without_tokens(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_layer_whose_sum_nobody_wants_and_an_expert_without_tokens(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    with torch.inference_mode(), Lockstep(opened, batches(SEQUENCES[-1:], num_tokens=24)) as lockstep:
+    with (
+        torch.inference_mode(),
+        Lockstep(opened, batches(SEQUENCES[-1:], num_tokens=24)) as lockstep,
+    ):
         _, arrived = next(iter(lockstep.layers()))
         tokens = LayerTokens(arrived)
         assert LayerSum([], tokens, tmp_path, torch.float32).totals() == []
@@ -62,4 +72,6 @@ def test_a_full_disk_is_told(checkpoint: Checkpoint, tmp_path: Path) -> None:
         wanted, inputs = total.wanted(total.missing[0]), keep_inputs(arrived, tmp_path, 0)
         wanted.path.symlink_to("/dev/full")
         with pytest.raises(OutOfResources, match="no space left"):
-            wanted.write(layer.experts, opened.store.layout.weights(host), inputs, torch.device("cpu"))
+            wanted.write(
+                layer.experts, opened.store.layout.weights(host), inputs, torch.device("cpu")
+            )

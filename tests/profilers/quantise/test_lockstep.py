@@ -13,7 +13,9 @@ from tests.helpers.families import FAMILIES, VOCABULARY
 from tests.profilers.quantise.layer_by_hand import layer_output
 
 LENGTHS = (9, 12, 5, 12, 3, 7)
-SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate(LENGTHS)]
+SEQUENCES = [
+    np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate(LENGTHS)
+]
 
 
 def in_turn(opened: MoeModel, sequence: np.ndarray) -> list[Routed]:
@@ -42,9 +44,13 @@ def test_layers_see_what_they_see_in_the_plain_model(family: str, checkpoint: Ch
         for row, sequence in enumerate(part):
             for layer, routed in enumerate(in_turn(opened, sequence)):
                 rows = slice(row * longest, row * longest + len(sequence))
-                torch.testing.assert_close(seen[layer][at].hidden[rows], routed.hidden, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    seen[layer][at].hidden[rows], routed.hidden, rtol=1e-4, atol=1e-5
+                )
                 assert np.array_equal(seen[layer][at].selected[rows], routed.selected)
-                torch.testing.assert_close(seen[layer][at].weights[rows], routed.weights, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    seen[layer][at].weights[rows], routed.weights, rtol=1e-4, atol=1e-5
+                )
                 padding = slice(rows.stop, (row + 1) * longest)
                 assert (seen[layer][at].selected[padding] == -1).all()
 
@@ -55,7 +61,10 @@ def test_passes_that_run_at_once_give_the_same_bits(checkpoint: Checkpoint) -> N
     for at_once in (1, 3):
         with torch.inference_mode(), Lockstep(opened, parts, at_once=at_once) as lockstep:
             for layer, arrived in lockstep.layers():
-                seen += [(batch.hidden, batch.weights, torch.from_numpy(batch.selected)) for batch in arrived]
+                seen += [
+                    (batch.hidden, batch.weights, torch.from_numpy(batch.selected))
+                    for batch in arrived
+                ]
                 lockstep.put([layer_output(opened, layer, batch) for batch in arrived])
     first, second = np.array_split(np.arange(len(seen)), 2)
     assert len(first) == len(second) > len(parts) > 3
@@ -83,14 +92,19 @@ def test_leaving_early_gives_the_model_back(checkpoint: Checkpoint) -> None:
     assert torch.equal(in_turn(opened, SEQUENCES[0])[1].hidden, before)
 
 
-def test_what_the_model_raises_is_raised_here(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_model_raises_is_raised_here(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = open_model(str(checkpoint("olmoe")))
 
     def fail(module: object, args: object) -> None:
         raise ArithmeticError("on the way")
 
     handle = opened.layers[0].gate.register_forward_pre_hook(fail)
-    with pytest.raises(ArithmeticError, match="on the way"), Lockstep(opened, batches(SEQUENCES, num_tokens=24)) as it:
+    with (
+        pytest.raises(ArithmeticError, match="on the way"),
+        Lockstep(opened, batches(SEQUENCES, num_tokens=24)) as it,
+    ):
         next(it.layers())
     handle.remove()
 

@@ -27,7 +27,9 @@ TWO_BITS = Method(bits=(2,), min_samples=METHOD.min_samples)
 
 
 @pytest.fixture(scope="module", params=[("fp8", "mixtral"), ("mxfp4", "gpt_oss")], ids="-".join)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, MoeModel, MoeModel]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, MoeModel, MoeModel]:
     """The format, the model of a published checkpoint, and the plain one of the same numbers."""
     method, family = request.param
     folder = tmp_path_factory.mktemp(family)
@@ -36,21 +38,29 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return method, open_model(str(published)), open_model(str(plain))
 
 
-def build(opened: MoeModel, store: Path, method: Method = METHOD, **options: object) -> BuiltReplicas:
+def build(
+    opened: MoeModel, store: Path, method: Method = METHOD, **options: object
+) -> BuiltReplicas:
     model = ModelInfo("a model", opened.fingerprint, opened.family, opened.shape)
-    return build_replicas(opened, Data("test", SEQUENCES), method, model=model, store_path=store, **options)
+    return build_replicas(
+        opened, Data("test", SEQUENCES), method, model=model, store_path=store, **options
+    )
 
 
 def test_they_are_those_of_the_dequantised_model(pair: tuple, tmp_path: Path) -> None:
     """Codes, scales and losses; in groups of 32, replicas of 4 bits are larger than MXFP4."""
     method, published, plain = pair
-    ours, theirs = (build(opened, tmp_path / f"{at}.duckdb") for at, opened in enumerate((published, plain)))
+    ours, theirs = (
+        build(opened, tmp_path / f"{at}.duckdb") for at, opened in enumerate((published, plain))
+    )
     assert theirs.skipped == () and ours.skipped == ((4, 8) if method == "mxfp4" else (8,))
     widths = [bits for bits in METHOD.bits if bits not in ours.skipped]
     own = {SOURCE, "model", "bits", "digest"}
     for mine, other in zip(ours.records, theirs.records, strict=True):
         assert sorted(mine.nbytes) == widths and mine.metadata[SOURCE] != other.metadata[SOURCE]
-        assert {name: text for name, text in mine.metadata.items() if name not in own}.items() <= other.metadata.items()
+        assert {
+            name: text for name, text in mine.metadata.items() if name not in own
+        }.items() <= other.metadata.items()
         for bits in widths:
             left, right = (read_replica(each.path, bits) for each in (mine, other))
             assert left.keys() == right.keys()
@@ -60,7 +70,11 @@ def test_they_are_those_of_the_dequantised_model(pair: tuple, tmp_path: Path) ->
 
 
 def _equal(one: object, other: object) -> bool:
-    tensors = [(one, other)] if isinstance(one, torch.Tensor) else zip(_tensors(one), _tensors(other), strict=True)
+    tensors = (
+        [(one, other)]
+        if isinstance(one, torch.Tensor)
+        else zip(_tensors(one), _tensors(other), strict=True)
+    )
     return all(torch.equal(left, right) for left, right in tensors)
 
 
@@ -83,7 +97,10 @@ def test_killed_and_taken_up_it_is_whole(method: str, tmp_path: Path) -> None:
     opened = open_model(str(published(method, tmp_path)))
     whole, store = tmp_path / "whole.duckdb", tmp_path / "moe.duckdb"
     build(opened, whole, TWO_BITS)
-    assert _in_a_process(lambda: build(opened, store, TWO_BITS, progress=_killing_after(3))) == -signal.SIGKILL
+    assert (
+        _in_a_process(lambda: build(opened, store, TWO_BITS, progress=_killing_after(3)))
+        == -signal.SIGKILL
+    )
     assert not store.exists() and 0 < len(files(store)) < opened.shape.num_keys
     built = build(opened, store, TWO_BITS)
     assert built.resumed == 3 and files(store) == files(whole)
@@ -106,6 +123,8 @@ def _in_a_process(work: Callable[[], object]) -> int | None:
 def test_widths_of_which_none_is_smaller_are_refused(pair: tuple, tmp_path: Path) -> None:
     method, opened, _ = pair
     if method == "mxfp4":
-        with pytest.raises(BadUsage, match=r"replicas of 4 bits are no smaller than .* \(mxfp4, 4\.\d+ bits\)"):
+        with pytest.raises(
+            BadUsage, match=r"replicas of 4 bits are no smaller than .* \(mxfp4, 4\.\d+ bits\)"
+        ):
             build(opened, tmp_path / "moe.duckdb", Method(bits=(4,)))
         assert not list(tmp_path.iterdir())

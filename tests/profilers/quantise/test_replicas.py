@@ -33,9 +33,13 @@ METHOD = Method(bits=SCALAR_WIDTHS, min_samples=12)
 TRELLIS = Method(bits=(0.8, 2), min_samples=12, recipe="trellis")
 
 
-def build(opened: MoeModel, folder: str, store: Path, method: Method = METHOD, **options: object) -> BuiltReplicas:
+def build(
+    opened: MoeModel, folder: str, store: Path, method: Method = METHOD, **options: object
+) -> BuiltReplicas:
     model = ModelInfo(folder, opened.fingerprint, opened.family, opened.shape)
-    return build_replicas(opened, Data("test", SEQUENCES), method, model=model, store_path=store, **options)
+    return build_replicas(
+        opened, Data("test", SEQUENCES), method, model=model, store_path=store, **options
+    )
 
 
 def files(store: Path) -> dict[str, bytes]:
@@ -44,7 +48,8 @@ def files(store: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("family", "method"), [*((family, METHOD) for family in FAMILIES), ("gpt_oss", TRELLIS), ("olmoe", TRELLIS)]
+    ("family", "method"),
+    [*((family, METHOD) for family in FAMILIES), ("gpt_oss", TRELLIS), ("olmoe", TRELLIS)],
 )
 def test_losses_are_those_of_the_plain_models_own_experts(
     family: str, method: Method, checkpoint: Checkpoint, tmp_path: Path
@@ -65,10 +70,15 @@ def test_losses_are_those_of_the_plain_models_own_experts(
         assert each.metadata["basis"] == ("own" if len(tokens) >= METHOD.min_samples else "layer")
         own = alone(module, expert, x[tokens])
         gates = weights[tokens, ranks].double() ** 2
-        assert float(each.metadata["energy"]) == pytest.approx(float(gates @ squares(own)), rel=1e-4, abs=1e-12)
+        assert float(each.metadata["energy"]) == pytest.approx(
+            float(gates @ squares(own)), rel=1e-4, abs=1e-12
+        )
         judged = x[tokens] if len(tokens) >= METHOD.min_samples else torch.cat([x[tokens], x])
         exact = alone(module, expert, judged)
-        saved = {name: parameter[expert].clone() for name, parameter in module.named_parameters(recurse=False)}
+        saved = {
+            name: parameter[expert].clone()
+            for name, parameter in module.named_parameters(recurse=False)
+        }
         for bits in method.bits:
             for name, parameter in module.named_parameters(recurse=False):
                 if not name.endswith("_bias"):
@@ -82,7 +92,9 @@ def test_losses_are_those_of_the_plain_models_own_experts(
             assert float(each.metadata[f"{bits}.mse"]) == pytest.approx(mse, rel=1e-4)
             relative = mse / (float(squares(exact).mean()) / x.shape[1])
             assert float(each.metadata[f"{bits}.relative"]) == pytest.approx(relative, rel=1e-4)
-            assert float(each.metadata[f"{bits}.gated"]) == pytest.approx(gated, rel=1e-4, abs=1e-12)
+            assert float(each.metadata[f"{bits}.gated"]) == pytest.approx(
+                gated, rel=1e-4, abs=1e-12
+            )
 
 
 @torch.inference_mode()
@@ -95,14 +107,18 @@ def squares(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", ["hub", "fused"])
-def test_twenty_random_rows_from_the_files_alone(layout: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_twenty_random_rows_from_the_files_alone(
+    layout: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder = str(checkpoint("olmoe", layout, "bfloat16"))
     opened = open_model(folder)
     store = tmp_path / "moe.duckdb"
     run = build(opened, folder, store).run_id
     inputs = heard(folder, [layer.name for layer in opened.layers], SEQUENCES)
     with Store.open(store, read_only=True) as opened_store:
-        losses, kept = (opened_store.read(name, run).to_pylist() for name in ("quant_loss", "replicas"))
+        losses, kept = (
+            opened_store.read(name, run).to_pylist() for name in ("quant_loss", "replicas")
+        )
     assert len(losses) == len(kept) == opened.shape.num_keys * len(SCALAR_WIDTHS)
     for at in np.random.default_rng(1).choice(len(losses), 20, replace=False):
         row, file = losses[at], kept[at]
@@ -112,10 +128,15 @@ def test_twenty_random_rows_from_the_files_alone(layout: str, checkpoint: Checkp
         own = x[(ids == row["expert"]).any(axis=1)]
         judged = own if row["basis"] == "own" else np.concatenate([own, x])
         exact = by_hand(judged, full(opened, row["layer"], row["expert"]))
-        replica = {part: stored_weight(path, part, as_width(row["bits"])) for part in ("gate_up_proj", "down_proj")}
+        replica = {
+            part: stored_weight(path, part, as_width(row["bits"]))
+            for part in ("gate_up_proj", "down_proj")
+        }
         difference = by_hand(judged, replica) - exact
         assert row["mse"] == pytest.approx(np.mean(difference**2), rel=1e-4)
-        assert row["relative"] == pytest.approx(np.mean(difference**2) / np.mean(exact**2), rel=1e-4)
+        assert row["relative"] == pytest.approx(
+            np.mean(difference**2) / np.mean(exact**2), rel=1e-4
+        )
 
 
 def full(opened: MoeModel, layer: int, expert: int) -> dict[str, np.ndarray]:
@@ -129,7 +150,9 @@ def by_hand(x: np.ndarray, weights: dict[str, np.ndarray]) -> np.ndarray:
     return (gate / (1 + np.exp(-gate)) * up) @ weights["down_proj"].T
 
 
-def test_losses_fall_with_the_bits_and_come_out_of_the_store(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_losses_fall_with_the_bits_and_come_out_of_the_store(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder = str(checkpoint("qwen2_moe"))
     opened = open_model(folder)
     store = tmp_path / "moe.duckdb"
@@ -140,7 +163,10 @@ def test_losses_fall_with_the_bits_and_come_out_of_the_store(checkpoint: Checkpo
     columns = columns_of(SCALAR_WIDTHS)
     assert (np.diff(found["relative"][..., columns], axis=2) < 0).all()
     assert np.isfinite(found["gated"][..., columns]).all()
-    assert (parameters["device"], parameters["dtype"]) == ("cpu", str(opened.dtype).removeprefix("torch."))
+    assert (parameters["device"], parameters["dtype"]) == (
+        "cpu",
+        str(opened.dtype).removeprefix("torch."),
+    )
     assert parameters["recipe"] == "refined" and parameters["bits"] == [*SCALAR_WIDTHS]
 
 
@@ -149,7 +175,11 @@ def test_an_expert_without_a_token_has_replicas(checkpoint: Checkpoint, tmp_path
     opened = open_model(folder)
     model = ModelInfo(folder, opened.fingerprint, opened.family, opened.shape)
     built = build_replicas(
-        opened, Data("t", [np.array([5, 6])]), Method(), model=model, store_path=tmp_path / "m.duckdb"
+        opened,
+        Data("t", [np.array([5, 6])]),
+        Method(),
+        model=model,
+        store_path=tmp_path / "m.duckdb",
     )
     starved = [each for each in built.records if each.metadata["samples"] == "0"]
     assert starved
@@ -184,7 +214,9 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
     swapped.write_bytes(swapped.with_name("L000-E003.safetensors").read_bytes())
     swapped.with_name(".L001-E003.safetensors.123.tmp").write_bytes(b"half")
     work, redone = one_expert.quantise, []
-    monkeypatch.setattr(one_expert, "quantise", lambda unit: redone.append((unit.layer, unit.expert)) or work(unit))
+    monkeypatch.setattr(
+        one_expert, "quantise", lambda unit: redone.append((unit.layer, unit.expert)) or work(unit)
+    )
     built = build(opened, folder, store, method)
     assert redone == [(0, 1), (0, 2), (1, 2), (1, 3)] and built.resumed == 4
     assert files(store) == files(tmp_path / "whole.duckdb")
@@ -201,20 +233,31 @@ def test_a_checkpoint_written_into_meanwhile_makes_no_run(
     last, store = "model.layers.1.mlp.experts.7.up_proj.weight", tmp_path / "moe.duckdb"
     opened = open_model(str(folder))
     with pytest.raises(BadInput, match="changed while it is in use"):
-        build(opened, str(folder), store, progress=lambda count, _: count == done and invert(folder, last))
+        build(
+            opened,
+            str(folder),
+            store,
+            progress=lambda count, _: count == done and invert(folder, last),
+        )
     assert not store.exists()
     invert(folder, last)
     built = build(open_model(str(folder)), str(folder), store)
     assert built.remade == remade and built.resumed == len(built.records) - remade - 8 * (done == 3)
-    build(opened_again := open_model(str(checkpoint("olmoe"))), str(folder), tmp_path / "whole.duckdb")
-    assert opened_again.fingerprint == opened.fingerprint and files(store) == files(tmp_path / "whole.duckdb")
+    build(
+        opened_again := open_model(str(checkpoint("olmoe"))), str(folder), tmp_path / "whole.duckdb"
+    )
+    assert opened_again.fingerprint == opened.fingerprint and files(store) == files(
+        tmp_path / "whole.duckdb"
+    )
 
 
 def test_processes_leave_the_same_bytes(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes are forked here to save time; those of `moectl quantize --jobs 2` are spawned."""
-    monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(
+        "profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork")
+    )
     folder = str(checkpoint("deepseek_v2"))
     opened = open_model(folder)
     for jobs in (1, 2):
@@ -236,7 +279,10 @@ def test_a_full_disk_in_the_middle(
             raise OSError(28, "No space left on device")
         sync(descriptor)
 
-    with monkeypatch.context() as patched, pytest.raises(OutOfResources, match="no space left to write"):
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(OutOfResources, match="no space left to write"),
+    ):
         patched.setattr(os, "fsync", full_after_a_while)
         build(opened, folder, store, method)
     before = len(files(store))
@@ -264,21 +310,32 @@ def test_two_at_once_are_kept_apart(checkpoint: Checkpoint, tmp_path: Path) -> N
             with pytest.raises(OutOfResources, match="another moectl quantize is filling"):
                 build(opened, folder, tmp_path / "moe.duckdb")
 
-    assert len(build(opened, folder, tmp_path / "moe.duckdb", progress=meddle).records) == opened.shape.num_keys
+    assert (
+        len(build(opened, folder, tmp_path / "moe.duckdb", progress=meddle).records)
+        == opened.shape.num_keys
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "says"),
     [
         (Method(bits=(2, 5)), "replicas of the recipe refined have 1, 2, 3, 4 or 8 bits, not 2, 5"),
-        (Method(bits=(0.6, 8), recipe="trellis"), "recipe trellis have 0.6, 0.8, 1, .* or 4 bits, not 0.6, 8"),
+        (
+            Method(bits=(0.6, 8), recipe="trellis"),
+            "recipe trellis have 0.6, 0.8, 1, .* or 4 bits, not 0.6, 8",
+        ),
         (Method(bits=()), "not none"),
         (Method(recipe="better"), "the recipe is plain, refined or trellis, not 'better'"),
         (Method(damp=0), "damp is a share"),
-        (Method(group_size=5), r"groups of 5 do not divide .* 32 \(gate_up_proj\) and 24 \(down_proj\): give 8, or 32"),
+        (
+            Method(group_size=5),
+            r"groups of 5 do not divide .* 32 \(gate_up_proj\) and 24 \(down_proj\): give 8, or 32",
+        ),
     ],
 )
-def test_what_cannot_be_had_is_refused(method: Method, says: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_refused(
+    method: Method, says: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder = str(checkpoint("olmoe"))
     with pytest.raises(BadUsage, match=says):
         build(open_model(folder), folder, tmp_path / "moe.duckdb", method)
@@ -289,7 +346,12 @@ def test_groups_give_way_where_they_do_not_divide(checkpoint: Checkpoint, tmp_pa
     folder = str(checkpoint("olmoe"))
     opened = open_model(folder)
     for wanted, first, second in ((128, "32", "24"), (8, "8", "8")):
-        built = build(opened, folder, tmp_path / f"{wanted}.duckdb", Method(bits=(3,), group_size=wanted))
+        built = build(
+            opened, folder, tmp_path / f"{wanted}.duckdb", Method(bits=(3,), group_size=wanted)
+        )
         metadata = header(built.records[0].path)
-        assert (metadata["gate_up_proj.group_size"], metadata["down_proj.group_size"]) == (first, second)
+        assert (metadata["gate_up_proj.group_size"], metadata["down_proj.group_size"]) == (
+            first,
+            second,
+        )
         assert metadata["bits"] == "3"

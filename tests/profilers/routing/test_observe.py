@@ -28,7 +28,19 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
 PREFILL_LENGTH = 6
-LENGTHS = (12, 9, 3, 12, 7, 1, 12, 2, 10, 6, 12)  # unequal, so that batches are padded; some have no decode
+LENGTHS = (
+    12,
+    9,
+    3,
+    12,
+    7,
+    1,
+    12,
+    2,
+    10,
+    6,
+    12,
+)  # unequal, so that batches are padded; some have no decode
 BATCHING = Batching(batch=4, length=12, prefill=PREFILL_LENGTH)
 
 
@@ -46,17 +58,30 @@ def profile_and_trace(
     profile = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
     with Session(opened, Settings(**settings)) as session:
         batches = batching.batches(SEQUENCES)
-        parts = observe(session, batches, prefill=batching.prefill, profile=profile, keep_trace=RoutingForesight())
+        parts = observe(
+            session,
+            batches,
+            prefill=batching.prefill,
+            profile=profile,
+            keep_trace=RoutingForesight(),
+        )
         return profile, concatenate([trace for _, trace in parts])
 
 
 def test_a_trace_has_the_iterations_that_expert_maps_are_made_of(opened: MoeModel) -> None:
     _, trace = profile_and_trace(opened)
     with Session(opened, Settings()) as session:
-        seen = [part for _, part in observe_iterations(session, BATCHING.batches(SEQUENCES), prefill=PREFILL_LENGTH)]
+        seen = [
+            part
+            for _, part in observe_iterations(
+                session, BATCHING.batches(SEQUENCES), prefill=PREFILL_LENGTH
+            )
+        ]
     embeddings, probabilities = iterations(trace, opened.shape)
     assert np.array_equal(embeddings, np.concatenate([part.embeddings for part in seen]))
-    assert probabilities == pytest.approx(np.concatenate([part.probabilities for part in seen]), abs=1e-6)
+    assert probabilities == pytest.approx(
+        np.concatenate([part.probabilities for part in seen]), abs=1e-6
+    )
 
 
 def assert_equal(first: RoutingProfile, second: RoutingProfile) -> None:
@@ -80,7 +105,9 @@ def selections(folder: object, top_k: int) -> Iterator[tuple[int, int, np.ndarra
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for sequence in SEQUENCES:
         with torch.inference_mode():
-            said = plain(input_ids=torch.from_numpy(sequence)[None], output_router_logits=True).router_logits
+            said = plain(
+                input_ids=torch.from_numpy(sequence)[None], output_router_logits=True
+            ).router_logits
         for layer, logits in enumerate(said):
             share, experts = logits.double().softmax(-1).topk(top_k)
             share /= share.sum(-1, keepdim=True)
@@ -127,7 +154,9 @@ def assert_percentiles(percentiles: np.ndarray, values: np.ndarray) -> None:
         assert (values <= value + grain).mean() >= percent / 100 - 1e-9
 
 
-@pytest.mark.parametrize("settings", [{"budget": "2x"}, {"budget": "3x", "preset": "specmd"}, {"link": "1GB/s"}])
+@pytest.mark.parametrize(
+    "settings", [{"budget": "2x"}, {"budget": "3x", "preset": "specmd"}, {"link": "1GB/s"}]
+)
 def test_numbers_do_not_depend_on_the_budget(settings: dict[str, str], opened: MoeModel) -> None:
     profile, trace = profile_and_trace(opened, **settings)
     everything, whole_trace = profile_and_trace(opened, preset="full")
@@ -154,7 +183,9 @@ def test_an_expert_is_loaded_once_a_batch(opened: MoeModel) -> None:
     store = CountingStore(opened)
     profile = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
     with Session(replace(opened, store=store), Settings(budget="2x")) as session:
-        for _ in observe(session, BATCHING.batches(SEQUENCES), prefill=PREFILL_LENGTH, profile=profile):
+        for _ in observe(
+            session, BATCHING.batches(SEQUENCES), prefill=PREFILL_LENGTH, profile=profile
+        ):
             assert len(set(store.reads)) == len(store.reads)
             store.reads.clear()
         totals = session.controller.counters.totals()
@@ -171,9 +202,14 @@ def test_arrays_give_the_profile_back(opened: MoeModel) -> None:
 
 
 @pytest.mark.parametrize("prefill", [PREFILL_LENGTH, 1, 0])
-def test_a_trace_has_a_prefill_and_a_pass_for_every_later_token(prefill: int, opened: MoeModel) -> None:
+def test_a_trace_has_a_prefill_and_a_pass_for_every_later_token(
+    prefill: int, opened: MoeModel
+) -> None:
     _, trace = profile_and_trace(opened, replace(BATCHING, prefill=prefill))
-    rows = zip(*(column.tolist() for column in (trace.request, trace.pass_, trace.layer, trace.token)), strict=True)
+    rows = zip(
+        *(column.tolist() for column in (trace.request, trace.pass_, trace.layer, trace.token)),
+        strict=True,
+    )
     expected = [
         (request, max(0, token - prefill + 1) if prefill else token, layer, token)
         for request, length in enumerate(LENGTHS)
@@ -214,13 +250,22 @@ def test_a_trace_says_what_the_next_routers_would(opened: MoeModel) -> None:
         recorder = session.record()
         read(session, SEQUENCES, prefill=PREFILL_LENGTH)
     live = recorder.trace()
-    ours, theirs = (one.take(np.lexsort((one.layer, one.token, one.request))) for one in (trace, live))
+    ours, theirs = (
+        one.take(np.lexsort((one.layer, one.token, one.request))) for one in (trace, live)
+    )
     assert ours.predicted.shape == (len(trace), 1, opened.shape.num_experts)
     np.testing.assert_allclose(ours.predicted, theirs.predicted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "options", [{"batch": 0}, {"length": 1}, {"prefill": -1}, {"index": 2, "count": 2}, {"index": -1, "count": 2}]
+    "options",
+    [
+        {"batch": 0},
+        {"length": 1},
+        {"prefill": -1},
+        {"index": 2, "count": 2},
+        {"index": -1, "count": 2},
+    ],
 )
 def test_batching_that_cannot_be(options: dict[str, int]) -> None:
     with pytest.raises(BadUsage):

@@ -28,7 +28,9 @@ def linear(num_tokens: int, seed: int) -> RouterBatch:
     maps = np.random.default_rng(9).normal(size=(2, 6, 5)).astype(np.float32)
     x = np.random.default_rng(seed).normal(size=(2, num_tokens, 6)).astype(np.float32)
     first = np.concatenate([np.zeros((1, 5), np.float32), x[1, :-1] @ maps[1]])
-    tensors = [[torch.from_numpy(part) for part in parts] for parts in (x, (first, x[0] @ maps[0] + 1))]
+    tensors = [
+        [torch.from_numpy(part) for part in parts] for parts in (x, (first, x[0] @ maps[0] + 1))
+    ]
     return RouterBatch(*tensors, predicted=[], following=torch.arange(num_tokens - 1))
 
 
@@ -36,10 +38,18 @@ def test_ridge_finds_a_linear_map_and_adds_over_batches() -> None:
     fits = [RidgeFit(SHAPE, distance=2, num_features=3, seed=0) for _ in range(2)]
     whole = linear(200, 1)
     fits[0].add(whole)
-    fits[1].add(RouterBatch([x[:120] for x in whole.inputs], [z[:120] for z in whole.logits], [], torch.arange(119)))
+    fits[1].add(
+        RouterBatch(
+            [x[:120] for x in whole.inputs], [z[:120] for z in whole.logits], [], torch.arange(119)
+        )
+    )
     # The second half's first token has no predecessor, the first half's last token no successor.
     fits[1].scale[:] = fits[0].scale
-    fits[1].add(RouterBatch([x[119:] for x in whole.inputs], [z[119:] for z in whole.logits], [], torch.arange(80)))
+    fits[1].add(
+        RouterBatch(
+            [x[119:] for x in whole.inputs], [z[119:] for z in whole.logits], [], torch.arange(80)
+        )
+    )
     unseen, weights = linear(50, 2), fits[0].solve()["logits"]
     for layer in range(2):
         rows, logits = unseen.ahead(layer, 1)
@@ -76,7 +86,9 @@ def test_inputs_and_successors_are_those_of_the_text(checkpoint: Checkpoint) -> 
     opened = open_model(str(checkpoint("olmoe")))
     sequences = [np.arange(3, 3 + length) for length in (6, 2, 4)]
     with Session(opened, Settings(budget="50%")) as session:
-        [(_, seen)] = observe_inputs(session, Batching(batch=3, length=8, prefill=0).batches(sequences), 1)
+        [(_, seen)] = observe_inputs(
+            session, Batching(batch=3, length=8, prefill=0).batches(sequences), 1
+        )
         assert session.watcher.on_step is None
     assert [x.shape for x in seen.inputs] == [(12, 32)] * opened.shape.num_layers
     assert seen.following.tolist() == [0, 1, 2, 3, 4, 6, 8, 9, 10]
@@ -86,12 +98,16 @@ def test_inputs_and_successors_are_those_of_the_text(checkpoint: Checkpoint) -> 
     own = type(gate).forward(gate, seen.inputs[1])[0]
     torch.testing.assert_close(seen.logits[1], own, atol=1e-5, rtol=0)
     rows, logits = seen.ahead(opened.shape.num_layers - 1, 1)
-    assert torch.equal(rows, seen.following) and torch.equal(logits, seen.logits[0][seen.following + 1])
+    assert torch.equal(rows, seen.following) and torch.equal(
+        logits, seen.logits[0][seen.following + 1]
+    )
 
 
 def bundled(tmp_path: Path, tokens: int, plan: PredictorPlan, batch: int = 8):
     opened = open_model(str(demo_model()))
-    sequences = list(token_sequences(documents("builtin"), opened.tokenizer, length=128, num_tokens=tokens))
+    sequences = list(
+        token_sequences(documents("builtin"), opened.tokenizer, length=128, num_tokens=tokens)
+    )
     model = ModelInfo("demo", opened.fingerprint, opened.family, opened.shape)
     with Session(opened, Settings(budget="100%")) as session:
         return build_predictors(
@@ -108,13 +124,18 @@ def test_they_beat_the_routers_on_text_they_never_saw(tmp_path: Path) -> None:
     fitted = bundled(tmp_path, 6000, PredictorPlan(distance=2, features=64))
     recalls = {name: values.mean(axis=0) for name, values in fitted.recalls.items()}
     assert (recalls["learned"] > recalls["next_gate"] + 0.02).all()
-    assert (recalls["next_gate"] > recalls["random"]).all() and (recalls["most frequent"] > recalls["random"]).all()
+    assert (recalls["next_gate"] > recalls["random"]).all() and (
+        recalls["most frequent"] > recalls["random"]
+    ).all()
     with Store.open(tmp_path / "moe.duckdb", read_only=True) as store:
         [model] = store.models()
         read = load_predictors(store, model.model_id, model.shape)
         [run] = store.runs()
     assert np.array_equal(read.weights, fitted.predictors.weights)
-    assert run.info.tokens == fitted.num_tokens == 6000 and run.info.parameters["tested"] == fitted.num_tested
+    assert (
+        run.info.tokens == fitted.num_tokens == 6000
+        and run.info.parameters["tested"] == fitted.num_tested
+    )
     again = bundled(tmp_path, 6000, PredictorPlan(distance=2, features=64))
     assert np.array_equal(again.predictors.weights, fitted.predictors.weights)
 

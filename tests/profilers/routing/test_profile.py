@@ -33,7 +33,11 @@ from tests.helpers.families import VOCABULARY
 
 BATCHING = Batching(batch=2, length=10, prefill=4)
 LENGTHS = (10, 7, 10, 10, 3, 10, 8, 10, 10, 5, 10)
-DATA = Data("a test", [np.random.default_rng(at).integers(3, VOCABULARY, n) for at, n in enumerate(LENGTHS)], seed=3)
+DATA = Data(
+    "a test",
+    [np.random.default_rng(at).integers(3, VOCABULARY, n) for at, n in enumerate(LENGTHS)],
+    seed=3,
+)
 TABLES = ("activations", "coactivations", "entropy", "traces")
 
 
@@ -87,13 +91,19 @@ def test_a_profile_comes_back_as_it_was(opened: MoeModel, tmp_path: Path) -> Non
     assert (run.info.tokens, run.info.seed, run.info.data) == (sum(LENGTHS), 3, "a test")
     assert run.info.data_digest == data_digest(DATA.sequences)
     whole = {"batch": 2, "length": 10, "prefill": 4, "index": 0, "count": 1}
-    whole |= {"device": "cpu", "dtype": str(opened.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
+    whole |= {
+        "device": "cpu",
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }
     assert run.info.parameters == whole | {"trace": True, "distance": 1, "learned": 0, "samples": 0}
     assert heard[-1] == (sum(LENGTHS), sum(LENGTHS)) and len(heard) == 6
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_without_a_trace_none_is_kept(opened: MoeModel, tmp_path: Path, whole: dict[str, pa.Table]) -> None:
+def test_without_a_trace_none_is_kept(
+    opened: MoeModel, tmp_path: Path, whole: dict[str, pa.Table]
+) -> None:
     path = tmp_path / "moe.duckdb"
     counted = rows(path, profile(opened, path, trace=False).run_id, TABLES[:-1])
     assert all(counted[table].equals(whole[table]) for table in counted)
@@ -106,7 +116,9 @@ def test_shards_measure_similarity_together(opened: MoeModel, tmp_path: Path) ->
 
     def measured(path: Path, batching: Batching) -> Profiled:
         with Session(opened, Settings(budget="25%")) as session:
-            done = profile_routing(session, DATA, batching, model=info(opened), store_path=path, num_samples=1000)
+            done = profile_routing(
+                session, DATA, batching, model=info(opened), store_path=path, num_samples=1000
+            )
             assert session.forward(torch.zeros(1, 4, dtype=torch.int64)).logits.isfinite().all()
         return done
 
@@ -131,7 +143,9 @@ def test_shards_in_any_order_are_the_whole(
     paths = [tmp_path / name for name in ("first.duckdb", "second.duckdb", "first.duckdb")]
     for index in order:
         profile(opened, paths[index], batching=replace(BATCHING, index=index, count=3))
-    merged = merge_shards([paths[index] for index in order], into=(path := tmp_path / "merged.duckdb"))
+    merged = merge_shards(
+        [paths[index] for index in order], into=(path := tmp_path / "merged.duckdb")
+    )
     found = rows(path, merged.run_id)
     assert all(found[table].equals(whole[table]) for table in TABLES)
     assert merged.num_tokens == sum(LENGTHS)
@@ -169,15 +183,25 @@ def test_processes_count_the_same_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Processes are forked to save a second of imports; a batch that cannot be counted does not affect the others."""
-    monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(
+        "profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork")
+    )
     path, model = tmp_path / "moe.duckdb", replace(info(opened), name=str(checkpoint("olmoe")))
 
     def divided() -> Profiled:
         with Session(opened, Settings(budget="25%", threads=1)) as session:
-            known = {"model": model, "store_path": path, "keep_trace": RoutingForesight(), "executor": Processes(2)}
+            known = {
+                "model": model,
+                "store_path": path,
+                "keep_trace": RoutingForesight(),
+                "executor": Processes(2),
+            }
             return profile_routing(session, DATA, BATCHING, **known)
 
-    with monkeypatch.context() as broken, pytest.raises(Partly, match="1 of 6 batches .* could not be counted: 3;"):
+    with (
+        monkeypatch.context() as broken,
+        pytest.raises(Partly, match="1 of 6 batches .* could not be counted: 3;"),
+    ):
         broken.setattr(profiling, "Counting", Poisoned)
         divided()
     assert not path.exists()
@@ -215,7 +239,11 @@ class FailingStore:
 
 @pytest.mark.parametrize("num_reads", [3, 20, 40, 60])
 def test_what_was_stopped_goes_on_and_ends_alike(
-    num_reads: int, opened: MoeModel, tmp_path: Path, whole: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch
+    num_reads: int,
+    opened: MoeModel,
+    tmp_path: Path,
+    whole: dict[str, pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The profile stops in the middle of a batch, some layers of which have been counted."""
     monkeypatch.setattr(profiling, "_KEEP_EVERY_S", 0)

@@ -14,7 +14,10 @@ from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
-SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate((9, 12, 5, 12, 3))]
+SEQUENCES = [
+    np.random.default_rng(at).integers(3, VOCABULARY, length)
+    for at, length in enumerate((9, 12, 5, 12, 3))
+]
 NUM_TOKENS = sum(map(len, SEQUENCES))
 NAMES = ("cosine", "loss", "left_out", "samples")
 
@@ -26,7 +29,9 @@ def by_hand(opened: MoeModel, folder: str) -> list[tuple[np.ndarray, ...]]:
     for layer in opened.layers:
         experts = plain.get_submodule(layer.name)
         heard: list[tuple[torch.Tensor, ...]] = []
-        handle = experts.register_forward_pre_hook(lambda module, args, heard=heard: heard.append(args))
+        handle = experts.register_forward_pre_hook(
+            lambda module, args, heard=heard: heard.append(args)
+        )
         with torch.inference_mode():
             for sequence in SEQUENCES:
                 plain(input_ids=torch.from_numpy(sequence)[None])
@@ -35,26 +40,39 @@ def by_hand(opened: MoeModel, folder: str) -> list[tuple[np.ndarray, ...]]:
     return found
 
 
-def _layer(experts: nn.Module, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tuple[np.ndarray, ...]:
+def _layer(
+    experts: nn.Module, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+) -> tuple[np.ndarray, ...]:
     num_experts = next(experts.parameters()).shape[0]
-    alone = [experts(x, torch.full((len(x), 1), i), torch.ones(len(x), 1)).double() for i in range(num_experts)]
+    alone = [
+        experts(x, torch.full((len(x), 1), i), torch.ones(len(x), 1)).double()
+        for i in range(num_experts)
+    ]
     cosine, loss = np.zeros((num_experts, num_experts)), np.zeros((num_experts, num_experts))
     left_out, samples = np.zeros(num_experts), np.zeros(num_experts, int)
     any_rank = weights.double().square().mean().sqrt()
     for i in range(num_experts):
-        served = [(t, weights[t, ids[t] == i].double()) for t in range(len(x)) if (ids[t] == i).any()]
+        served = [
+            (t, weights[t, ids[t] == i].double()) for t in range(len(x)) if (ids[t] == i).any()
+        ]
         samples[i] = len(served)
         served = served or [(t, any_rank) for t in range(len(x))]
         left_out[i] = np.mean([float((w * alone[i][t]).square().mean()) for t, w in served])
         for j in range(num_experts):
             cosine[i, j] = torch.cosine_similarity(alone[i], alone[j], dim=1).mean()
-            loss[i, j] = np.mean([float((w * alone[j][t] - w * alone[i][t]).square().mean()) for t, w in served])
+            loss[i, j] = np.mean(
+                [float((w * alone[j][t] - w * alone[i][t]).square().mean()) for t, w in served]
+            )
     return cosine, loss, left_out, samples
 
 
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss", "deepseek_v2"])
-def test_against_the_plain_model(family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_OUTPUT_NBYTES", 20_000)  # small, so that outputs come in several parts
+def test_against_the_plain_model(
+    family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        measuring, "_OUTPUT_NBYTES", 20_000
+    )  # small, so that outputs come in several parts
     monkeypatch.setattr(measuring, "_BLOCK_NBYTES", 9_000)
     folder = str(checkpoint(family))
     opened = open_model(folder)

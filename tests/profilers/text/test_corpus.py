@@ -18,7 +18,10 @@ from profilers.text.corpus import PIECE, Document, data_digest, documents, token
 from profilers.text.hub import parsed
 from tests.helpers.corpora import refusal, texts, write
 
-ROWS = [{"question": "How many?", "answer": "Four.", "id": 1}, {"question": "Why?", "answer": "Because.", "id": 2}]
+ROWS = [
+    {"question": "How many?", "answer": "Four.", "id": 1},
+    {"question": "Why?", "answer": "Because.", "id": 2},
+]
 JOINED = ["How many?\nFour.", "Why?\nBecause."]
 
 
@@ -44,7 +47,9 @@ def test_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.txt", b"\xef\xbb\xbfhello")) == ["hello"]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.jsonl.gz", "a.parquet", "a.parquet.gz", "A.JSONL"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.ndjson", "a.jsonl.gz", "a.parquet", "a.parquet.gz", "A.JSONL"]
+)
 def test_a_row_is_one_document(tmp_path: Path, name: str) -> None:
     assert texts(write(tmp_path / name, ROWS)) == JOINED
 
@@ -55,7 +60,9 @@ def test_the_field_text_goes_alone(tmp_path: Path, name: str) -> None:
 
 
 def test_blank_lines_and_blank_documents_are_left_out(tmp_path: Path) -> None:
-    assert texts(write(tmp_path / "a.jsonl", '{"text": "one"}\n\n{"text": " "}\n{"text": "two"}')) == ["one", "two"]
+    assert texts(
+        write(tmp_path / "a.jsonl", '{"text": "one"}\n\n{"text": " "}\n{"text": "two"}')
+    ) == ["one", "two"]
 
 
 def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
@@ -98,7 +105,9 @@ def test_builtin_is_fixed_by_its_seed() -> None:
 def test_held_out_docstrings_are_apart() -> None:
     held_out = {document.name: document.text for document in documents("builtin:held-out")}
     assert "Simple JSON <https://json.org> decoder" in held_out["json.decoder"]
-    assert not held_out.keys() & {document.name for document in itertools.islice(documents("builtin"), 50)}
+    assert not held_out.keys() & {
+        document.name for document in itertools.islice(documents("builtin"), 50)
+    }
 
 
 def test_hub_names() -> None:
@@ -168,7 +177,18 @@ def test_digest_knows_tokens_and_boundaries() -> None:
         return data_digest([np.array(sequence, dtype=np.int64) for sequence in sequences])
 
     assert digest([1, 2], [3]) == digest([1, 2], [3])
-    assert len({digest([1, 2], [3]), digest([1, 2, 3]), digest([1], [2, 3]), digest([3], [1, 2]), digest()}) == 5
+    assert (
+        len(
+            {
+                digest([1, 2], [3]),
+                digest([1, 2, 3]),
+                digest([1], [2, 3]),
+                digest([3], [1, 2]),
+                digest(),
+            }
+        )
+        == 5
+    )
     assert len(digest()) == 64
 
 

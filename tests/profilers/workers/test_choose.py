@@ -12,7 +12,9 @@ from profilers.workers.choose import executing
 
 @pytest.mark.parametrize("executor", ["slurm", "ray:", "rays", "ray:here"])
 @pytest.mark.parametrize("command", ["quantize", "profile", "bench --simulate"])
-def test_what_is_no_executor_is_refused(command: str, executor: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_executor_is_refused(
+    command: str, executor: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main([*command.split(), "--executor", executor]) == 2
     assert "give local, ray, ray:auto or ray:HOST:PORT" in capfd.readouterr().err
 
@@ -26,16 +28,22 @@ def test_a_live_bench_takes_one_setting_after_another(capfd: pytest.CaptureFixtu
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere.invalid:6379"])
 def test_a_cluster_that_is_not_there_is_said_at_once(address: str) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install 'moectl[ray]'")
-    with pytest.raises(OutOfResources, match=f"no Ray cluster at {address} .*: `ray start --head` begins one"):
+    with pytest.raises(
+        OutOfResources, match=f"no Ray cluster at {address} .*: `ray start --head` begins one"
+    ):
         executing(f"ray:{address}", None).__enter__()
 
 
-def test_a_cluster_that_cannot_begin_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_cannot_begin_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray's sockets are in its folder, and their paths must be short."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'moectl[ray]'")
     (folder := tmp_path / ("long" * 20)).mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    with pytest.raises(OutOfResources, match="Ray cannot begin a cluster here .*: --executor local does without"):
+    with pytest.raises(
+        OutOfResources, match="Ray cannot begin a cluster here .*: --executor local does without"
+    ):
         executing("ray", 1).__enter__()
     assert not [*folder.iterdir()]
 

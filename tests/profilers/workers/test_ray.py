@@ -38,10 +38,15 @@ def cluster() -> Iterator[Executor]:
 
 
 @pytest.fixture
-def model(cluster: Executor, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def model(
+    cluster: Executor, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
     """A checkpoint. Commands run in the test's own folder, which has a text; the workers run in another."""
     monkeypatch.chdir(tmp_path)
-    lines = [f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n" for line in range(40)]
+    lines = [
+        f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n"
+        for line in range(40)
+    ]
     Path("text.txt").write_text("".join(lines))
     return str(checkpoint("olmoe"))
 
@@ -61,13 +66,20 @@ def test_every_task_once_elsewhere_and_what_is_lost_is_told(cluster: Executor) -
             workers.submit(task, task)
         lost = workers.finish()
     processes = {process for _, process in heard}
-    assert sorted(task for task, _ in heard) == list(range(5)) and os.getpid() not in processes and len(processes) <= 2
+    assert (
+        sorted(task for task, _ in heard) == list(range(5))
+        and os.getpid() not in processes
+        and len(processes) <= 2
+    )
     assert lost.keys() == {"bug"} and isinstance(lost["bug"], RuntimeError)
     assert str(lost["bug"]).endswith("ValueError: of ours\n")
 
 
 def test_what_another_attempt_would_not_mend_is_raised_at_once(cluster: Executor) -> None:
-    with pytest.raises(OutOfResources, match="^no space left$"), Workers(work, cluster, print) as workers:
+    with (
+        pytest.raises(OutOfResources, match="^no space left$"),
+        Workers(work, cluster, print) as workers,
+    ):
         workers.submit("full")
         workers.finish()
 
@@ -76,7 +88,9 @@ def poisoned(unit: ExpertTask) -> ExpertDone:
     """One expert always fails; one of another layer kills its worker at the first attempt."""
     if (unit.layer, unit.expert) == (0, 1):
         raise ValueError("not finite")
-    if (unit.layer, unit.expert) == (1, 3) and not (begun := unit.path.with_suffix(".begun")).exists():
+    if (unit.layer, unit.expert) == (1, 3) and not (
+        begun := unit.path.with_suffix(".begun")
+    ).exists():
         begun.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return one_expert.work(unit)
@@ -85,7 +99,19 @@ def poisoned(unit: ExpertTask) -> ExpertDone:
 def test_replicas_are_the_bytes_of_one_process(
     model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    quantize = ["quantize", model, *TEXT, "--samples", "4", "--length", "32", "--recipe", "refined", "--bits", "2"]
+    quantize = [
+        "quantize",
+        model,
+        *TEXT,
+        "--samples",
+        "4",
+        "--length",
+        "32",
+        "--recipe",
+        "refined",
+        "--bits",
+        "2",
+    ]
     with monkeypatch.context() as broken:
         broken.setattr(replicas, "work", poisoned)
         assert main([*quantize, "--executor", "ray:auto"]) == 6
@@ -100,7 +126,9 @@ def test_replicas_are_the_bytes_of_one_process(
 
 
 def files(store: str = "moe.duckdb") -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Path(f"{store}.replicas").rglob("L*.safetensors")}
+    return {
+        path.name: path.read_bytes() for path in Path(f"{store}.replicas").rglob("L*.safetensors")
+    }
 
 
 class KilledOnce(AnswerRows):
@@ -119,7 +147,17 @@ def test_prompts_are_answered_once_though_a_worker_is_killed(
 ) -> None:
     begun = Path(model).with_name("begun")
     begun.unlink(missing_ok=True)
-    asked = ["generate", model, "--data", "text.txt", "--greedy", "--max-new-tokens", "4", "--json", "--out"]
+    asked = [
+        "generate",
+        model,
+        "--data",
+        "text.txt",
+        "--greedy",
+        "--max-new-tokens",
+        "4",
+        "--json",
+        "--out",
+    ]
     monkeypatch.setattr(answering, "AnswerRows", KilledOnce)
     assert main([*asked, "spread.jsonl", "--executor", "ray:auto"]) == 0
     told = json.loads(capfd.readouterr().out)

@@ -25,4 +25,8 @@ def test_every_task_once(count: int) -> None:
     assert sorted(task for task, _, _ in heard) == list(range(7))
     assert {is_deaf for _, _, is_deaf in heard} == {count > 1} and not work(None)[2]
     processes = {process for _, process, _ in heard}
-    assert processes == {os.getpid()} if count == 1 else os.getpid() not in processes and len(processes) <= 2
+    assert (
+        processes == {os.getpid()}
+        if count == 1
+        else os.getpid() not in processes and len(processes) <= 2
+    )

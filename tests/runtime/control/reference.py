@@ -20,7 +20,9 @@ class SlowCache:
         self.uses: dict[tuple[int, int], int] = {}
         self.last_token: dict[tuple[int, int], int] = {}
         self.step_number = self.pass_number = self.num_tokens = self.layer = 0
-        self.future: list[set[tuple[int, int]]] = []  # for belady: what each step of the whole trace wants
+        self.future: list[
+            set[tuple[int, int]]
+        ] = []  # for belady: what each step of the whole trace wants
 
     def begin_pass(self, num_tokens: int) -> None:
         self.pass_number += 1
@@ -73,10 +75,17 @@ class SlowCache:
             return -abs(layer - self.layer), oldest, key
         if self.policy == "belady":
             later = range(self.step_number, len(self.future))  # this step was counted already
-            return -next((number for number in later if key in self.future[number]), len(self.future)), key
+            return -next(
+                (number for number in later if key in self.future[number]), len(self.future)
+            ), key
         if self.policy == "least_stale:within=ascending":
             return is_current, layer, oldest, key
         is_right = layer > self.layer
-        place = (is_right, -layer if is_right else layer)  # what this pass has passed, then the farthest ahead
-        first = (is_right, is_current) if self.policy == "least_stale:within=left" else (is_current,)
+        place = (
+            is_right,
+            -layer if is_right else layer,
+        )  # what this pass has passed, then the farthest ahead
+        first = (
+            (is_right, is_current) if self.policy == "least_stale:within=left" else (is_current,)
+        )
         return first, place, oldest, key

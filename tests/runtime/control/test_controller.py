@@ -39,27 +39,48 @@ def controller(
 ) -> Controller:
     """Build a controller. `future`: passes of one [T, K] array a layer, for policies that read the future. `maps`: by
     default none yet."""
-    defaults = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch", "residency": "uniform"}
+    defaults = {
+        "routing": "standard",
+        "prefetch": "none",
+        "eviction": "lru",
+        "miss": "fetch",
+        "residency": "uniform",
+    }
     artefacts = Artefacts(
         buddies=np.tile(np.arange(shape.num_experts), (shape.num_layers, shape.num_experts, 1)),
         buddy_q=np.full((shape.num_layers, shape.num_experts, shape.num_experts), 0.1),
         entropy=np.zeros((shape.num_layers, 101)),
         next_use=None if future is None else NextUse.of(_trace(future), shape),
-        maps=maps or ExpertMaps(1, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=1, distance=1),
+        maps=maps
+        or ExpertMaps(
+            1, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=1, distance=1
+        ),
     )
     policies = build(defaults | texts)
-    return build_controller(policies, shape, num_slots=slots, scope=Scope(scope), window=window, artefacts=artefacts)
+    return build_controller(
+        policies, shape, num_slots=slots, scope=Scope(scope), window=window, artefacts=artefacts
+    )
 
 
 def _trace(passes: list[list[np.ndarray]]) -> Trace:
-    steps = [(number, layer, ids) for number, layers in enumerate(passes) for layer, ids in enumerate(layers)]
-    pass_, layer = (np.concatenate([np.full(len(s[2]), s[i], np.int32) for s in steps]) for i in (0, 1))
+    steps = [
+        (number, layer, ids)
+        for number, layers in enumerate(passes)
+        for layer, ids in enumerate(layers)
+    ]
+    pass_, layer = (
+        np.concatenate([np.full(len(s[2]), s[i], np.int32) for s in steps]) for i in (0, 1)
+    )
     experts = np.concatenate([ids for _, _, ids in steps]).astype(np.uint16)
     same = np.zeros(len(layer), np.int32)
-    return Trace(same, pass_, same.astype(np.uint8), layer, same, experts, np.ones(experts.shape, np.float32))
+    return Trace(
+        same, pass_, same.astype(np.uint8), layer, same, experts, np.ones(experts.shape, np.float32)
+    )
 
 
-def take(owner: Controller, layer: int, selected: list[list[int]], predicted: list[int] | None = None) -> Plan:
+def take(
+    owner: Controller, layer: int, selected: list[list[int]], predicted: list[int] | None = None
+) -> Plan:
     """Take one step; `predicted` lists the experts of the next layer, most probable first."""
     ids = np.array(selected, np.int64)
     ahead = None
@@ -82,7 +103,10 @@ def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
     shape = Shape(num_layers, num_experts, top_k, 10)
     num_tokens = [draw(st.sampled_from([1, 1, 1, 5])) for _ in range(draw(st.integers(1, 8)))]
     passes = [
-        [np.stack([rng.permutation(num_experts)[:top_k] for _ in range(t)]) for _ in range(num_layers)]
+        [
+            np.stack([rng.permutation(num_experts)[:top_k] for _ in range(t)])
+            for _ in range(num_layers)
+        ]
         for t in num_tokens
     ]
     return shape, draw(st.integers(1, num_experts)) * num_layers, passes
@@ -100,7 +124,11 @@ def test_counts_equal_the_slow_reference(scope: str, policy: str, trace: tuple) 
     shape, slots, passes = trace
     fast = controller(slots, scope, shape=shape, future=passes, eviction=policy)
     slow = SlowCache(shape, slots, scope == "global", policy)
-    slow.future = [{(layer, int(e)) for e in ids.ravel()} for layers in passes for layer, ids in enumerate(layers)]
+    slow.future = [
+        {(layer, int(e)) for e in ids.ravel()}
+        for layers in passes
+        for layer, ids in enumerate(layers)
+    ]
     for layers in passes:
         fast.begin_pass(len(layers[0]))
         slow.begin_pass(len(layers[0]))
@@ -110,7 +138,9 @@ def test_counts_equal_the_slow_reference(scope: str, policy: str, trace: tuple) 
     totals = fast.counters.totals()
     assert {name: totals[name] for name in slow.counts} == slow.counts
     assert totals["demand_bytes"] == totals["misses"] * shape.expert_nbytes
-    held = {divmod(int(key), shape.num_experts) for key in np.flatnonzero(fast.cache.state == RESIDENT)}
+    held = {
+        divmod(int(key), shape.num_experts) for key in np.flatnonzero(fast.cache.state == RESIDENT)
+    }
     assert held == slow.resident
 
 
@@ -144,17 +174,23 @@ MORE = [  # parameters that change what a policy does, not only how much of it
 @pytest.mark.parametrize(("axis", "text"), EVERY + MORE)
 @given(routed(), st.data())
 @settings(max_examples=25)
-def test_every_policy_keeps_the_contract(axis: str, text: str, case: Case, data: st.DataObject) -> None:
+def test_every_policy_keeps_the_contract(
+    axis: str, text: str, case: Case, data: st.DataObject
+) -> None:
     """Each policy in turn, with the other axes drawn from the table, so that each policy is drawn in the turns of
     others too."""
-    others = {other: data.draw(st.sampled_from(list(table)), other) for other, table in POLICIES.items()}
+    others = {
+        other: data.draw(st.sampled_from(list(table)), other) for other, table in POLICIES.items()
+    }
     keep_the_contract(case, **others | {axis: text})
 
 
 @pytest.mark.parametrize("text", ["next_gate:distance=2,through=yes", "learned", "score", "oracle"])
 @given(routed(), st.sampled_from(["fetch", "near:ratio=0.5", "shadow"]))
 @settings(max_examples=25)
-def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(text: str, case: Case, miss: str) -> None:
+def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(
+    text: str, case: Case, miss: str
+) -> None:
     """Asked also where nothing can be sent, it changes nothing."""
     texts, kind = {"prefetch": text, "miss": miss}, type(parse("prefetch", text))
     assert not kind.follows_steps
@@ -165,7 +201,10 @@ def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(text: s
 
 
 @given(
-    routed(), st.sampled_from(list(POLICIES["eviction"])), st.sampled_from(["uniform", "split:theta=0.5"]), st.data()
+    routed(),
+    st.sampled_from(list(POLICIES["eviction"])),
+    st.sampled_from(["uniform", "split:theta=0.5"]),
+    st.data(),
 )
 @settings(max_examples=50)
 def test_a_step_that_settles_is_planned_as_any_other(
@@ -178,7 +217,11 @@ def test_a_step_that_settles_is_planned_as_any_other(
         owner = built(case, {"eviction": eviction, "residency": residency, "miss": miss})
         owner._can_settle &= settles
         plans.append([])
-        replay(case.trace, owner, watch=lambda step, plan: plans[-1].append((plan.waves, plan.near, plan.prefetches)))
+        replay(
+            case.trace,
+            owner,
+            watch=lambda step, plan: plans[-1].append((plan.waves, plan.near, plan.prefetches)),
+        )
         owner.validate()
     assert plans[0] == plans[1]
 
@@ -242,7 +285,9 @@ def test_what_is_proposed_and_resident_is_not_evicted_for_what_is_not() -> None:
     take(owner, 1, [[2, 3]], [0, 1])
     take(owner, 2, [[0, 1]], [0, 1])
     owner.begin_pass(1)
-    assert take(owner, 0, [[0, 1]], [2, 5]).prefetches[0].key == 6 + 5  # takes the slot of 3, not of 2
+    assert (
+        take(owner, 0, [[0, 1]], [2, 5]).prefetches[0].key == 6 + 5
+    )  # takes the slot of 3, not of 2
     assert owner.cache.layer_states(1)[[2, 5]].tolist() == [RESIDENT, RESIDENT]
 
 
@@ -254,7 +299,9 @@ def test_least_stale_keeps_what_is_proposed_again_also_where_nothing_can_be_sent
     take(owner, 2, [[0, 1]], [5, 0])  # 5 is sent for, for the next pass, and half of it has moved
     owner.begin_pass(1)
     assert not take(owner, 0, [[0, 0]], [3, 2]).prefetches, "the link has no byte left"
-    take(owner, 1, [[2, 4]], [0, 1])  # takes the slot of 12, which nothing has proposed yet; now 12 is sent for, for 5
+    take(
+        owner, 1, [[2, 4]], [0, 1]
+    )  # takes the slot of 12, which nothing has proposed yet; now 12 is sent for, for 5
     assert np.flatnonzero(owner.cache.state == RESIDENT).tolist() == [0, 8, 9, 10, 13]
 
 
@@ -327,12 +374,23 @@ def test_before_a_pass_its_first_layers_come_within_the_bytes_of_a_step() -> Non
     owner.begin_pass(1)
     brought = owner.open_pass(opening := Opening(0, 1, np.ones((1, 1), np.float32)))
     assert [place.key for place in brought] == [4, 5]
-    assert [owner.cache.states[key] for key in (4, 5)] == [RESIDENT, LOADING] and not owner.cache.pinned.any()
+    assert [owner.cache.states[key] for key in (4, 5)] == [
+        RESIDENT,
+        LOADING,
+    ] and not owner.cache.pinned.any()
     assert owner.now.step == -1, "it is no step"
-    ids, weights, p = np.array([[4, 5]]), np.ones((1, 2), np.float32), said[0, :1].astype(np.float32)
-    owner.step(Step(0, 1, 0, ids, weights, p, last=np.zeros(1, np.int64), embedding=opening.embedding))
+    ids, weights, p = (
+        np.array([[4, 5]]),
+        np.ones((1, 2), np.float32),
+        said[0, :1].astype(np.float32),
+    )
+    owner.step(
+        Step(0, 1, 0, ids, weights, p, last=np.zeros(1, np.int64), embedding=opening.embedding)
+    )
     of_layers = owner.counters.by_layer()
-    assert [layer["prefetches"] for layer in of_layers] == [4, 0, 0], "two before the pass, two of layer 1 by layer 0"
+    assert [layer["prefetches"] for layer in of_layers] == [4, 0, 0], (
+        "two before the pass, two of layer 1 by layer 0"
+    )
     assert (of_layers[0]["hits"], of_layers[0]["late"], of_layers[0]["misses"]) == (1, 1, 0)
     owner.validate()
 

@@ -16,7 +16,15 @@ states = arrays(np.uint8, NUM_KEYS, elements=st.sampled_from([ABSENT, LOADING, R
 pins = arrays(bool, NUM_KEYS)
 
 
-@given(ranks, older, states, pins, st.integers(0, NUM_KEYS), st.integers(0, NUM_KEYS), st.integers(1, 9))
+@given(
+    ranks,
+    older,
+    states,
+    pins,
+    st.integers(0, NUM_KEYS),
+    st.integers(0, NUM_KEYS),
+    st.integers(1, 9),
+)
 def test_the_compiled_order_is_the_sorted_one(
     ranks: np.ndarray,
     older: np.ndarray,

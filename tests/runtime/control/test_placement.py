@@ -21,7 +21,9 @@ EVERY = np.array([[row % 8, (row + 1) % 8] for row in range(16)])  # 16 tokens t
 
 def controller(residency: str, *, miss: str = "cold", window: int = 160) -> Controller:
     policies = build(PLAIN | {"miss": miss, "residency": residency})
-    return build_controller(policies, SHAPE, num_slots=8, scope=Scope.LAYER, window=window, artefacts=Artefacts())
+    return build_controller(
+        policies, SHAPE, num_slots=8, scope=Scope.LAYER, window=window, artefacts=Artefacts()
+    )
 
 
 def taken(owner: Controller, phase: int, selected: list[np.ndarray]) -> list[Plan]:
@@ -44,7 +46,9 @@ def prompted(owner: Controller) -> Controller:
 
 def there(owner: Controller) -> list[list[int]]:
     """The resident experts of each layer."""
-    return [np.flatnonzero(owner.cache.layer_states(layer) == RESIDENT).tolist() for layer in range(2)]
+    return [
+        np.flatnonzero(owner.cache.layer_states(layer) == RESIDENT).tolist() for layer in range(2)
+    ]
 
 
 def test_sixteen_requests_that_use_every_expert_are_placed_within_a_few_steps() -> None:
@@ -59,7 +63,9 @@ def test_sixteen_requests_that_use_every_expert_are_placed_within_a_few_steps() 
     assert totals["prefetches"] <= 8 and totals["prefetch_bytes"] == 160 * totals["prefetches"]
     for _ in range(3):
         taken(owner, DECODE, [EVERY, EVERY])
-    assert there(owner) == HOT and owner.counters.totals()["prefetches"] == totals["prefetches"], "placed once"
+    assert there(owner) == HOT and owner.counters.totals()["prefetches"] == totals["prefetches"], (
+        "placed once"
+    )
 
 
 def test_a_migration_before_decoding_is_there_for_the_first_step() -> None:
@@ -81,4 +87,6 @@ def test_demand_loads_and_a_placement_share_the_slots(residency: str) -> None:
     for _ in range(4):
         for plan in taken(owner, DECODE, [EVERY, EVERY]):
             assert len(plan.waves) >= 2
-            assert {place.slot for place in plan.placed}.isdisjoint(load.slot for load in plan.waves[0].loads)
+            assert {place.slot for place in plan.placed}.isdisjoint(
+                load.slot for load in plan.waves[0].loads
+            )

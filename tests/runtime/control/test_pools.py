@@ -36,14 +36,18 @@ def test_slots_are_dealt_out_evenly(num_experts: int, data: st.DataObject) -> No
     assert (dealt.sum(axis=1) == capacities).all()
     assert (dealt <= rooms).all() and (dealt >= 0).all()
     for row in dealt:
-        assert row.max() - row[row < rooms].min(initial=row.max()) <= 1, "one could have had what another has"
+        assert row.max() - row[row < rooms].min(initial=row.max()) <= 1, (
+            "one could have had what another has"
+        )
     if (dealt < rooms).all():
         assert np.ptp(dealt.sum(axis=0)) <= 1
 
 
 @given(st.integers(1, 9), st.data())
 @settings(max_examples=100)
-def test_every_device_gets_a_slot_wherever_there_are_enough(num_experts: int, data: st.DataObject) -> None:
+def test_every_device_gets_a_slot_wherever_there_are_enough(
+    num_experts: int, data: st.DataObject
+) -> None:
     partitions = Partitions(num_experts, data.draw(st.integers(1, num_experts)))
     capacities = np.array(data.draw(st.lists(st.integers(1, num_experts), min_size=1, max_size=6)))
     evened = partitions.evened(capacities)
@@ -95,8 +99,12 @@ def test_an_empty_slot_is_for_experts_of_its_device() -> None:
     shadow = parse("miss", "shadow:margin=99")
     loss = np.ones((1, 6, len(WIDTHS)))
     nbytes = {16: 160, 4: 40}
-    shadow.prepare(Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0])))
-    shadow.choose(Step(0, 1, 0, np.array([[3, 5]]), np.full((1, 2), 0.5, np.float32)), there)  # so that 3 is worth more
+    shadow.prepare(
+        Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0]))
+    )
+    shadow.choose(
+        Step(0, 1, 0, np.array([[3, 5]]), np.full((1, 2), 0.5, np.float32)), there
+    )  # so that 3 is worth more
     there.resident[3], there.absent[3] = True, False
     assert shadow.choose(step, there).behind == (1,)
 
@@ -131,7 +139,9 @@ def spread(case: Case, count: int) -> Case:
 @pytest.mark.parametrize("texts", POLICIES, ids=lambda texts: " ".join(texts.values()))
 @given(routed(), st.integers(2, 5))
 @settings(max_examples=12)
-def test_an_expert_is_resident_on_its_own_device_only(texts: dict[str, str], case: Case, count: int) -> None:
+def test_an_expert_is_resident_on_its_own_device_only(
+    texts: dict[str, str], case: Case, count: int
+) -> None:
     case = spread(case, count)
     try:
         keep_the_contract(case, **texts)
@@ -145,9 +155,17 @@ def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
     """With demand loads and LRU, each device hits and misses as a single device with its experts and slots would."""
     rng, shape = np.random.default_rng(seed), Shape(2, 7, 2, 100)
     owner = build_controller(
-        build(PLAIN), shape, num_slots=4 * count, scope=Scope.LAYER, window=0, artefacts=Artefacts(), num_devices=count
+        build(PLAIN),
+        shape,
+        num_slots=4 * count,
+        scope=Scope.LAYER,
+        window=0,
+        artefacts=Artefacts(),
+        num_devices=count,
     )
-    alone: dict = {(layer, device): {} for layer in range(2) for device in range(count)}  # experts by their last use
+    alone: dict = {
+        (layer, device): {} for layer in range(2) for device in range(count)
+    }  # experts by their last use
     hits = [0] * count
     for number in range(30):
         owner.begin_pass(1)
@@ -162,7 +180,11 @@ def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
                 hits[device] += sum(expert in held for expert in wanted)
                 held |= dict.fromkeys(wanted, number)
                 while len(held) > 2:
-                    del held[min((use, expert) for expert, use in held.items() if expert not in wanted)[1]]
+                    del held[
+                        min((use, expert) for expert, use in held.items() if expert not in wanted)[
+                            1
+                        ]
+                    ]
     found = owner.by_device()
     assert [one["hits"] for one in found] == hits
     assert [one["slots"] for one in found] == [4] * count
@@ -175,7 +197,9 @@ def test_a_buddy_farther_away_is_worth_less(kappa: float, devices: int, after: i
     """The better of two buddies of expert 0, 1, is on the other device: half of its .6 is less than the .4 of 2."""
     shape = Shape(1, 6, 2, 100)
     known = Artefacts(
-        buddies=np.tile([1, 2], (1, 6, 1)), buddy_q=np.tile([0.6, 0.4], (1, 6, 1)), entropy=np.zeros((1, 101))
+        buddies=np.tile([1, 2], (1, 6, 1)),
+        buddy_q=np.tile([0.6, 0.4], (1, 6, 1)),
+        entropy=np.zeros((1, 101)),
     )
     owner = build_controller(
         build(PLAIN | {"miss": f"buddy:kappa={kappa},beta=0"}),
@@ -198,7 +222,9 @@ def test_a_buddy_farther_away_is_worth_less(kappa: float, devices: int, after: i
 def test_too_little_for_so_many_devices() -> None:
     with pytest.raises(BadUsage, match="a layer has 5 experts, so give 1 to 5"):
         Partitions(5, 6)
-    with pytest.raises(BadUsage, match="one expert a layer on each of 2 devices is the least: give at least 6x"):
+    with pytest.raises(
+        BadUsage, match="one expert a layer on each of 2 devices is the least: give at least 6x"
+    ):
         budget.num_slots("5x", SHAPE, per_layer=True, num_devices=2)
     assert budget.num_slots("6x", SHAPE, per_layer=True, num_devices=2) == 6
     assert budget.num_slots("2x", SHAPE, per_layer=False, num_devices=2) == 2

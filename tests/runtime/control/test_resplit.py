@@ -38,11 +38,20 @@ def solved(shape: Shape) -> Artefacts:
     """Return a split that no solver would find, so that solving it anew changes it."""
     nbytes = budget_nbytes(BUDGET, shape)
     budgets = np.full(shape.num_layers, nbytes / shape.expert_nbytes / shape.num_layers)
-    return Artefacts(splits=(SolvedSplit(nbytes, HERE, budgets, np.full(shape.num_layers, 0.3), LATENCIES),))
+    return Artefacts(
+        splits=(SolvedSplit(nbytes, HERE, budgets, np.full(shape.num_layers, 0.3), LATENCIES),)
+    )
 
 
 def session_of(opened: MoeModel, every: int | None, **changed: object) -> Session:
-    settings = Settings("moepic", budget=BUDGET, link="1GB/s", window=f"{WINDOW}B", reconfigure_every=every, **changed)
+    settings = Settings(
+        "moepic",
+        budget=BUDGET,
+        link="1GB/s",
+        window=f"{WINDOW}B",
+        reconfigure_every=every,
+        **changed,
+    )
     return Session(opened, settings, artefacts=solved(opened.shape))
 
 
@@ -90,7 +99,9 @@ def test_live_equals_replay_and_the_plain_model(folder: str) -> None:
     np.testing.assert_array_equal(replayed, live)
 
 
-def replayed_counters(trace: Trace, shape: Shape, every: int) -> tuple[dict[str, int], list[np.ndarray]]:
+def replayed_counters(
+    trace: Trace, shape: Shape, every: int
+) -> tuple[dict[str, int], list[np.ndarray]]:
     known = solved(shape)
     policies = build(preset("moepic").texts() | {"residency": "split:theta=None"})
     fast = fast_tier(policies, shape, BUDGET, scope=Scope.LAYER, artefacts=known)
@@ -140,7 +151,10 @@ def test_the_simulator_says_how_often() -> None:
     outcome = tried.run(Setting("often", "moepic", policies, budget="30%", reconfigure_every=40))
     assert (outcome.split["every_tokens"], outcome.split["solved_anew"]) == (40, 3)
     assert (
-        "every_tokens" not in tried.run(Setting("never", "moepic", policies, budget="30%", reconfigure_every=0)).split
+        "every_tokens"
+        not in tried.run(
+            Setting("never", "moepic", policies, budget="30%", reconfigure_every=0)
+        ).split
     )
 
 
@@ -159,7 +173,9 @@ def test_idle_is_where_every_request_has_ended() -> None:
         weights=np.ones((len(rows), 1), np.float32),
     )
     assert _begin_idle(trace) == {3, 5}
-    assert _begin_idle(replace(trace, request=np.where(pass_ == 4, 0, request).astype(np.int32))) == {5}
+    assert _begin_idle(
+        replace(trace, request=np.where(pass_ == 4, 0, request).astype(np.int32))
+    ) == {5}
 
 
 def test_what_was_seen_may_not_tell() -> None:
@@ -167,10 +183,22 @@ def test_what_was_seen_may_not_tell() -> None:
     split = Split(np.array([3, 3, 3]), np.array([2, 2, 2]), 1, solved(SHAPE).splits[0])
     watched = Reconfiguration(POLICIES, SHAPE, split, every=1, lay_out=pytest.fail)
     watched.begin_pass(np.zeros(1, np.int32))
-    step = Step(0, 1, 0, np.array([[0, 1, 2]]), np.ones((1, 3), np.float32), predicted=np.ones((1, 2, 12), np.float32))
+    step = Step(
+        0,
+        1,
+        0,
+        np.array([[0, 1, 2]]),
+        np.ones((1, 3), np.float32),
+        predicted=np.ones((1, 2, 12), np.float32),
+    )
     watched.add(step)
     watched.between_requests()
-    assert watched.receipt() == {"every_tokens": 1, "solved_anew": 0, "changed": 0, "could_not_tell": 1}
+    assert watched.receipt() == {
+        "every_tokens": 1,
+        "solved_anew": 0,
+        "changed": 0,
+        "could_not_tell": 1,
+    }
 
 
 def test_after_how_many_tokens() -> None:
@@ -179,7 +207,12 @@ def test_after_how_many_tokens() -> None:
     given = replace(by_solver, solved=None)
     blind = build(preset("moepic").texts() | {"prefetch": "frequency"})
     assert tokens_between(None, by_solver, POLICIES) == EVERY == 5_000
-    for split, policies in ((alike, POLICIES), (given, POLICIES), (None, POLICIES), (by_solver, blind)):
+    for split, policies in (
+        (alike, POLICIES),
+        (given, POLICIES),
+        (None, POLICIES),
+        (by_solver, blind),
+    ):
         assert tokens_between(None, split, policies) == tokens_between(0, split, policies) == 0
     assert tokens_between(70, by_solver, POLICIES) == tokens_between(70, alike, POLICIES) == 70
     for split, policies in ((given, POLICIES), (None, POLICIES), (by_solver, blind)):
@@ -226,8 +259,15 @@ def test_on_several_devices_a_split_stays(checkpoint: Checkpoint) -> None:
     known = Artefacts(splits=(replace(split, solver=SOLVERS[0]),))
     settings = {"budget": BUDGET, "link": "1GB/s", "window": f"{WINDOW}B"}
     for devices in (1, 2):
-        with Session(opened, Settings("moepic", devices=devices, **settings), artefacts=known) as session:
-            assert (session.reconfiguration is None, NOT_ANEW in session.fallbacks) == (devices == 2, devices == 2)
+        with Session(
+            opened, Settings("moepic", devices=devices, **settings), artefacts=known
+        ) as session:
+            assert (session.reconfiguration is None, NOT_ANEW in session.fallbacks) == (
+                devices == 2,
+                devices == 2,
+            )
             decode(session, 1)
     with pytest.raises(BadUsage, match="on one device only"):
-        Session(opened, Settings("moepic", devices=2, reconfigure_every=9, **settings), artefacts=known)
+        Session(
+            opened, Settings("moepic", devices=2, reconfigure_every=9, **settings), artefacts=known
+        )

@@ -19,7 +19,9 @@ from runtime.replay.replay import replay
 from tests.runtime.policies.contract import PLAIN, Case, built, routed
 
 SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=100)
-KEEPS = [name for name in POLICIES["eviction"] if name != "map"]  # map goes with the prefetch policy of its name
+KEEPS = [
+    name for name in POLICIES["eviction"] if name != "map"
+]  # map goes with the prefetch policy of its name
 
 
 def controller(serving: str, slots: int, *, window: int = 200, **texts: str) -> Controller:
@@ -51,7 +53,9 @@ def held(owner: Controller) -> list[int]:
 
 
 @pytest.mark.parametrize(("serving", "kept"), [("pinned", 8), ("unprotected", 9)])
-def test_a_proposed_resident_is_evicted_for_another_unless_it_is_protected(serving: str, kept: int) -> None:
+def test_a_proposed_resident_is_evicted_for_another_unless_it_is_protected(
+    serving: str, kept: int
+) -> None:
     owner = controller(serving, 4, window=100)
     owner.begin_pass(1)
     take(owner, 1, [[2, 3]], [0, 1])
@@ -65,19 +69,31 @@ def test_one_by_one_an_expert_is_pinned_only_while_it_is_served() -> None:
     owner = controller("one_by_one", 2)
     owner.begin_pass(1)
     plan = take(owner, 0, [[0, 1]], [4, 0])
-    assert [[place.key for place in wave.loads] for wave in plan.waves] == [[0], [1]] and plan.is_ahead
+    assert [[place.key for place in wave.loads] for wave in plan.waves] == [
+        [0],
+        [1],
+    ] and plan.is_ahead
     assert held(owner) == [1, 10]
     totals = owner.counters.totals()
-    assert (totals["misses"], totals["evictions"], totals["prefetches"], totals["wasted_bytes"]) == (2, 2, 2, 100)
+    assert (
+        totals["misses"],
+        totals["evictions"],
+        totals["prefetches"],
+        totals["wasted_bytes"],
+    ) == (2, 2, 2, 100)
 
 
 def test_one_by_one_a_prefetch_may_evict_what_the_step_still_wants() -> None:
     owner = controller("one_by_one", 2, window=100, eviction="lfu")
     for _ in range(2):
         owner.begin_pass(1)
-        take(owner, 0, [[0, 0]], [0, 1])  # brings 6 in the first pass, and 7 in its place in the second
+        take(
+            owner, 0, [[0, 0]], [0, 1]
+        )  # brings 6 in the first pass, and 7 in its place in the second
     assert held(owner) == [0, 7]
-    take(owner, 1, [[0, 1]], [2, 3])  # brings 6, which has waited, in the place of 7, and then 7 for 6, once computed
+    take(
+        owner, 1, [[0, 1]], [2, 3]
+    )  # brings 6, which has waited, in the place of 7, and then 7 for 6, once computed
     totals = owner.counters.totals()
     assert (totals["late"], totals["collisions"]) == (1, 1)
     assert held(owner) == [0, 7]
@@ -100,10 +116,16 @@ def test_one_by_one_what_finds_no_byte_waits_for_the_next_step() -> None:
     owner = controller("one_by_one", 12, window=100)
     owner.begin_pass(1)
     assert [place.key for place in take(owner, 0, [[0, 1]], [4, 5]).prefetches] == [10]
-    assert [place.key for place in take(owner, 1, [[2, 3]], [0, 1]).prefetches] == [11], "first come, first served"
-    assert [place.key for place in take(owner, 2, [[0, 1]], [2, 3]).prefetches] == [12], "though the step waits for it"
+    assert [place.key for place in take(owner, 1, [[2, 3]], [0, 1]).prefetches] == [11], (
+        "first come, first served"
+    )
+    assert [place.key for place in take(owner, 2, [[0, 1]], [2, 3]).prefetches] == [12], (
+        "though the step waits for it"
+    )
     owner.clear()
-    assert [place.key for place in take(owner, 0, [[0, 1]], [2, 3]).prefetches] == [8], "the queue is empty then"
+    assert [place.key for place in take(owner, 0, [[0, 1]], [2, 3]).prefetches] == [8], (
+        "the queue is empty then"
+    )
 
 
 def test_one_by_one_every_token_brings_a_window() -> None:
@@ -117,7 +139,9 @@ def test_one_by_one_every_token_brings_a_window() -> None:
 
 @given(routed(), st.sampled_from(["lru", "fld", "least_stale"]))
 @settings(max_examples=40)
-def test_one_by_one_counts_the_same_where_the_step_is_evicted_last_anyhow(case: Case, eviction: str) -> None:
+def test_one_by_one_counts_the_same_where_the_step_is_evicted_last_anyhow(
+    case: Case, eviction: str
+) -> None:
     """Without prefetches, and with a slot for every expert of a step, by policies that evict the step's own last."""
     slots = case.num_slots // case.shape.num_layers if case.scope is Scope.LAYER else case.num_slots
     assume(all(len(np.unique(step.experts)) <= slots for step in case.trace.steps()))
@@ -134,11 +158,20 @@ def test_one_by_one_counts_the_same_where_the_step_is_evicted_last_anyhow(case: 
     st.sampled_from([service for service in Service if service != Service.PINNED]),
     st.sampled_from(KEEPS),
     st.sampled_from(
-        ["none", "next_gate", "next_gate:distance=2,overfetch=2", "score", "frequency:distance=3", "oracle"]
+        [
+            "none",
+            "next_gate",
+            "next_gate:distance=2,overfetch=2",
+            "score",
+            "frequency:distance=3",
+            "oracle",
+        ]
     ),
 )
 @settings(max_examples=60)
-def test_any_policies_leave_a_sound_state(case: Case, serving: str, eviction: str, prefetch: str) -> None:
+def test_any_policies_leave_a_sound_state(
+    case: Case, serving: str, eviction: str, prefetch: str
+) -> None:
     owner = built(case, {"eviction": eviction, "prefetch": prefetch}, serving=serving)
     replay(case.trace, owner)
     owner.validate()

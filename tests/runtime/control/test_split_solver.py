@@ -46,7 +46,10 @@ def test_no_candidate_replays_faster() -> None:
         other = workload(artefacts=Artefacts(splits=(one,))).run(STRICT)
         assert outcome.times["tpot_ms"] <= other.times["tpot_ms"] + 1e-9, one.theta
     [note] = tried.assumed
-    assert note.startswith("the split of 30% is solved on the trace that is replayed (") and split.source in note
+    assert (
+        note.startswith("the split of 30% is solved on the trace that is replayed (")
+        and split.source in note
+    )
     assert outcome.split["solved"] == split.source
 
 
@@ -79,7 +82,9 @@ def test_curves_are_of_caches_that_evict_as_the_run_does(eviction: str) -> None:
     decoding = workload(trace=generate(Dials(tokens=90, requests=6, prompt=0, batch=3), SHAPE))
     curves = decoding.curves(parse("eviction", eviction))
     for held in (3, 6, 9):
-        setting = Setting("", policies={"eviction": eviction}, scope="layer", budget=f"{held * SHAPE.num_layers}x")
+        setting = Setting(
+            "", policies={"eviction": eviction}, scope="layer", budget=f"{held * SHAPE.num_layers}x"
+        )
         outcome = decoding.run(setting)
         rate = np.average(curves.hit[:, held], weights=curves.requests)
         assert rate == pytest.approx(hit_rate(outcome.counters), abs=1e-12)
@@ -94,7 +99,10 @@ def test_layers_get_their_slots_by_the_trace() -> None:
     ]
     blind = workload(trace=replace(TRACE, predicted=None))
     blind.run(replace(setting, policies={"residency": "allocated", "prefetch": "none"}))
-    assert [line.split(":")[0] for line in blind.assumed] == ["no curves are measured", "no curves are stored"]
+    assert [line.split(":")[0] for line in blind.assumed] == [
+        "no curves are measured",
+        "no curves are stored",
+    ]
 
 
 def test_an_answer_says_what_the_model_makes_of_a_split() -> None:
@@ -102,6 +110,8 @@ def test_an_answer_says_what_the_model_makes_of_a_split() -> None:
     unsolved = SolvedSplit(SHAPE.nbytes // 3, "x", np.empty(0), np.empty(0), tried.latencies)
     by_solver = solving.solved_anew(tried.curves(LCP), SHAPE, unsolved)
     budgets, exposed, theta, sizes = solving.answer_of(tried.curves(LCP), SHAPE, by_solver)
-    again = solving.solve(tried.curves(LCP), SHAPE, SHAPE.nbytes // 3, tried.latencies, solver="dynamic", zeta=0.01)
+    again = solving.solve(
+        tried.curves(LCP), SHAPE, SHAPE.nbytes // 3, tried.latencies, solver="dynamic", zeta=0.01
+    )
     for mine, found in zip((budgets, exposed, theta, sizes), again, strict=True):
         np.testing.assert_allclose(mine, found)

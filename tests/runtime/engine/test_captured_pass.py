@@ -25,9 +25,13 @@ def refuse() -> object:
 
 
 @pytest.mark.parametrize(
-    ("forward", "told"), [(refuse, "the host waits here"), (lambda: None, "previous error")], ids=["forward", "end"]
+    ("forward", "told"),
+    [(refuse, "the host waits here"), (lambda: None, "previous error")],
+    ids=["forward", "end"],
 )
-def test_the_allocator_is_told_that_it_ended(forward: object, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allocator_is_told_that_it_ended(
+    forward: object, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = []
     stream = SimpleNamespace(device=torch.device("cuda", 3), wait_stream=lambda other: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: POOL)

@@ -79,12 +79,22 @@ print(json.dumps([error(ours, theirs), key_error, all(alike), receipt["captured"
 @pytest.mark.parametrize(
     ("family", "decide", "chosen", "graphs"),
     [
-        ("olmoe", "device", {"budget": "60%", "policies": {"eviction": "lfu", "prefetch": "next_gate"}}, 1),
+        (
+            "olmoe",
+            "device",
+            {"budget": "60%", "policies": {"eviction": "lfu", "prefetch": "next_gate"}},
+            1,
+        ),
         ("olmoe", "device", {"budget": "60%", "policies": {"eviction": "late_horizon"}}, 1),
         ("deepseek_v2", "host", {"preset": "full"}, 1),
         ("gpt_oss", "host", {"budget": "60%", "policies": {"prefetch": "next_gate"}}, 3),
     ],
-    ids=["decided by the device", "by the device and the host", "all resident", "decided by the host, with a window"],
+    ids=[
+        "decided by the device",
+        "by the device and the host",
+        "all resident",
+        "decided by the host, with a window",
+    ],
 )
 def test_replayed_tokens_are_the_plain_models(
     family: str, decide: str, chosen: dict, graphs: int, tmp_path: Path
@@ -95,7 +105,9 @@ def test_replayed_tokens_are_the_plain_models(
     (line,) = interpret(BEGUN + COMPARED, json.dumps([str(folder), decide, chosen]))
     error, key_error, count_alike, captured = json.loads(line)
     assert error < BOUND and key_error < BOUND and count_alike
-    assert captured == {"tokens": 17, "graphs": graphs, "captures": 2, "why_not": None}, "all but the first"
+    assert captured == {"tokens": 17, "graphs": graphs, "captures": 2, "why_not": None}, (
+        "all but the first"
+    )
 
 
 REPLAYED = """
@@ -121,9 +133,13 @@ print(int((live.cache.state != again.cache.state).sum()), live.now == again.now)
 """
 
 
-def test_the_simulator_replays_what_was_recorded_of_graphs(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_simulator_replays_what_was_recorded_of_graphs(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     """Six of the seven tokens that `generate` decodes, on a thread of its own, three graphs each."""
-    passes, state = interpret(BEGUN + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet"))
+    passes, state = interpret(
+        BEGUN + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet")
+    )
     assert passes == "18 0" and state == "0 True"
 
 
@@ -178,9 +194,15 @@ def test_what_cannot_be_captured_is_launched_one_by_one_and_says_so(checkpoint: 
     else from there, a padded sequence. A capture that fails has counted nothing."""
     answers = interpret(BEGUN + LEFT, str(checkpoint("olmoe")))
     whole, observed, embedded, stopped, asked, is_right, line, differs, padded = answers
-    assert differs.startswith("0 0 RuntimeError: from keys and values at fixed addresses its logits differ by")
+    assert differs.startswith(
+        "0 0 RuntimeError: from keys and values at fixed addresses its logits differ by"
+    )
     assert whole == "3 1 None" and stopped == "7 1 it was stopped"
-    assert observed == "7 1 None" and embedded == "5 True", "the host sees what a replayed token is embedded as"
+    assert observed == "7 1 None" and embedded == "5 True", (
+        "the host sees what a replayed token is embedded as"
+    )
     assert asked.startswith("0 0 Unsupported: operation not permitted when stream is capturing")
     assert is_right.startswith("True") and padded == "the sequence is padded"
-    assert line.startswith("decoded tokens are launched one by one, not as CUDA graphs: Unsupported")
+    assert line.startswith(
+        "decoded tokens are launched one by one, not as CUDA graphs: Unsupported"
+    )

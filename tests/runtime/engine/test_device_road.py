@@ -131,10 +131,15 @@ def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path
 
 @needs_triton
 @pytest.mark.parametrize("policies", [LATE, AHEAD], ids=["late_horizon", "lru, next_gate"])
-def test_the_simulator_replays_it(policies: dict[str, str], checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_simulator_replays_it(
+    policies: dict[str, str], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     """Also batches between, which the host decides, and a `generate` on its own thread."""
     passes, state, figures = interpret(
-        INTERPRETED + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet"), json.dumps(policies)
+        INTERPRETED + REPLAYED,
+        str(checkpoint("olmoe")),
+        str(tmp_path / "trace.parquet"),
+        json.dumps(policies),
     )
     assert passes == "11 0" and state == "0 True" and figures == "1"
 
@@ -143,7 +148,10 @@ def test_the_simulator_replays_it(policies: dict[str, str], checkpoint: Checkpoi
 def test_a_token_that_fails_empties_the_cache_and_no_more(checkpoint: Checkpoint) -> None:
     error, counts, is_right = interpret(INTERPRETED + FAILED, str(checkpoint("olmoe")))
     assert error == "no such memory" and is_right == "True"
-    assert counts.startswith("6 {'requests': 4, 'hits': 0, 'late': 0, 'misses': 4,") and "'evictions': 0" in counts
+    assert (
+        counts.startswith("6 {'requests': 4, 'hits': 0, 'late': 0, 'misses': 4,")
+        and "'evictions': 0" in counts
+    )
 
 
 class LateDevice:
@@ -152,7 +160,9 @@ class LateDevice:
     def __init__(self) -> None:
         self.queued: deque[torch.Tensor] = deque()
 
-    def send_next(self, values: torch.Tensor, number: torch.Tensor, words: torch.Tensor, count: int) -> None:
+    def send_next(
+        self, values: torch.Tensor, number: torch.Tensor, words: torch.Tensor, count: int
+    ) -> None:
         self.queued.append(values.clone())
         self.number, self.letters = number, words.view(count, -1)
 
@@ -161,7 +171,9 @@ class LateDevice:
             self.number += 1
             here = self.letters[int(self.number) % len(self.letters)]
             here[0], here[1:] = self.number, self.queued.popleft()
-        assert letter[0] == number, f"letter {number} was overwritten by {letter[0]} before it was read"
+        assert letter[0] == number, (
+            f"letter {number} was overwritten by {letter[0]} before it was read"
+        )
 
 
 class Books:
@@ -186,7 +198,9 @@ class Books:
         self.counted.append((token, int(loads[0]), int(evictions[0])))
 
 
-def test_counters_are_read_before_the_next_letter_overwrites_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_read_before_the_next_letter_overwrites_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also where the device is as far behind as the host lets it be."""
     device, books = LateDevice(), Books()
     monkeypatch.setattr(host_copy, "kernels", lambda name: device)
@@ -200,7 +214,9 @@ def test_counters_are_read_before_the_next_letter_overwrites_them(monkeypatch: p
     num_tokens = 3 * host_copy.NumberedLetters.COUNT
     for token in range(num_tokens):
         road.begin_token()
-        road._cache.told.add_(torch.tensor([token, 1], dtype=torch.int32))  # as its kernels add up loads and evictions
+        road._cache.told.add_(
+            torch.tensor([token, 1], dtype=torch.int32)
+        )  # as its kernels add up loads and evictions
         road.end_pass()
     assert len(books.counted) > num_tokens // 2  # before they are asked for
     road.catch_up()

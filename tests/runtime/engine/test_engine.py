@@ -36,7 +36,10 @@ def failing(module: nn.Module) -> Iterator[None]:
 
 def broken_off(session: Session, ids: torch.Tensor = OTHER) -> None:
     """Run a pass whose first layer loads and computes experts, and that fails before the second one."""
-    with failing(session.opened.layers[1].gate), pytest.raises(MemoryError, match="between two steps"):
+    with (
+        failing(session.opened.layers[1].gate),
+        pytest.raises(MemoryError, match="between two steps"),
+    ):
         session.forward(ids)
 
 
@@ -65,7 +68,10 @@ def test_a_device_that_holds_all_experts_has_them_before_the_first_pass(
     with Session(opened, Settings(preset="full", link="1GB/s")) as session:
         expected = opened.shape.num_keys if is_queued else 0
         for _ in range(2):
-            assert session.controller.cache.state.sum() == expected * RESIDENT and not session.engine.steps.pending
+            assert (
+                session.controller.cache.state.sum() == expected * RESIDENT
+                and not session.engine.steps.pending
+            )
             session.engine.validate()
             session.forward(PROMPT)
             with pytest.raises(MemoryError), failing(opened.layers[0].gate):
@@ -90,7 +96,9 @@ def test_experts_are_computed_with_their_device_as_the_current_one(
     second = torch.device("cuda", 1)
     on_second = replace(opened, model=SimpleNamespace(device=second))
     steps = SimpleNamespace(run=lambda layer, hidden, ids, weights: entered[-1])
-    engine = SimpleNamespace(steps=steps, road=None, captured=None, _opened=on_second, clear=lambda: None)
+    engine = SimpleNamespace(
+        steps=steps, road=None, captured=None, _opened=on_second, clear=lambda: None
+    )
     forward = Engine._layer_forward(engine, opened.layers[0])
     assert forward(None, None, None) == second
     assert entered[-1] == torch.device("cuda", 0)
@@ -100,7 +108,9 @@ def test_a_pass_stalls_for_its_own_loads(session: Session) -> None:
     for ids in (PROMPT, OTHER, PROMPT):
         first_pass = session.num_passes
         session.forward(ids)
-        assert session.engine.stall_s[first_pass] == pytest.approx(loads_s(session, first_pass)) and loads_s(session)
+        assert session.engine.stall_s[first_pass] == pytest.approx(
+            loads_s(session, first_pass)
+        ) and loads_s(session)
     assert session.effort().counters["hits"] > 0, "a pass leaves its experts to the next one"
 
 
@@ -121,7 +131,9 @@ def test_the_pass_after_a_broken_one_begins_when_no_copy_is_under_way(
 ) -> None:
     """And no later pass waits for copies: its prefetches may go on."""
     waits: list[int] = []
-    monkeypatch.setattr(session.engine.steps.link, "wait_for_copies", lambda: waits.append(session.num_passes))
+    monkeypatch.setattr(
+        session.engine.steps.link, "wait_for_copies", lambda: waits.append(session.num_passes)
+    )
     session.forward(PROMPT)
     broken_off(session)
     assert waits == []
@@ -130,10 +142,14 @@ def test_the_pass_after_a_broken_one_begins_when_no_copy_is_under_way(
     assert waits == [1]
 
 
-def test_a_step_that_fails_empties_the_fast_tier_at_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_empties_the_fast_tier_at_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session.forward(PROMPT)
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(session.engine.steps.near, "finish", lambda: (_ for _ in ()).throw(MemoryError()))
+        patched.setattr(
+            session.engine.steps.near, "finish", lambda: (_ for _ in ()).throw(MemoryError())
+        )
         session.forward(OTHER)
     assert not any(session.controller.cache.places) and session.num_passes == 1
     session.validate()
@@ -161,7 +177,9 @@ def some_place(session: Session) -> object:
 def coming(session: Session, key: int, bits: int) -> None:
     """Issue a transfer into the slot of a resident expert."""
     slot = some_place(session).slot
-    transfer = session.parts.tiers.link.issue(key, session.parts.slots[slot], urgency=PREFETCH, bits=bits)
+    transfer = session.parts.tiers.link.issue(
+        key, session.parts.slots[slot], urgency=PREFETCH, bits=bits
+    )
     session.engine.steps.pending[slot] = transfer
 
 
@@ -210,7 +228,9 @@ def test_an_expert_that_its_slot_cannot_hold_is_seen(session: Session) -> None:
 
 
 @pytest.mark.parametrize(("key", "bits"), [(1, 0), (-1, 0), (0, 8), (0, -8)])
-def test_a_transfer_of_another_expert_or_at_other_bits_is_seen(session: Session, key: int, bits: int) -> None:
+def test_a_transfer_of_another_expert_or_at_other_bits_is_seen(
+    session: Session, key: int, bits: int
+) -> None:
     session.forward(PROMPT)
     place = some_place(session)
     coming(session, place.key + key, place.bits + bits)

@@ -2,7 +2,12 @@
 
 import pytest
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, QuantoQuantizedLayer
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    QuantoQuantizedLayer,
+)
 
 from runtime.engine.fixed_past import FixedPast, reason_not_lodged, twin_of
 from tools.make.families import tiny
@@ -36,7 +41,11 @@ def are_equal(one: DynamicCache, other: DynamicCache) -> bool:
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 9])
 def test_a_lodged_sequence_grows_as_a_cache_does(num_tokens: int) -> None:
     """On both sides of a full window, until the room is full."""
-    fixed, past, other = FixedPast(sequence(1), 12, torch.device("cpu")), sequence(num_tokens), sequence(num_tokens)
+    fixed, past, other = (
+        FixedPast(sequence(1), 12, torch.device("cpu")),
+        sequence(num_tokens),
+        sequence(num_tokens),
+    )
     fixed.lodge(past, num_tokens)
     assert fixed.holds(past) and are_equal(past, other)
     while fixed.has_room(past, fixed.num_tokens):
@@ -55,22 +64,35 @@ def test_a_model_says_the_same_from_there(family: str) -> None:
     model = tiny(family, {"sliding_window": 6} if family == "gpt_oss" else {}).eval()
     ids = torch.randint(3, 60, (1, 20), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        past, other = (model(input_ids=ids[:, :5], use_cache=True).past_key_values for _ in range(2))
+        past, other = (
+            model(input_ids=ids[:, :5], use_cache=True).past_key_values for _ in range(2)
+        )
         fixed = FixedPast(twin_of(past), 16, torch.device("cpu"))
         fixed.lodge(past, 5)
         for place in range(5, 14):
             fixed.count(place)
-            given = {"input_ids": ids[:, place : place + 1], "position_ids": torch.tensor([[place]])}
+            given = {
+                "input_ids": ids[:, place : place + 1],
+                "position_ids": torch.tensor([[place]]),
+            }
             ours = model(**given, past_key_values=fixed.cache).logits
             fixed.num_tokens += 1
             theirs = model(**given, past_key_values=other).logits
-            assert fixed.holds(past) and (ours - theirs).abs().max() < 5e-6 * theirs.abs().max(), place
-        ours, theirs = (model(input_ids=ids[:, 14:], past_key_values=each).logits for each in (past, other))
+            assert fixed.holds(past) and (ours - theirs).abs().max() < 5e-6 * theirs.abs().max(), (
+                place
+            )
+        ours, theirs = (
+            model(input_ids=ids[:, 14:], past_key_values=each).logits for each in (past, other)
+        )
     assert (ours - theirs).abs().max() < 5e-6 * theirs.abs().max()
 
 
 def test_another_guest_leaves_the_first_as_it_was() -> None:
-    fixed, one, two = FixedPast(sequence(1), 12, torch.device("cpu")), sequence(6, seed=1), sequence(3, seed=2)
+    fixed, one, two = (
+        FixedPast(sequence(1), 12, torch.device("cpu")),
+        sequence(6, seed=1),
+        sequence(3, seed=2),
+    )
     fixed.lodge(one, 6)
     fixed.lodge(two, 3)
     assert are_equal(one, sequence(6, seed=1)) and are_equal(two, sequence(3, seed=2))
@@ -78,7 +100,9 @@ def test_another_guest_leaves_the_first_as_it_was() -> None:
     add(two, 2, seed=3)
     other = sequence(3, seed=2)
     add(other, 2, seed=3)
-    assert are_equal(two, other) and not fixed.holds(two), "a pass that does not know of it has added two tokens"
+    assert are_equal(two, other) and not fixed.holds(two), (
+        "a pass that does not know of it has added two tokens"
+    )
 
 
 def test_a_memory_of_another_kind_is_not_lodged() -> None:

@@ -25,7 +25,9 @@ Expert = tuple[Layout | ReplicaLayout, torch.Tensor]
 
 
 def whole(seed: int) -> Expert:
-    layout = ExpertLayout.of({GATE_UP: (2 * NEURONS, HIDDEN), DOWN: (HIDDEN, NEURONS)}, torch.bfloat16)
+    layout = ExpertLayout.of(
+        {GATE_UP: (2 * NEURONS, HIDDEN), DOWN: (HIDDEN, NEURONS)}, torch.bfloat16
+    )
     torch.manual_seed(seed)
     return layout, torch.randn(layout.nbytes // 2).bfloat16().view(torch.uint8)
 
@@ -55,7 +57,12 @@ FORMS = {
     "whole": [(FULL_BITS, whole(seed)) for seed in range(NUM)],
     "packed": [(3, packed(seed, 3)) for seed in range(NUM)],
     "published": [(FULL_BITS, published(seed, "MXFP4")) for seed in range(NUM)],
-    "whole and packed": [(FULL_BITS, whole(0)), (4, packed(1, 4)), (1, packed(2, 1)), (FULL_BITS, whole(3))],
+    "whole and packed": [
+        (FULL_BITS, whole(0)),
+        (4, packed(1, 4)),
+        (1, packed(2, 1)),
+        (FULL_BITS, whole(3)),
+    ],
 }
 
 
@@ -86,6 +93,8 @@ def test_any_number_of_threads_gives_the_same_bits(
 ) -> None:
     alone = outputs(FORMS[form], KernelThreads(1))
     assert np.abs(alone).max() > 0 and np.isfinite(alone).all()
-    assert (outputs(FORMS[form], threads) == alone).all() and threads.num_used == 1, "too little to be divided"
+    assert (outputs(FORMS[form], threads) == alone).all() and threads.num_used == 1, (
+        "too little to be divided"
+    )
     monkeypatch.setattr(module, "MIN_SHARE", 1)
     assert (outputs(FORMS[form], threads) == alone).all() and threads.num_used == threads.count

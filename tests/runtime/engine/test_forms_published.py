@@ -15,7 +15,11 @@ from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
 from tools.bench.stored_matrices import Stored, random_expert, variants
 
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 1.25e-3, torch.bfloat16: 1e-2}  # of the largest output
+TOLERANCE = {
+    torch.float32: 2e-5,
+    torch.float16: 1.25e-3,
+    torch.bfloat16: 1e-2,
+}  # of the largest output
 SIZES = {  # hidden, neurons, group
     "every kernel in vectors": (512, 256, 32),
     "nothing in vectors": (96, 40, 8),
@@ -35,7 +39,11 @@ def of_size(name: str, size: str) -> bool:
     return group % 32 == 0 or not name.startswith(("MXFP4", "NVFP4", "AWQ", "GPTQ"))
 
 
-IN_FLOAT16 = ("FP8, blocks", "MXFP4", "AWQ")  # floats, a table, integers: each kind of numbers is compiled for seconds
+IN_FLOAT16 = (
+    "FP8, blocks",
+    "MXFP4",
+    "AWQ",
+)  # floats, a table, integers: each kind of numbers is compiled for seconds
 CASES = [
     pytest.param(name, size, dtype, id=f"{name}-{size}-{dtype}".replace("torch.", ""))
     for size, (_, _, group) in SIZES.items()
@@ -52,10 +60,17 @@ def expected(layout: QuantisedLayout, content: torch.Tensor, x: torch.Tensor) ->
     return F.linear((F.silu(gate) * up).float(), weights[DOWN])[0]
 
 
-def multiplied(layout: QuantisedLayout, content: torch.Tensor, hidden: int, first: float = 1.0) -> torch.Tensor:
+def multiplied(
+    layout: QuantisedLayout, content: torch.Tensor, hidden: int, first: float = 1.0
+) -> torch.Tensor:
     """The output [H] on a token of ones but for the first number, in bfloat16."""
-    y, like = np.zeros((1, hidden), np.float32), torch.empty(0, dtype=AS_NUMPY[torch.bfloat16]).numpy()
-    operands = TokenOperands(np.array([first] + [1] * (hidden - 1), np.float32), np.zeros(1, np.int64), y, like)
+    y, like = (
+        np.zeros((1, hidden), np.float32),
+        torch.empty(0, dtype=AS_NUMPY[torch.bfloat16]).numpy(),
+    )
+    operands = TokenOperands(
+        np.array([first] + [1] * (hidden - 1), np.float32), np.zeros(1, np.int64), y, like
+    )
     CpuPublished(layout, torch.bfloat16).multiply((), [content.data_ptr()], operands)
     return torch.from_numpy(y[0])
 
@@ -66,10 +81,14 @@ def indexed(name: str, index: Callable[[int], torch.Tensor]) -> Stored:
     return Stored(format, lambda r, c: make(r, c) | {"g_idx": index(c).int()})
 
 
-@pytest.mark.parametrize("name", ["compressed-tensors, 4 bits", "compressed-tensors, 8 bits", "GPTQ, 4 bits"])
+@pytest.mark.parametrize(
+    "name", ["compressed-tensors, 4 bits", "compressed-tensors, 8 bits", "GPTQ, 4 bits"]
+)
 def test_an_index_that_leaves_groups_in_their_order_changes_nothing(name: str) -> None:
     """compressed-tensors writes -1 for all inputs, GPTQ the groups."""
-    in_order = indexed(name, lambda c: torch.arange(c) // 32 if name.startswith("GPTQ") else torch.full((c,), -1))
+    in_order = indexed(
+        name, lambda c: torch.arange(c) // 32 if name.startswith("GPTQ") else torch.full((c,), -1)
+    )
     outputs = []
     for stored in (variants(32)[name], in_order):
         torch.manual_seed(0)
@@ -82,20 +101,32 @@ def test_an_index_that_leaves_groups_in_their_order_changes_nothing(name: str) -
 )
 def test_groups_of_any_sizes_are_multiplied_as_by_their_numbers(name: str) -> None:
     torch.manual_seed(0)
-    layout, content = random_expert(indexed(name, lambda c: torch.randint(0, c // 32, (c,))), 256, 128, torch.float32)
+    layout, content = random_expert(
+        indexed(name, lambda c: torch.randint(0, c // 32, (c,))), 256, 128, torch.float32
+    )
     exact = expected(layout, content, torch.ones(1, 256, dtype=torch.bfloat16))
-    assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[torch.bfloat16] * exact.abs().max()
+    assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[
+        torch.bfloat16
+    ] * exact.abs().max()
 
 
-@pytest.mark.parametrize("name", ["FP8, blocks", "MXFP4", "compressed-tensors, 4 bits, in the order of activations"])
-def test_without_tables_of_bytes_rows_are_multiplied_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["FP8, blocks", "MXFP4", "compressed-tensors, 4 bits, in the order of activations"]
+)
+def test_without_tables_of_bytes_rows_are_multiplied_in_float32(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     layout, content = random_expert(variants(32)[name], 256, 128, torch.float32)
     monkeypatch.setattr("runtime.kernels.cpu.lanes.HAS_BYTE_TABLES", False)
-    monkeypatch.setitem(sys.modules, "runtime.kernels.cpu.narrow_rows", None)  # must not be imported
+    monkeypatch.setitem(
+        sys.modules, "runtime.kernels.cpu.narrow_rows", None
+    )  # must not be imported
     kernels.cache_clear()
     exact = expected(layout, content, torch.ones(1, 256, dtype=torch.bfloat16))
-    assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[torch.bfloat16] * exact.abs().max()
+    assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[
+        torch.bfloat16
+    ] * exact.abs().max()
 
 
 @pytest.mark.parametrize("name", ["GPTQ, 4 bits", "GPTQ, 4 bits, desc_act", "AWQ"])
@@ -106,16 +137,25 @@ def test_a_token_of_no_numbers_gives_none(name: str, first: float) -> None:
 
 
 @pytest.mark.parametrize(("name", "size", "dtype"), CASES)
-def test_experts_are_multiplied_as_by_their_numbers(name: str, size: str, dtype: torch.dtype) -> None:
+def test_experts_are_multiplied_as_by_their_numbers(
+    name: str, size: str, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     hidden, neurons, group = SIZES[size]
     made = [random_expert(variants(group)[name], hidden, neurons, torch.float32) for _ in range(2)]
     layout = made[0][0]
-    x, y = (torch.randn(1, hidden) / 8).to(dtype), np.zeros((3, hidden), np.float32)  # float16 ends at 65504
-    operands = TokenOperands(x.float().numpy()[0], np.array([2, 0]), y, torch.empty(0, dtype=AS_NUMPY[dtype]).numpy())
+    x, y = (
+        (torch.randn(1, hidden) / 8).to(dtype),
+        np.zeros((3, hidden), np.float32),
+    )  # float16 ends at 65504
+    operands = TokenOperands(
+        x.float().numpy()[0], np.array([2, 0]), y, torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
+    )
     assert has_published_form(layout)
     CpuPublished(layout, dtype).multiply((), [content.data_ptr() for _, content in made], operands)
     for (_, content), row in zip(made, operands.rows, strict=True):
         exact = expected(layout, content, x)
-        assert (torch.from_numpy(y[row]) - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
+        assert (torch.from_numpy(y[row]) - exact).abs().max() <= TOLERANCE[
+            dtype
+        ] * exact.abs().max()
     assert not y[1].any()

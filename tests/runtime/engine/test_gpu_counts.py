@@ -104,8 +104,12 @@ def counted(folder: str, *, decide: str = "host", **chosen: object) -> Counted:
     return Counted(*found)
 
 
-@pytest.mark.parametrize("policies", [{}, {"prefetch": "next_gate"}], ids=["on demand", "next gate"])
-def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, policies: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "policies", [{}, {"prefetch": "next_gate"}], ids=["on demand", "next gate"]
+)
+def test_a_token_whose_experts_come_over_the_link(
+    checkpoint: Checkpoint, policies: dict[str, str]
+) -> None:
     """Before: 3 operations to pack ids, 2 + m small copies, 3 + 2 m launches and 8 m calls for events a layer with m
     misses, two new events a copy."""
     found = counted(str(checkpoint("olmoe")), budget="60%", policies=policies)
@@ -114,10 +118,14 @@ def test_a_token_whose_experts_come_over_the_link(checkpoint: Checkpoint, polici
     assert each["host waits"] <= layers + 1, "the ids of a layer, and the stalls of a token"
     assert each["launches"] <= 5 * layers, "one that sends the ids, and two pairs for experts"
     assert each.get("small copies", 0) == 0
-    assert each.get("events made", 0) <= 1, "a pool: more only where a token needs more than any before it"
+    assert each.get("events made", 0) <= 1, (
+        "a pool: more only where a token needs more than any before it"
+    )
     if not policies.get("prefetch"):
         assert each["copies of experts"] == found.misses
-        assert each["event calls"] <= 8 * layers, "whatever the misses: a layer's copies are between two events"
+        assert each["event calls"] <= 8 * layers, (
+            "whatever the misses: a layer's copies are between two events"
+        )
     assert found.replayed["graphs"] == layers + 1, "each ends at a router"
     assert found.replayed["launches"] <= 4 * layers, "the graph sends the ids"
     assert found.replayed["host waits"] <= layers + 1
@@ -135,7 +143,12 @@ def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
 
 def test_a_token_whose_evictions_the_host_orders(checkpoint: Checkpoint) -> None:
     """The host waits once a token for what the token before used, if that has not come: in one of eight here."""
-    found = counted(str(checkpoint("olmoe")), decide="device", budget="60%", policies={"eviction": "late_horizon"})
+    found = counted(
+        str(checkpoint("olmoe")),
+        decide="device",
+        budget="60%",
+        policies={"eviction": "late_horizon"},
+    )
     assert 0.3 < found.hit_rate < 1 and found.misses
     assert found.each == {"launches": 4 * found.layers + 1, "host waits": 1 / 8}
     assert found.replayed == {"graphs": 1}

@@ -48,11 +48,15 @@ def test_on_a_cpu_nothing_is_copied() -> None:
 
 
 def test_pageable_tensors_become_float32_on_a_cpu() -> None:
-    ids, weights = HostCopy(torch.device("cpu"))([torch.tensor([[3]]), torch.tensor([[0.5]], dtype=torch.bfloat16)])
+    ids, weights = HostCopy(torch.device("cpu"))(
+        [torch.tensor([[3]]), torch.tensor([[0.5]], dtype=torch.bfloat16)]
+    )
     assert ids.dtype == np.int64 and weights.dtype == np.float32
 
 
-def test_its_buffer_is_written_in_and_out_of_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_buffer_is_written_in_and_out_of_inference_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A session forwards in inference mode; transformers' `generate` runs without it, on another thread."""
     done = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
@@ -102,10 +106,15 @@ def test_the_number_of_a_letter_is_released_to_the_whole_system(tmp_path, capabi
     one = {"ids_ptr": "*i64", "values_ptr": "*bf16", "words_ptr": "*i32"}
     next_one = {"values_ptr": "*i32", "number_ptr": "*i32", "words_ptr": "*i32"}
     with compiler(tmp_path):
-        codes = [compiled(kernel, capability, own, block=8) for kernel, own in ((_send, one), (_send_next, next_one))]
+        codes = [
+            compiled(kernel, capability, own, block=8)
+            for kernel, own in ((_send, one), (_send_next, next_one))
+        ]
     for code in codes:
         ptx = code["ptx"]
-        assert ptx.rindex("st.global") < ptx.rindex("bar") < ptx.index("atom.global.sys.release.exch")
+        assert (
+            ptx.rindex("st.global") < ptx.rindex("bar") < ptx.index("atom.global.sys.release.exch")
+        )
 
 
 def test_a_letter_that_never_comes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,14 +67,20 @@ print(json.dumps([said[tokens + 1 : batch], said[batch + 1 :], error, counts == 
 
 
 @pytest.mark.parametrize(("family", "how"), [("olmoe", "kernels"), ("gpt_oss", "torch")])
-def test_the_host_computes_once_the_gpu_has_work(checkpoint: Checkpoint, family: str, how: str) -> None:
+def test_the_host_computes_once_the_gpu_has_work(
+    checkpoint: Checkpoint, family: str, how: str
+) -> None:
     """A token's residents are launched before the host computes, its result goes to the device in one piece, and the
     experts are added up after that, where all are resident by `_down` itself; gpt-oss has no kernels on a CPU."""
     chosen = {"preset": "near", "budget": "50%"}
     (line,) = interpret(NEAR, json.dumps([str(checkpoint(family)), chosen]))
     tokens, batch, error, counts_alike = json.loads(line)
     assert error < 5e-6 and counts_alike
-    beside, alone, resident = f"fetch _inner _down {how} bring", f"fetch {how} bring", "_inner _down"
+    beside, alone, resident = (
+        f"fetch _inner _down {how} bring",
+        f"fetch {how} bring",
+        "_inner _down",
+    )
     assert beside in layers(tokens) <= {beside, alone, resident}
     in_batch = layers("kernels" if word == "torch" else word for word in batch)
     assert in_batch == {beside.replace("torch", "kernels")}

@@ -40,7 +40,9 @@ def test_a_batch_has_the_logits_of_a_session(opened: MoeModel) -> None:
     )
     with OneExpertRunner(opened, keep) as runner:
         assert torch.equal(runner.forward(IDS), whole)
-        assert torch.allclose(runner.forward(IDS, MASK)[MASK.bool()], masked[MASK.bool()], atol=1e-5)
+        assert torch.allclose(
+            runner.forward(IDS, MASK)[MASK.bool()], masked[MASK.bool()], atol=1e-5
+        )
         assert not torch.allclose(whole[0], masked[0], atol=1e-3)
     handle.remove()
     assert kept == [False, False], "keys and values would take memory"
@@ -69,7 +71,9 @@ def test_the_model_is_given_back(opened: MoeModel) -> None:
         session.forward(IDS)
 
 
-def test_the_next_read_overwrites_the_expert_and_nothing_is_copied_on_a_cpu(opened: MoeModel) -> None:
+def test_the_next_read_overwrites_the_expert_and_nothing_is_copied_on_a_cpu(
+    opened: MoeModel,
+) -> None:
     buffer, content = ExpertBuffer(opened), aligned(opened.store.layout.nbytes)
     assert buffer._device is buffer._host
     for layer, expert in ((0, 1), (1, 0)):

@@ -16,10 +16,14 @@ def named(**own: object) -> dict[str, object]:
 
 
 def test_a_token_behind_others_is_one() -> None:
-    token = OneToken.of((), named(labels=None, output_attentions=False, logits_to_keep=1, tokenizer=object()))
+    token = OneToken.of(
+        (), named(labels=None, output_attentions=False, logits_to_keep=1, tokenizer=object())
+    )
     assert token.num_tokens == 3 and token.positions is None and token.sees_all and not token.others
     assert OneToken.of((), named(output_hidden_states=True)).others == ("output_hidden_states",)
-    masked = OneToken.of((), named(attention_mask=torch.tensor([[0, 1, 1, 1]]), position_ids=torch.tensor([[2]])))
+    masked = OneToken.of(
+        (), named(attention_mask=torch.tensor([[0, 1, 1, 1]]), position_ids=torch.tensor([[2]]))
+    )
     assert not masked.sees_all and masked.positions.item() == 2
     positional = named()
     assert OneToken.of((positional.pop("input_ids"),), positional).ids.item() == 5

@@ -34,7 +34,9 @@ def test_a_gpus_kernels_are_for_one_device(
     monkeypatch: pytest.MonkeyPatch, suit: tuple[type, ...], num_devices: int, chosen: type | None
 ) -> None:
     for kind in (output.CpuOutput, output.GpuOutput):
-        monkeypatch.setattr(kind, "suits", staticmethod(lambda opened, kind=kind, **_: kind in suit))
+        monkeypatch.setattr(
+            kind, "suits", staticmethod(lambda opened, kind=kind, **_: kind in suit)
+        )
     assert choose_output(object(), num_devices=num_devices) is chosen
     if num_devices == 1:
         assert choose_output(object()) is chosen
@@ -52,7 +54,9 @@ class Kernels:
     def starts(self, places: Sequence[Place]) -> list[int]:
         return [place.slot * 10 for place in places]
 
-    def add(self, places: Sequence[Place], starts: list[int], rows: Sequence[int], y: np.ndarray) -> None:
+    def add(
+        self, places: Sequence[Place], starts: list[int], rows: Sequence[int], y: np.ndarray
+    ) -> None:
         self.calls.append((starts, list(rows)))
         for place, row in zip(places, rows, strict=True):
             y[row] += place.key % E
@@ -67,7 +71,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> CpuOutput:
     monkeypatch.setattr(output_cpu, "TokenKernels", Kernels)
     monkeypatch.setattr(output_cpu, "kernels", lambda name: SimpleNamespace(combine=combine))
     shape = SimpleNamespace(num_experts=E, top_k=K)
-    opened = SimpleNamespace(shape=shape, dtype=torch.float32, layers=[SimpleNamespace(hidden_size=H)])
+    opened = SimpleNamespace(
+        shape=shape, dtype=torch.float32, layers=[SimpleNamespace(hidden_size=H)]
+    )
     made = CpuOutput(opened, object(), object())
     made._y += 99  # of an earlier token
     return made
@@ -100,7 +106,8 @@ def test_near_experts_come_after_what_is_ready_and_lie_where_the_near_tier_has_t
         return SimpleNamespace(data_ptr=lambda: 1000 + place.key)
 
     near = SimpleNamespace(
-        content=content, contents_in_ram=lambda places: list(map(content, places)) if are_in_ram else None
+        content=content,
+        contents_in_ram=lambda places: list(map(content, places)) if are_in_ram else None,
     )
     made.add_near([Place(E + 3, NO_SLOT), Place(E + 1, NO_SLOT)], near, [Place(E + 2, 4)])
     assert made._kernels.calls == calls
@@ -141,10 +148,17 @@ def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.Monk
     for form, suits in ((Scaled(), True), (None, False)):
         piece = Piece("down_proj", 0, "weight", form, torch.int8, (2, 2))
         as_published = QuantisedLayout.of([piece], torch.float32, is_transposed=False)
-        assert suited(monkeypatch, plain=[True], dtype=torch.float32, device="cpu", layout=as_published) == suits
+        assert (
+            suited(
+                monkeypatch, plain=[True], dtype=torch.float32, device="cpu", layout=as_published
+            )
+            == suits
+        )
 
 
-def test_a_timed_expert_multiplies_one_token_by_each_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_expert_multiplies_one_token_by_each_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[tuple] = []
 
     class Form:
@@ -154,7 +168,9 @@ def test_a_timed_expert_multiplies_one_token_by_each_in_turn(monkeypatch: pytest
 
     monkeypatch.setattr(output_cpu, "form_of", lambda layout, dtype, gate: Form())
     layer = SimpleNamespace(hidden_size=H, experts=None)
-    opened = SimpleNamespace(store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer])
+    opened = SimpleNamespace(
+        store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer]
+    )
     contents = [SimpleNamespace(data_ptr=lambda start=start: start) for start in (10, 20)]
     work = CpuOutput.timed_expert(opened, contents)
     for turn in range(3):

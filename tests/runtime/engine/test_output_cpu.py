@@ -32,7 +32,11 @@ TOLERANCE = {
     torch.float16: 4e-3,
     torch.bfloat16: 2e-2,
 }  # of the largest logit, with norms and attention compiled
-OF_OUTPUTS = {torch.float32: 1e-6, torch.float16: 1.25e-3, torch.bfloat16: 1e-2}  # of the largest output of an expert
+OF_OUTPUTS = {
+    torch.float32: 1e-6,
+    torch.float16: 1.25e-3,
+    torch.bfloat16: 1e-2,
+}  # of the largest output of an expert
 WHOLE_VECTORS = {"hidden_size": 64, "intermediate_size": 96}
 LOSSY = "weakest dropped"
 SETTINGS = {
@@ -64,7 +68,12 @@ def plain(opened: MoeModel) -> torch.Tensor:
 def decoded(opened: MoeModel, settings: Settings, **own: str) -> torch.Tensor:
     """Logits [n, V] of ten tokens, one at a time."""
     least = f"{opened.shape.num_layers * opened.shape.top_k}x"
-    chosen = {"preset": settings.preset, "policies": settings.policies, "link": settings.link, "budget": least}
+    chosen = {
+        "preset": settings.preset,
+        "policies": settings.policies,
+        "link": settings.link,
+        "budget": least,
+    }
     with Session(opened, Settings(**chosen, **own)) as session:
         session.new_requests(1)
         logits = of_ten_tokens(lambda ids, past: session.forward(ids, past=past))
@@ -82,7 +91,9 @@ def of_ten_tokens(forward: Callable[[torch.Tensor, object], Output]) -> torch.Te
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_decoding_gives_the_logits_of_torch(opened: MoeModel, plain: torch.Tensor, name: str) -> None:
+def test_decoding_gives_the_logits_of_torch(
+    opened: MoeModel, plain: torch.Tensor, name: str
+) -> None:
     """All lossless policies give the same logits, also where torch would round the halves of an expert separately. The
     chosen tokens are torch's best but for ties: what it rounds depends on the processor."""
     fused = decoded(opened, SETTINGS[name], experts=FUSED)
@@ -122,16 +133,25 @@ def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_exp
 ) -> None:
     counts, forward = set(), CpuWhole.forward
 
-    def counted(form: CpuWhole, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
+    def counted(
+        form: CpuWhole, place: Place, start: int, x: torch.Tensor, like: np.ndarray
+    ) -> torch.Tensor:
         counts.add(len(x))
         return forward(form, place, start, x, like)
 
     monkeypatch.setattr(CpuWhole, "forward", counted)
     opened = open_model(str(save("olmoe", "hub", tmp_path, dtype, fields=WHOLE_VECTORS)))
     most_tokens = CpuWhole(opened.store.layout).most_tokens
-    has_kernel = kernels("cpu.lanes").HAS_PAIRS if dtype is torch.bfloat16 else kernels("cpu.lanes").HAS_WIDE_HALVES
+    has_kernel = (
+        kernels("cpu.lanes").HAS_PAIRS
+        if dtype is torch.bfloat16
+        else kernels("cpu.lanes").HAS_WIDE_HALVES
+    )
     assert most_tokens == ((16 if dtype is torch.bfloat16 else 64) if has_kernel else 1)
-    ids, logits = torch.randint(3, VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(2)), {}
+    ids, logits = (
+        torch.randint(3, VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(2)),
+        {},
+    )
     for experts in (EXACT, FUSED):
         with Session(opened, replace(SETTINGS[name], experts=experts)) as session:
             session.new_requests(len(ids))
@@ -160,7 +180,9 @@ def test_an_expert_that_a_token_selects_twice_is_added_twice(tmp_path: Path) -> 
         logits, weights, selected = output
         return logits, weights, torch.cat((selected[:, :1], selected[:, :-1]), dim=1)
 
-    opened = open_model(str(save("olmoe", "hub", tmp_path, torch.float32, fields={"num_experts_per_tok": 3})))
+    opened = open_model(
+        str(save("olmoe", "hub", tmp_path, torch.float32, fields={"num_experts_per_tok": 3}))
+    )
     plain = plain_model(tmp_path)
     for module in (*plain.modules(), *opened.model.modules()):
         if hasattr(module, "gate") and hasattr(module, "experts"):
@@ -183,12 +205,17 @@ def test_the_receipt_names_what_computes(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize("hidden", [1, 7, 64, 130])
 @pytest.mark.parametrize("neurons", [1, 5, 48])
 @pytest.mark.parametrize("dtype", AS_NUMPY, ids=str)
-def test_kernels_equal_the_module_at_odd_sizes(hidden: int, neurons: int, dtype: torch.dtype) -> None:
+def test_kernels_equal_the_module_at_odd_sizes(
+    hidden: int, neurons: int, dtype: torch.dtype
+) -> None:
     """Whole and cut: the top and the bottom of an expert add up to it."""
     random = torch.Generator().manual_seed(hidden * neurons)
     gate_up = (torch.randn(3, 2 * neurons, hidden, generator=random) / hidden**0.5).to(dtype)
     down = (torch.randn(3, hidden, neurons, generator=random) / neurons**0.5).to(dtype)
-    x, weights = torch.randn(1, hidden, generator=random).to(dtype), torch.rand(3, generator=random).to(dtype)
+    x, weights = (
+        torch.randn(1, hidden, generator=random).to(dtype),
+        torch.rand(3, generator=random).to(dtype),
+    )
     expected = torch.zeros_like(x)
     for expert in range(3):
         gate, up = F.linear(x, gate_up[expert]).chunk(2, dim=-1)
@@ -196,10 +223,20 @@ def test_kernels_equal_the_module_at_odd_sizes(hidden: int, neurons: int, dtype:
     kind = AS_NUMPY[dtype]
     like, own, rows = torch.empty(0, dtype=kind).numpy(), x.float().numpy()[0], np.arange(3)
     whole = np.array([(gate_up[e].data_ptr(), down[e].data_ptr()) for e in range(3)])
-    cut = [torch.stack((gate_up[e, :neurons], gate_up[e, neurons:], down[e].T), dim=1).contiguous() for e in range(3)]
-    halves = [(start, size) for start, size in ((0, neurons // 2), (neurons // 2, neurons - neurons // 2)) if size]
+    cut = [
+        torch.stack((gate_up[e, :neurons], gate_up[e, neurons:], down[e].T), dim=1).contiguous()
+        for e in range(3)
+    ]
+    halves = [
+        (start, size)
+        for start, size in ((0, neurons // 2), (neurons // 2, neurons - neurons // 2))
+        if size
+    ]
     starts = np.array([data[start].data_ptr() for data in cut for start, _ in halves])
-    counts, of = np.array([size for _ in cut for _, size in halves]), np.repeat(np.arange(3), len(halves))
+    counts, of = (
+        np.array([size for _ in cut for _, size in halves]),
+        np.repeat(np.arange(3), len(halves)),
+    )
     for add, arguments in (
         (kernels("cpu.gated").add_whole, (whole, neurons, own, rows)),
         (kernels("cpu.gated").add_segments, (starts, counts, own, of)),
@@ -212,9 +249,13 @@ def test_kernels_equal_the_module_at_odd_sizes(hidden: int, neurons: int, dtype:
 
 
 @pytest.mark.parametrize("bits", SCALAR_WIDTHS)
-@pytest.mark.parametrize(("hidden", "neurons", "group"), [(64, 48, 16), (33, 11, 11), (128, 32, 32)])
+@pytest.mark.parametrize(
+    ("hidden", "neurons", "group"), [(64, 48, 16), (33, 11, 11), (128, 32, 32)]
+)
 @pytest.mark.parametrize("dtype", AS_NUMPY, ids=str)
-def test_packed_kernels_equal_the_oracle(bits: int, hidden: int, neurons: int, group: int, dtype: torch.dtype) -> None:
+def test_packed_kernels_equal_the_oracle(
+    bits: int, hidden: int, neurons: int, group: int, dtype: torch.dtype
+) -> None:
     """Three ranks over two experts, one of them twice."""
     from runtime.kernels.cpu.gated_packed import (
         packed_adder,  # imported here: otherwise every test worker would compile it on collection
@@ -233,7 +274,9 @@ def test_packed_kernels_equal_the_oracle(bits: int, hidden: int, neurons: int, g
     groups = np.array([hidden // group, 1, neurons])
     y = np.zeros((3, hidden), np.float32)
     like = torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
-    packed_adder(bits, is_narrow=dtype is torch.bfloat16)(addresses, groups, x.float().numpy()[0], rows, y, like)
+    packed_adder(bits, is_narrow=dtype is torch.bfloat16)(
+        addresses, groups, x.float().numpy()[0], rows, y, like
+    )
     for row, expert in zip(rows, order, strict=True):
         gate, up = linear(x, experts[expert][0]).chunk(2, dim=-1)
         expected = linear(F.silu(gate) * up, experts[expert][1]).float().numpy()[0]
@@ -248,10 +291,16 @@ def _addresses(packed: Packed) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_rounding_is_to_nearest_even_and_keeps_values_that_are_not_finite(dtype: torch.dtype) -> None:
-    values = np.array([1.0, 1.00390625, 1.01171875, -1.0078125, 3e38, np.inf, -np.inf, np.nan, 1e-40], np.float32)
+def test_rounding_is_to_nearest_even_and_keeps_values_that_are_not_finite(
+    dtype: torch.dtype,
+) -> None:
+    values = np.array(
+        [1.0, 1.00390625, 1.01171875, -1.0078125, 3e38, np.inf, -np.inf, np.nan, 1e-40], np.float32
+    )
     out = torch.empty(len(values), dtype=dtype)
-    kernels("cpu.gated").combine(values[None], np.ones(1, np.float32), 1, out.view(AS_NUMPY[dtype]).numpy())
+    kernels("cpu.gated").combine(
+        values[None], np.ones(1, np.float32), 1, out.view(AS_NUMPY[dtype]).numpy()
+    )
     assert torch.equal(out.isnan(), torch.from_numpy(values).isnan())
     kept = ~out.isnan()
     assert torch.equal(out[kept], torch.from_numpy(values).to(dtype)[kept])
@@ -259,7 +308,9 @@ def test_rounding_is_to_nearest_even_and_keeps_values_that_are_not_finite(dtype:
 
 def test_what_float16_does_not_hold_becomes_infinite_or_no_number_as_in_the_module() -> None:
     """Gate times up beyond 65504, and gates of minus infinity, whose SiLU is no number."""
-    gate_up = torch.tensor([[300.0], [300.0], [-60000.0], [2.0], [300.0], [-300.0], [1.0], [3.0]]).half()
+    gate_up = torch.tensor(
+        [[300.0], [300.0], [-60000.0], [2.0], [300.0], [-300.0], [1.0], [3.0]]
+    ).half()
     x = torch.tensor([[2.0]]).half()
     gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
     expected = F.silu(gate) * up

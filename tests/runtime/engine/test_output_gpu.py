@@ -10,7 +10,11 @@ from runtime.kernels.gpu.tiles import SortedPairs
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.make.families import tiny
 
-OTHERS = ("aria_text", "gemma4_text", "nemotron_h")  # matrices [in, out]; gated by GELU; without up, squared ReLU
+OTHERS = (
+    "aria_text",
+    "gemma4_text",
+    "nemotron_h",
+)  # matrices [in, out]; gated by GELU; without up, squared ReLU
 # Tokens, ranks, experts, hidden, neurons, and neurons of the top segment.
 SIZES = [(1, 1, 1, 7, 5, 5), (2, 2, 8, 38, 20, 7)]
 MANY = {  # full and partial blocks; experts with no token, with few, with more than a tile holds
@@ -18,7 +22,11 @@ MANY = {  # full and partial blocks; experts with no token, with few, with more 
     "one rank": (9, 1, 4, 33, 16, 7),
     "all to one": (21, 2, 4, 32, 16, 8),
 }
-ALLOWED = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-2}  # the interpreter truncates bfloat16 where a GPU rounds
+ALLOWED = {
+    "float32": 1e-6,
+    "float16": 1e-3,
+    "bfloat16": 6e-2,
+}  # the interpreter truncates bfloat16 where a GPU rounds
 KERNELS = """
 import json, sys
 import torch
@@ -166,7 +174,12 @@ with Session(opened, Settings(preset="full", experts=FUSED)) as session:
 RUNS = {
     "all resident": {"preset": "full"},
     "loaded as wanted": {"budget": "50%"},
-    "prefetched, some late": {"preset": "specmd", "budget": "50%", "link": "100MB/s+20us", "window": "16KB"},
+    "prefetched, some late": {
+        "preset": "specmd",
+        "budget": "50%",
+        "link": "100MB/s+20us",
+        "window": "16KB",
+    },
     "near": {"preset": "near", "budget": "25%"},
     "weakest dropped": {"budget": "50%", "policies": {"miss": "drop:rank=1"}},
     "cut in two": {
@@ -214,7 +227,10 @@ def test_tiles_have_every_pair_once() -> None:
     groups = SortedPairs(experts)
     tiles = groups.tiles({2: 7, 0: 3}, 2)
     assert tiles.tolist() == [[7, 5, 2], [7, 7, 2], [3, 2, 2]]
-    served = [experts.ravel()[groups.order[first : first + count]].tolist() for _, first, count in tiles.tolist()]
+    served = [
+        experts.ravel()[groups.order[first : first + count]].tolist()
+        for _, first, count in tiles.tolist()
+    ]
     assert served == [[2, 2], [2, 2], [0, 0]]
 
 

@@ -32,7 +32,9 @@ class Experts:
         assert self.are_apart, "asked for a slot's device where all lie together"
         return SimpleNamespace(device=torch.device("cpu"))
 
-    def place(self, key: int, *, slot: int | None = None, bits: int = FULL, share: float = 1.0) -> Place:
+    def place(
+        self, key: int, *, slot: int | None = None, bits: int = FULL, share: float = 1.0
+    ) -> Place:
         place = Place(key, len(self.held) if slot is None else slot, bits, share)
         self.held[place.slot] = place
         return place
@@ -58,7 +60,12 @@ class Batched:
         self._calls = experts.calls
 
     def forward(
-        self, module: object, views: Sequence[Place], x: torch.Tensor, *, beside: list[int] | None = None
+        self,
+        module: object,
+        views: Sequence[Place],
+        x: torch.Tensor,
+        *,
+        beside: list[int] | None = None,
     ) -> torch.Tensor:
         self._calls.append(("batch", *(place.key for place in views)))
         assert len(x) == 1 and len(views) > 0 and all(place.bits == FULL for place in views)
@@ -85,7 +92,9 @@ class Kernels:
         self._calls.append(("few", start, len(x)))
         return x * factor(place)
 
-    def outputs(self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> torch.Tensor:
+    def outputs(
+        self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]
+    ) -> torch.Tensor:
         self._calls.append(("packed", *starts))
         assert len(hidden) == 1 and all(place.bits == LOW for place in places)
         return torch.stack([hidden * factor(place) for place in places])
@@ -113,7 +122,9 @@ def experts() -> Experts:
     return Experts()
 
 
-def output_of(experts: Experts, *, batched: bool = True, kernels: bool = True, is_fused: bool = False) -> TorchOutput:
+def output_of(
+    experts: Experts, *, batched: bool = True, kernels: bool = True, is_fused: bool = False
+) -> TorchOutput:
     kinds = Batched(experts) if batched else None, Kernels(experts) if kernels else None
     return TorchOutput(experts, *kinds, sum_dtype=torch.float32, is_fused=is_fused)
 
@@ -122,10 +133,16 @@ def step(count: int, top_k: int) -> tuple[torch.Tensor, np.ndarray, torch.Tensor
     """Tokens [count, H], the experts 0 to top_k - 1 of each in another order, and weights [count, top_k]."""
     generator = torch.Generator().manual_seed(count)
     selected = np.stack([np.roll(np.arange(top_k), token + 1) for token in range(count)])
-    return torch.randn(count, H, generator=generator), selected, torch.rand(count, top_k, generator=generator) + 0.1
+    return (
+        torch.randn(count, H, generator=generator),
+        selected,
+        torch.rand(count, top_k, generator=generator) + 0.1,
+    )
 
 
-def expected(hidden: torch.Tensor, selected: np.ndarray, weights: torch.Tensor, places: list[Place]) -> torch.Tensor:
+def expected(
+    hidden: torch.Tensor, selected: np.ndarray, weights: torch.Tensor, places: list[Place]
+) -> torch.Tensor:
     """The sum over experts in ascending order, as the model's own code makes it."""
     out = torch.zeros_like(hidden)
     by_expert: dict[int, float] = {}
@@ -139,13 +156,20 @@ def expected(hidden: torch.Tensor, selected: np.ndarray, weights: torch.Tensor, 
 
 def check(output: TorchOutput, places: list[Place], given: tuple) -> None:
     assert torch.allclose(output.finish(), expected(*given, places), rtol=1e-6)
-    assert output._hidden is output._weights is output._module is None and not output._outputs, "nothing stays"
+    assert output._hidden is output._weights is output._module is None and not output._outputs, (
+        "nothing stays"
+    )
 
 
 def test_several_tokens_are_computed_an_expert_at_a_time(experts: Experts) -> None:
     given, output = step(2, 4), output_of(experts)
     output.begin(None, *given)
-    places = [experts.place(E + 2), experts.place(E + 3), experts.place(E, bits=LOW), experts.place(E + 1)]
+    places = [
+        experts.place(E + 2),
+        experts.place(E + 3),
+        experts.place(E, bits=LOW),
+        experts.place(E + 1),
+    ]
     output.add(places[:2])
     output.add(places[2:])
     in_turn = [("one", place.key) for place in places]
@@ -158,14 +182,24 @@ def test_fused_kernels_compute_an_expert_on_few_tokens_wherever_it_lies(experts:
     given = hidden, np.array([[0, 1], [1, 2], [1, 3]]), weights
     output = output_of(experts, batched=False, is_fused=True)
     output.begin(None, *given)
-    there, near = [experts.place(E + 1), experts.place(E)], [Place(E + 2, NO_SLOT), Place(E + 3, NO_SLOT, LOW)]
+    there, near = (
+        [experts.place(E + 1), experts.place(E)],
+        [Place(E + 2, NO_SLOT), Place(E + 3, NO_SLOT, LOW)],
+    )
     output.add_near(near, Near(experts, is_in_ram=True), there)
-    assert experts.calls == [("one", E + 1), ("few", 1, 1), ("few", -102 - E, 1), ("few", -103 - E, 1)]
+    assert experts.calls == [
+        ("one", E + 1),
+        ("few", 1, 1),
+        ("few", -102 - E, 1),
+        ("few", -103 - E, 1),
+    ]
     check(output, [*there, *near], given)
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_fused_kernels_take_near_experts_on_as_many_tokens_as_they_compute_sooner(experts: Experts, count: int) -> None:
+def test_fused_kernels_take_near_experts_on_as_many_tokens_as_they_compute_sooner(
+    experts: Experts, count: int
+) -> None:
     given, output = step(count, 1), output_of(experts, is_fused=True)
     output.begin(None, *given)
     output.add_near([Place(0, NO_SLOT)], Near(experts, is_in_ram=True), [])
@@ -174,7 +208,9 @@ def test_fused_kernels_take_near_experts_on_as_many_tokens_as_they_compute_soone
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_one_tokens_experts_are_one_batch_in_the_order_of_their_slots(experts: Experts, count: int) -> None:
+def test_one_tokens_experts_are_one_batch_in_the_order_of_their_slots(
+    experts: Experts, count: int
+) -> None:
     given, output = step(1, count), output_of(experts)
     output.begin(None, *given)
     places = [experts.place(E + expert, slot=9 - expert) for expert in range(count)]
@@ -192,7 +228,9 @@ def test_one_expert_alone_is_no_batch(experts: Experts) -> None:
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_packed_replicas_go_to_their_kernels_and_the_others_to_a_batch(experts: Experts, batched: bool) -> None:
+def test_packed_replicas_go_to_their_kernels_and_the_others_to_a_batch(
+    experts: Experts, batched: bool
+) -> None:
     given, output = step(1, 4), output_of(experts, batched=batched)
     output.begin(None, *given)
     places = [experts.place(E + expert, bits=LOW if expert % 2 else FULL) for expert in range(4)]
@@ -243,7 +281,13 @@ def test_near_experts_in_ram_join_the_batch_of_what_is_ready(experts: Experts, r
 
 @pytest.mark.parametrize(
     ("count", "batched", "in_ram", "ready_bits"),
-    [(1, True, False, FULL), (1, False, True, FULL), (2, True, True, FULL), (1, True, True, LOW), (1, True, True, 4)],
+    [
+        (1, True, False, FULL),
+        (1, False, True, FULL),
+        (2, True, True, FULL),
+        (1, True, True, LOW),
+        (1, True, True, 4),
+    ],
 )
 def test_near_experts_that_cannot_join_a_batch_are_computed_one_by_one(
     experts: Experts, count: int, batched: bool, in_ram: bool, ready_bits: int

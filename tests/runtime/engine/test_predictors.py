@@ -15,9 +15,13 @@ HIDDEN, FEATURES, EXPERTS = 6, 5, 4
 CPU = torch.device("cpu")
 
 
-def random_predictors(hidden: int = HIDDEN, num_layers: int = 3, num_experts: int = EXPERTS) -> Predictors:
+def random_predictors(
+    hidden: int = HIDDEN, num_layers: int = 3, num_experts: int = EXPERTS
+) -> Predictors:
     rng = np.random.default_rng(0)
-    weights = rng.normal(size=(num_layers, 2, hidden + FEATURES + 1, num_experts)).astype(np.float32)
+    weights = rng.normal(size=(num_layers, 2, hidden + FEATURES + 1, num_experts)).astype(
+        np.float32
+    )
     return Predictors(np.linspace(0.5, 2, num_layers, dtype=np.float32), weights, FEATURES, seed=3)
 
 
@@ -31,7 +35,10 @@ def by_hand(predictors: Predictors, layer: int, distance: int, x: np.ndarray) ->
 
 @pytest.mark.parametrize("distance", [1, 2])
 def test_distributions_of_the_layers_ahead(distance: int) -> None:
-    predictors, x = random_predictors(), np.random.default_rng(1).normal(size=(7, HIDDEN)).astype(np.float32)
+    predictors, x = (
+        random_predictors(),
+        np.random.default_rng(1).normal(size=(7, HIDDEN)).astype(np.float32),
+    )
     predictor = Predictor(predictors, distance, CPU)
     for layer in range(3):
         distributions = predictor.ahead(layer, torch.from_numpy(x)[None])
@@ -46,7 +53,9 @@ def test_a_predictor_of_shorter_distance_is_refused() -> None:
 
 
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v2"])
-def test_steps_carry_predictions_from_the_routers_own_inputs(family: str, checkpoint: Checkpoint) -> None:
+def test_steps_carry_predictions_from_the_routers_own_inputs(
+    family: str, checkpoint: Checkpoint
+) -> None:
     opened = open_model(str(checkpoint(family)))
     shape, inputs, steps = opened.shape, [], []
     hidden = opened.model.get_input_embeddings().weight.shape[1]
@@ -66,6 +75,8 @@ def test_steps_carry_predictions_from_the_routers_own_inputs(family: str, checkp
         assert step.learned.shape == step.predicted.shape == (6, 2, shape.num_experts)
         for distance in (1, 2):
             np.testing.assert_allclose(
-                step.learned[:, distance - 1], by_hand(predictors, step.layer, distance, x), atol=1e-5
+                step.learned[:, distance - 1],
+                by_hand(predictors, step.layer, distance, x),
+                atol=1e-5,
             )
         assert step.foreseen is step.learned

@@ -25,17 +25,25 @@ class Rewritten(Simple):
     scale: float = 1.0
 
     def route(self, step: Step, resident: np.ndarray) -> Step:
-        return replace(step, selected=step.selected[:, ::-1].copy(), weights=step.weights[:, ::-1] * self.scale)
+        return replace(
+            step, selected=step.selected[:, ::-1].copy(), weights=step.weights[:, ::-1] * self.scale
+        )
 
 
-def run(folder: str, routing: str, budget: str = "50%") -> tuple[torch.Tensor, list[int], dict[str, int]]:
+def run(
+    folder: str, routing: str, budget: str = "50%"
+) -> tuple[torch.Tensor, list[int], dict[str, int]]:
     """Logits of a padded batch, greedy tokens after a prompt, and the counters."""
     ids = torch.randint(3, VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[0, :4] = mask[2, :1] = 0
-    with Session(open_model(folder), Settings(policies={"routing": routing}, budget=budget)) as session:
+    with Session(
+        open_model(folder), Settings(policies={"routing": routing}, budget=budget)
+    ) as session:
         logits = session.forward(ids, mask=mask).logits[mask.bool()].float()
-        tokens = [token.token_id for token in session.generate(ids[1:2], Sampling(6, ignore_eos=True))]
+        tokens = [
+            token.token_id for token in session.generate(ids[1:2], Sampling(6, ignore_eos=True))
+        ]
         return logits, tokens, session.controller.counters.totals()
 
 
@@ -46,7 +54,9 @@ def rewritten_is_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("family", ["olmoe", "mixtral"])
 @pytest.mark.parametrize("budget", ["50%", "100%"])
-def test_the_order_of_ranks_changes_no_bit(family: str, budget: str, checkpoint: Checkpoint) -> None:
+def test_the_order_of_ranks_changes_no_bit(
+    family: str, budget: str, checkpoint: Checkpoint
+) -> None:
     logits, tokens, totals = run(str(checkpoint(family)), "standard", budget)
     again, same, _ = run(str(checkpoint(family)), "rewritten", budget)
     assert torch.equal(again, logits) and same == tokens

@@ -43,32 +43,51 @@ def first_steps(model: PreTrainedModel, distance: int) -> list[Step]:
 
 def check_distribution(layer: MoeLayer, scores: torch.Tensor) -> None:
     """A router gives logits or the distribution itself; both come out as the distribution."""
-    own = scores.float()[:, : layer.num_experts]  # zaya's have a column more, for tokens that skip the layer
-    is_distribution = bool((own >= 0).all()) and torch.allclose(own.sum(dim=1), torch.ones(len(own)))
+    own = scores.float()[
+        :, : layer.num_experts
+    ]  # zaya's have a column more, for tokens that skip the layer
+    is_distribution = bool((own >= 0).all()) and torch.allclose(
+        own.sum(dim=1), torch.ones(len(own))
+    )
     assert torch.equal(layer.distribution(scores), own if is_distribution else own.softmax(-1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
-def test_asked_about_its_own_input_a_router_names_what_it_selects(family: str, dtype: torch.dtype) -> None:
+def test_asked_about_its_own_input_a_router_names_what_it_selects(
+    family: str, dtype: torch.dtype
+) -> None:
     model = text_model(family, dtype)
     num_layers = len(moe_layers(model))
     for layer in moe_layers(model):
-        layer.gate.register_forward_hook(lambda gate, args, output, layer=layer: check_distribution(layer, output[0]))
+        layer.gate.register_forward_hook(
+            lambda gate, args, output, layer=layer: check_distribution(layer, output[0])
+        )
     steps = first_steps(model, num_layers)  # so many layers ahead of a layer is the layer itself
     assert len(steps) == num_layers
     for step in steps:
         own, top_k = step.predicted[:, -1], step.selected.shape[1]
         assert step.predicted.shape == (IDS.numel(), num_layers, own.shape[1])
         assert np.allclose(step.predicted.sum(axis=2), 1, atol=1e-5)
-        highest, chosen = -np.sort(-own)[:, :top_k], -np.sort(-np.take_along_axis(own, step.selected, axis=1))
-        assert np.array_equal(highest, chosen), "bfloat16 gives some experts one value: any of them is the k-th"
+        highest, chosen = (
+            -np.sort(-own)[:, :top_k],
+            -np.sort(-np.take_along_axis(own, step.selected, axis=1)),
+        )
+        assert np.array_equal(highest, chosen), (
+            "bfloat16 gives some experts one value: any of them is the k-th"
+        )
         for p, selected in zip(own, step.selected, strict=True):
             assert dtype == torch.bfloat16 or set(named(p[None], top_k)) == set(selected)
 
 
 def test_families_are_all_there() -> None:
-    assert len(TEXT_FAMILIES) > 50 and {"afmoe", "deepseek_v4", "hy_v3", "lfm2_moe", "minimax_m2"} <= {*TEXT_FAMILIES}
+    assert len(TEXT_FAMILIES) > 50 and {
+        "afmoe",
+        "deepseek_v4",
+        "hy_v3",
+        "lfm2_moe",
+        "minimax_m2",
+    } <= {*TEXT_FAMILIES}
 
 
 class Gate(nn.Module):
@@ -149,7 +168,9 @@ class Bare(Gate):
 class Told(Gate):
     """It may be told a correction bias."""
 
-    def forward(self, x: torch.Tensor, correction: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, x: torch.Tensor, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
         logits = self.logits(x)
         return logits, *self.select(logits if correction is None else logits + correction)
 
@@ -174,9 +195,14 @@ class Led(Block):
 
 
 def opened(*gates: Gate, block: nn.Module | None = None) -> SimpleNamespace:
-    layers = [MoeLayer(index, "block.experts", experts=None, gate=gate, top_k=K) for index, gate in enumerate(gates)]
+    layers = [
+        MoeLayer(index, "block.experts", experts=None, gate=gate, top_k=K)
+        for index, gate in enumerate(gates)
+    ]
     return SimpleNamespace(
-        layers=layers, family="fake", model=SimpleNamespace(get_submodule=lambda name: block or Block())
+        layers=layers,
+        family="fake",
+        model=SimpleNamespace(get_submodule=lambda name: block or Block()),
     )
 
 
@@ -185,7 +211,9 @@ def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [Gate, Biased, Loud])
-def test_a_router_that_selects_by_its_matrix_gives_its_softmax_without_running(kind: type[Gate]) -> None:
+def test_a_router_that_selects_by_its_matrix_gives_its_softmax_without_running(
+    kind: type[Gate],
+) -> None:
     gates = [kind(), kind()]
     routers, x = routers_ahead(opened(*gates)), some()
     with torch.inference_mode():
@@ -224,7 +252,9 @@ def test_a_router_is_told_what_its_block_has() -> None:
     (router,), x = routers_ahead(opened(gate, block=Block(correction=correction))), some()
     with torch.inference_mode():
         selected = gate(x, correction)[2]
-        assert torch.equal(router.answer(x, None).p.topk(K).indices.sort().values, selected.sort().values)
+        assert torch.equal(
+            router.answer(x, None).p.topk(K).indices.sort().values, selected.sort().values
+        )
         assert not torch.equal(selected.sort().values, gate(x)[2].sort().values)
 
 
@@ -235,7 +265,9 @@ def test_what_a_block_does_not_have_is_left_out_unless_another_layer_may_know_it
     with torch.inference_mode():
         assert torch.equal(router.answer(x, None).p.topk(K).indices, gate(x)[2])
     told = reason_not_asked(opened(gate, block=Led()))
-    assert told == "routers of fake cannot be asked ahead: only their own layer knows their correction"
+    assert (
+        told == "routers of fake cannot be asked ahead: only their own layer knows their correction"
+    )
 
 
 def test_the_largest_values_go_to_the_selected_and_all_keep_their_order() -> None:
@@ -243,4 +275,6 @@ def test_the_largest_values_go_to_the_selected_and_all_keep_their_order() -> Non
     ranked = ranked_first(p, torch.tensor([[0, 2], [3, 1]]))
     assert ranked.argsort(descending=True, stable=True).tolist() == [[2, 0, 1, 3], [1, 3, 0, 2]]
     assert torch.allclose(ranked, torch.tensor([[0.25, 0.125, 0.5, 0.125], [0.25] * 4]))
-    assert (ranked[1, [1, 3]] > ranked[1, [0, 2]].max()).all(), "a tie between a selected expert and another"
+    assert (ranked[1, [1, 3]] > ranked[1, [0, 2]].max()).all(), (
+        "a tie between a selected expert and another"
+    )

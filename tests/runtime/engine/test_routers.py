@@ -34,7 +34,9 @@ class Tiny:
     def __init__(self) -> None:
         self.embedding = nn.Embedding(9, H)
         gates = [Gate(index) for index in range(L)]
-        self.layers = [MoeLayer(index, f"{index}.experts", None, gate, K) for index, gate in enumerate(gates)]
+        self.layers = [
+            MoeLayer(index, f"{index}.experts", None, gate, K) for index, gate in enumerate(gates)
+        ]
         self.model = SimpleNamespace(
             device=torch.device("cpu"),
             get_input_embeddings=lambda: self.embedding,
@@ -156,8 +158,13 @@ def test_probabilities_are_the_softmax_of_the_routers_own_logits(tiny: Tiny) -> 
         tiny.watcher.see_probabilities()
     assert [len(layer.gate._forward_hooks) for layer in tiny.layers] == [1, 1, 1]
     for step, logits in zip(tiny(IDS), tiny.logits, strict=True):
-        assert np.array_equal(step.probabilities, logits.softmax(-1)) and step.predicted is step.learned is None
-    assert all(routed.x is routed.logits is None for routed in tiny.watcher._routed), "a prompt's stay in memory"
+        assert (
+            np.array_equal(step.probabilities, logits.softmax(-1))
+            and step.predicted is step.learned is None
+        )
+    assert all(routed.x is routed.logits is None for routed in tiny.watcher._routed), (
+        "a prompt's stay in memory"
+    )
 
 
 def predicted(tiny: Tiny, layer: int, ahead: int) -> torch.Tensor:
@@ -165,16 +172,22 @@ def predicted(tiny: Tiny, layer: int, ahead: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("distances", [[], [1], [2], [2, 1], [3]])
-def test_predictions_are_what_the_next_routers_say_of_this_ones_input(tiny: Tiny, distances: list[int]) -> None:
+def test_predictions_are_what_the_next_routers_say_of_this_ones_input(
+    tiny: Tiny, distances: list[int]
+) -> None:
     for distance in distances:
         tiny.watcher.see_predictions(distance)
     if not distances:
         tiny.watcher.see_predictions()
     for _ in range(2):
         for step in tiny(IDS):
-            assert step.predicted.shape == (6, max(distances, default=1), E) and step.learned is None
+            assert (
+                step.predicted.shape == (6, max(distances, default=1), E) and step.learned is None
+            )
             for ahead in range(step.predicted.shape[1]):
-                assert np.array_equal(step.predicted[:, ahead], predicted(tiny, step.layer, ahead + 1))
+                assert np.array_equal(
+                    step.predicted[:, ahead], predicted(tiny, step.layer, ahead + 1)
+                )
 
 
 class Fitted:
@@ -194,7 +207,9 @@ def test_a_fitted_predictor_gives_what_is_learned(tiny: Tiny) -> None:
         assert np.array_equal(step.probabilities, logits.softmax(-1))
         assert np.array_equal(step.predicted[:, 0], predicted(tiny, step.layer, 1))
         for ahead in range(2):
-            assert np.array_equal(step.learned[:, ahead], tiny.inputs[step.layer][:, :3] * (step.layer + ahead + 1))
+            assert np.array_equal(
+                step.learned[:, ahead], tiny.inputs[step.layer][:, :3] * (step.layer + ahead + 1)
+            )
 
 
 def test_what_has_stopped_leaves_no_hook_and_can_begin_again(tiny: Tiny) -> None:

@@ -26,10 +26,14 @@ class Output:
         self.events, self.name = events, name
         self.whole: dict[int, list[int]] = {}
 
-    def begin(self, module: object, hidden: object, experts: np.ndarray, weights: torch.Tensor) -> None:
+    def begin(
+        self, module: object, hidden: object, experts: np.ndarray, weights: torch.Tensor
+    ) -> None:
         self.events.append((self.name, "begin", experts.tolist(), weights.tolist()))
 
-    def begin_token(self, module: object, hidden: object, experts: list[int], weights: np.ndarray) -> None:
+    def begin_token(
+        self, module: object, hidden: object, experts: list[int], weights: np.ndarray
+    ) -> None:
         self.events.append((self.name, "begin token", experts, weights.tolist()))
 
     def add(self, places: list[Place]) -> None:
@@ -38,12 +42,16 @@ class Output:
         self.places = [*getattr(self, "places", []), *places]
 
     def add_near(self, places: tuple[Place, ...], near: object, ready: list[Place]) -> None:
-        self.events.append(("near", *(place.key for place in places), "with", *(place.key for place in ready)))
+        self.events.append(
+            ("near", *(place.key for place in places), "with", *(place.key for place in ready))
+        )
 
     def finish(self) -> str:
         return f"finished by {self.name}"
 
-    def forward(self, module: object, hidden: object, experts: list[int], places: object, weights: object) -> str:
+    def forward(
+        self, module: object, hidden: object, experts: list[int], places: object, weights: object
+    ) -> str:
         assert places == FIXED
         return f"forward by {self.name} of {experts}"
 
@@ -104,17 +112,30 @@ class Bench:
     """An executor whose surroundings are fakes; `events` has in order what it asked of them."""
 
     def __init__(self, patch: pytest.MonkeyPatch, **named: object) -> None:
-        options = {"fused": None, "holds_all": False, "holds_low": False, "are_apart": False, "is_concurrent": False}
+        options = {
+            "fused": None,
+            "holds_all": False,
+            "holds_low": False,
+            "are_apart": False,
+            "is_concurrent": False,
+        }
         options |= {"is_queued": False}
         options |= {"shadows": None, "suits": True, "is_worth": False} | named
         self.events: list = []
         self.made: dict[str, object] = {}
         self.link = Link(self.events)
-        self.link.is_concurrent, self.link.is_queued = options["is_concurrent"], options["is_queued"]
+        self.link.is_concurrent, self.link.is_queued = (
+            options["is_concurrent"],
+            options["is_queued"],
+        )
         fused: Output | None = options["fused"] and options["fused"](self.events, "fused")
         patch.setattr(module, "GpuOutput", OnDevice)
-        patch.setattr(module, "choose_output", lambda opened: lambda opened, resident, threads: fused)
-        patch.setattr(module, "CpuOutput", SimpleNamespace(suits=lambda opened, **_: options["suits"]))
+        patch.setattr(
+            module, "choose_output", lambda opened: lambda opened, resident, threads: fused
+        )
+        patch.setattr(
+            module, "CpuOutput", SimpleNamespace(suits=lambda opened, **_: options["suits"])
+        )
         patch.setattr(module, "is_worth_batching", lambda opened: options["is_worth"])
         patch.setattr(module, "TokenKernels", lambda opened, resident, threads: "kernels")
         patch.setattr(module, "ResidentExperts", self._resident)
@@ -130,12 +151,16 @@ class Bench:
             counts_chosen=options["holds_low"],
             count_fixed=lambda layer, num_layers, chosen: self.events.append(("fixed", layer)),
             shape=SimpleNamespace(num_experts=E),
-            cache=SimpleNamespace(places=places, shadows=np.arange(2 * E) % 4 + 1, is_whole=lambda layer: layer == 1),
+            cache=SimpleNamespace(
+                places=places, shadows=np.arange(2 * E) % 4 + 1, is_whole=lambda layer: layer == 1
+            ),
         )
         self.watcher = SimpleNamespace(rows=None, on_step=None, decodes=True, step=self._step)
         tiers = SimpleNamespace(
             link=self.link,
-            near=SimpleNamespace(begin=lambda near: self.events.append("near begins"), finish=lambda: None),
+            near=SimpleNamespace(
+                begin=lambda near: self.events.append("near begins"), finish=lambda: None
+            ),
             slow=SimpleNamespace(together=lambda opened: "batched"),
         )
         arena = SimpleNamespace(device=torch.device("cpu"))
@@ -175,9 +200,17 @@ class Bench:
         return SimpleNamespace(slots=slots, room=lambda place: ("room", place.slot))
 
     def _torch(
-        self, resident: object, batched: object, kernels: object, *, sum_dtype: torch.dtype, is_fused: bool
+        self,
+        resident: object,
+        batched: object,
+        kernels: object,
+        *,
+        sum_dtype: torch.dtype,
+        is_fused: bool,
     ) -> Output:
-        assert sum_dtype is torch.float32 and is_fused == (batched is None and not resident.slots.are_apart)
+        assert sum_dtype is torch.float32 and is_fused == (
+            batched is None and not resident.slots.are_apart
+        )
         self.made |= {"batched": batched, "kernels": kernels}
         return Output(self.events, "torch")
 
@@ -185,7 +218,9 @@ class Bench:
         return SimpleNamespace(layer=layer, selected=ids.numpy(), weights=weights.numpy())
 
 
-def plan(*waves: Wave, near: tuple = (), low: tuple = (), prefetches: tuple = (), **own: object) -> Plan:
+def plan(
+    *waves: Wave, near: tuple = (), low: tuple = (), prefetches: tuple = (), **own: object
+) -> Plan:
     selected = own.get("selected", np.array([[1, 0], [2, -1]]))
     return Plan(0, selected, own.get("weights"), waves, near, low, prefetches)
 
@@ -216,7 +251,9 @@ def test_torch_gets_batches_and_kernels_where_no_gpu_computes(
     assert (made.steps.gpu_output is not None) == (named.get("fused") is OnDevice)
 
 
-def test_a_step_without_loads_brings_ahead_and_computes_on_replicas_and_near(bench: Callable[..., Bench]) -> None:
+def test_a_step_without_loads_brings_ahead_and_computes_on_replicas_and_near(
+    bench: Callable[..., Bench],
+) -> None:
     made = bench()
     made.plan = plan(low=(A, B), near=(C,), prefetches=(G,))
     assert made.work() == [("prefetch", 5), ("add", 0, 1), ("near", 2, "with")]
@@ -224,10 +261,19 @@ def test_a_step_without_loads_brings_ahead_and_computes_on_replicas_and_near(ben
     assert made.work() == []
 
 
-def test_loads_come_first_then_what_is_low_and_what_is_there_and_prefetches_last(bench: Callable[..., Bench]) -> None:
+def test_loads_come_first_then_what_is_low_and_what_is_there_and_prefetches_last(
+    bench: Callable[..., Bench],
+) -> None:
     made = bench()
     made.plan = plan(Wave((A,), (B,)), low=(D,), prefetches=(G,))
-    assert made.work() == [("issue", 1), ("add", 3), ("prefetch", 5), ("add", 0), ("collect", 1), ("add", 1)]
+    assert made.work() == [
+        ("issue", 1),
+        ("add", 3),
+        ("prefetch", 5),
+        ("add", 0),
+        ("collect", 1),
+        ("add", 1),
+    ]
     assert list(made.steps.pending) == [5]
     assert (made.steps.pending[5].slot, made.steps.pending[5].bits) == (("room", 5), 16)
 
@@ -242,7 +288,9 @@ def test_what_has_landed_is_computed_with_what_was_there(bench: Callable[..., Be
     assert made.work() == [("issue", 0), ("collect", 0), ("add", 0)]
 
 
-def test_a_load_of_the_next_wave_is_issued_when_its_slot_is_free(bench: Callable[..., Bench]) -> None:
+def test_a_load_of_the_next_wave_is_issued_when_its_slot_is_free(
+    bench: Callable[..., Bench],
+) -> None:
     made = bench()
     made.plan = plan(Wave((A,), (B,)), Wave((), (C, D)), Wave((), (F,)), prefetches=(G,))
     assert made.work() == [
@@ -259,7 +307,14 @@ def test_a_load_into_a_slot_that_no_expert_of_the_wave_uses_is_issued_after_the_
     made = bench()
     made.plan = plan(Wave((A,), ()), Wave((D,), (G, C)))
     issued = [("add", 0), ("issue", 2), ("issue", 5)]
-    assert made.work() == [*issued, ("add", 3), ("collect", 5), ("add", 5), ("collect", 2), ("add", 2)]
+    assert made.work() == [
+        *issued,
+        ("add", 3),
+        ("collect", 5),
+        ("add", 5),
+        ("collect", 2),
+        ("add", 2),
+    ]
 
 
 @pytest.mark.parametrize("later", [(), (Wave((), (C,)),)], ids=["one wave", "two waves"])
@@ -269,7 +324,9 @@ def test_near_experts_are_computed_in_the_first_wave_while_loads_are_under_way(
     """Together with what is there, unless a load waits for one of its slots."""
     made = bench()
     made.plan = plan(Wave((A,), (B,)), *later, near=(D,))
-    near = [("near", 3, "with", 0)] if not later else [("add", 0), ("issue", 2), ("near", 3, "with")]
+    near = (
+        [("near", 3, "with", 0)] if not later else [("add", 0), ("issue", 2), ("near", 3, "with")]
+    )
     rest = [("collect", 2), ("add", 2)] if later else []
     assert made.work() == [("issue", 1), *near, ("collect", 1), ("add", 1), *rest]
 
@@ -290,13 +347,26 @@ def test_one_tokens_experts_are_one_call_where_reads_land_together(
     made.plan = plan(Wave((G,), (A, B)))
     first = [("issue", 0), ("issue", 1)]
     if waits:
-        assert made.work(num_tokens) == [*first, *(("collect", key) for key in (1, 0, 0, 1)), ("add", 5, 0, 1)]
+        assert made.work(num_tokens) == [
+            *first,
+            *(("collect", key) for key in (1, 0, 0, 1)),
+            ("add", 5, 0, 1),
+        ]
     else:
-        assert made.work(num_tokens) == [*first, ("add", 5), ("collect", 0), ("add", 0), ("collect", 1), ("add", 1)]
+        assert made.work(num_tokens) == [
+            *first,
+            ("add", 5),
+            ("collect", 0),
+            ("add", 0),
+            ("collect", 1),
+            ("add", 1),
+        ]
 
 
 @pytest.mark.parametrize("shadows", [None, "replicas"])
-def test_one_tokens_experts_are_two_calls_where_the_device_waits(bench: Callable[..., Bench], shadows: object) -> None:
+def test_one_tokens_experts_are_two_calls_where_the_device_waits(
+    bench: Callable[..., Bench], shadows: object
+) -> None:
     """What is there is computed while the others come."""
     made = bench(is_queued=True, shadows=shadows)
     made.plan = plan(Wave((G,), (A, B)))
@@ -306,7 +376,9 @@ def test_one_tokens_experts_are_two_calls_where_the_device_waits(bench: Callable
     assert made.work(1) == [("add", 5)]
 
 
-def test_what_has_not_landed_is_computed_on_the_replica_that_stays(bench: Callable[..., Bench]) -> None:
+def test_what_has_not_landed_is_computed_on_the_replica_that_stays(
+    bench: Callable[..., Bench],
+) -> None:
     """Also where reads land together: nothing is waited for."""
     made = bench(shadows="replicas", is_concurrent=True, is_worth=True)
     made.coming(A, B)
@@ -327,7 +399,9 @@ def test_a_transfer_that_is_on_its_way_into_a_slot_is_cancelled_before_the_next_
     assert made.work() == [("cancel", 0), ("issue", 2), ("collect", 2), ("add", 2)]
 
 
-def test_a_batch_begins_with_the_plans_experts_and_weights_and_rows_of_padding(bench: Callable[..., Bench]) -> None:
+def test_a_batch_begins_with_the_plans_experts_and_weights_and_rows_of_padding(
+    bench: Callable[..., Bench],
+) -> None:
     made = bench()
     made.run(2)
     assert made.events[0] == ("torch", "begin", [[1, 0], [2, -1]], [[0.5, 0.5], [0.5, 0.5]])
@@ -373,7 +447,9 @@ def test_nothing_is_planned_for_a_token_whose_experts_all_stay(
 
 
 @pytest.mark.parametrize("named", [{}, {"holds_all": True, "are_apart": True}])
-def test_a_step_is_planned_where_experts_come_and_go_or_lie_apart(bench: Callable[..., Bench], named: dict) -> None:
+def test_a_step_is_planned_where_experts_come_and_go_or_lie_apart(
+    bench: Callable[..., Bench], named: dict
+) -> None:
     made = bench(**named)
     made.fixed = FIXED
     assert made.run() == "finished by torch"
@@ -407,7 +483,9 @@ def test_a_layer_that_stays_as_a_whole_never_leaves_the_device(bench: Callable[.
     assert other.run(layer=1) == "finished by fused", "experts may leave"
 
 
-def test_slots_are_released_when_no_copy_is_under_way_and_laid_out_again(bench: Callable[..., Bench]) -> None:
+def test_slots_are_released_when_no_copy_is_under_way_and_laid_out_again(
+    bench: Callable[..., Bench],
+) -> None:
     made = bench()
     made.coming(A)
     slots = made.steps.resident.slots

@@ -13,7 +13,12 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
 
 OWN_GATE = {"gpt_oss"}
-CASES = [(family, dtype) for family in FAMILIES if family not in OWN_GATE for dtype in ("float32", "bfloat16")]
+CASES = [
+    (family, dtype)
+    for family in FAMILIES
+    if family not in OWN_GATE
+    for dtype in ("float32", "bfloat16")
+]
 
 
 @pytest.fixture(params=CASES, ids="-".join)
@@ -42,7 +47,9 @@ def test_a_tier_of_one_tokens_slots_copies_nothing(monkeypatch: pytest.MonkeyPat
     """Slots for exactly one token's experts lie as a batch needs them; the logits equal those of a full tier."""
     opened, copied = open_model(str(demo_model())), []
     copy = BatchedExperts._copied
-    monkeypatch.setattr(BatchedExperts, "_copied", lambda *given: copied.append(given) or copy(*given))
+    monkeypatch.setattr(
+        BatchedExperts, "_copied", lambda *given: copied.append(given) or copy(*given)
+    )
     ids = torch.randint(3, opened.config.vocab_size, (1, 12), generator=torch.manual_seed(3))
     logits = {}
     for budget in ("100%", f"{opened.shape.top_k}x"):
@@ -72,7 +79,13 @@ def test_near_and_resident_experts_are_one_batch(
         batches.append(len(experts))
         return forward(self, module, experts, x, **options)
 
-    near = Settings("near", budget=f"{slots * opened.shape.num_layers}x", link="1GB/s", near="1GB/s", device="cpu")
+    near = Settings(
+        "near",
+        budget=f"{slots * opened.shape.num_layers}x",
+        link="1GB/s",
+        near="1GB/s",
+        device="cpu",
+    )
     with Session(opened, near) as session:
         past = session.forward(torch.arange(8)[None]).past_key_values
         monkeypatch.setattr(BatchedExperts, "forward", counted)
@@ -82,7 +95,9 @@ def test_near_and_resident_experts_are_one_batch(
     assert batches == [opened.shape.top_k] * opened.shape.num_layers
 
 
-def test_another_order_of_additions_is_detected(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_order_of_additions_is_detected(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is detected even in bfloat16, where rounding hides most differences in the last bits of a sum."""
 
     def backwards(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -94,7 +109,9 @@ def test_another_order_of_additions_is_detected(checkpoint: Checkpoint, monkeypa
     assert not choose_batched(opened)._batched
 
 
-def test_experts_larger_than_the_cache_are_not_batched(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_larger_than_the_cache_are_not_batched(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = open_model(str(checkpoint("mixtral")))
     monkeypatch.setattr(batched, "IN_CACHE", opened.shape.top_k * opened.store.layout.nbytes - 1)
     assert choose_batched(opened) is None
@@ -107,7 +124,9 @@ def test_a_gate_of_several_kernels_is_not_shared(checkpoint: Checkpoint, family:
 
 @pytest.mark.parametrize("size", [24, 32, 56, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_rows_of_a_shared_gate_round_as_alone(checkpoint: Checkpoint, size: int, dtype: torch.dtype) -> None:
+def test_rows_of_a_shared_gate_round_as_alone(
+    checkpoint: Checkpoint, size: int, dtype: torch.dtype
+) -> None:
     module = open_model(str(checkpoint("olmoe"))).layers[0].experts
     rows = torch.randn(500, 8, 1, 2 * size, generator=torch.Generator().manual_seed(0)).to(dtype)
     for batch in rows:
@@ -119,10 +138,15 @@ def test_projections_that_are_not_batched_have_no_buffer(checkpoint: Checkpoint)
     opened = open_model(str(checkpoint("gpt_oss")))
     module, layout = opened.layers[0].experts, opened.store.layout
     assert BatchedExperts(module, layout, 4, batched=())._into == [{}] * 5
-    assert set(BatchedExperts(module, layout, 4, batched=["down_proj"])._into[2]) == {"down_proj", "down_proj_bias"}
+    assert set(BatchedExperts(module, layout, 4, batched=["down_proj"])._into[2]) == {
+        "down_proj",
+        "down_proj_bias",
+    }
 
 
-def test_the_path_of_resident_layers_counts_and_computes_as_the_full_one(checkpoint: Checkpoint) -> None:
+def test_the_path_of_resident_layers_counts_and_computes_as_the_full_one(
+    checkpoint: Checkpoint,
+) -> None:
     """All experts are resident; a recorded run takes the full path at every step."""
     opened = open_model(str(checkpoint("qwen2_moe")))
     ids = torch.randint(3, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,9 @@ from runtime.kernels.cpu.lanes import PAIRS
 
 @pytest.mark.parametrize("has_quads", [column_vectors.HAS_QUADS, False])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_quads_are_multiplied_as_by_their_codes(monkeypatch: pytest.MonkeyPatch, bits: int, has_quads: bool) -> None:
+def test_quads_are_multiplied_as_by_their_codes(
+    monkeypatch: pytest.MonkeyPatch, bits: int, has_quads: bool
+) -> None:
     monkeypatch.setattr(column_vectors, "HAS_QUADS", has_quads)
 
     @intrinsic
@@ -24,7 +26,11 @@ def test_quads_are_multiplied_as_by_their_codes(monkeypatch: pytest.MonkeyPatch,
                 codes = column_vectors.quad_of(builder, rows, bits, quad)
                 own, place = load(builder, digits, I64, 4 * quad), builder.add(sums, I64(64 * quad))
                 own = splat(builder, builder.trunc(own, PAIRS.element))
-                store(builder, column_vectors.add_quads(builder, load(builder, place, PAIRS), codes, own), place)
+                store(
+                    builder,
+                    column_vectors.add_quads(builder, load(builder, place, PAIRS), codes, own),
+                    place,
+                )
             return target.get_dummy_value()
 
         return types.void(*[types.int64] * 3), generate
@@ -34,10 +40,15 @@ def test_quads_are_multiplied_as_by_their_codes(monkeypatch: pytest.MonkeyPatch,
         add_all(words.ctypes.data, digits.ctypes.data, sums.ctypes.data)
 
     rng = np.random.default_rng(0)
-    words, digits = rng.integers(0, 2**32, (bits, 16), np.uint32), rng.integers(-128, 128, 36).astype(np.int8)
+    words, digits = (
+        rng.integers(0, 2**32, (bits, 16), np.uint32),
+        rng.integers(-128, 128, 36).astype(np.int8),
+    )
     sums = np.ones((8, 16), np.int32)
     run(words, digits, sums)
     streams = [sum(int(word) << 32 * row for row, word in enumerate(column)) for column in words.T]
     codes = np.array([[stream >> bits * k & 2**bits - 1 for k in range(32)] for stream in streams])
     codes = codes[:, column_vectors.inputs_of_quads(bits)].reshape(16, 8, 4)
-    assert np.array_equal(sums, 1 + np.einsum("oqi,qi->qo", codes, digits[:32].reshape(8, 4).astype(int)))
+    assert np.array_equal(
+        sums, 1 + np.einsum("oqi,qi->qo", codes, digits[:32].reshape(8, 4).astype(int))
+    )

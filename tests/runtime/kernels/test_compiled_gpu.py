@@ -17,7 +17,9 @@ pytestmark = needs_triton
 CAPABILITIES = (80, 90, 120)
 TENSORS = (
     dict.fromkeys(("x_ptr", "inner_ptr", "out_ptr"), "*bf16")
-    | dict.fromkeys(("numbers_ptr", "order_ptr", "tiles_ptr", "done_ptr", "words_ptr", "zeros_ptr"), "*i32")
+    | dict.fromkeys(
+        ("numbers_ptr", "order_ptr", "tiles_ptr", "done_ptr", "words_ptr", "zeros_ptr"), "*i32"
+    )
     | dict.fromkeys(("y_ptr", "weights_ptr", "shares_ptr"), "*fp32")
     | {"starts_ptr": "*i64", "keys_ptr": "*i64", "scales_ptr": "*fp16", "expert_ptr": "*u8"}
 )
@@ -48,9 +50,16 @@ def ptx(request: pytest.FixtureRequest, tmp_path: Path) -> Ptx:
 
 def jit_functions() -> list[ast.FunctionDef]:
     """Every function that Triton compiles."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "runtime/kernels/gpu").glob("*.py")]
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "runtime/kernels/gpu").glob("*.py")
+    ]
     functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [each for each in functions if any("triton.jit" in ast.unparse(d) for d in each.decorator_list)]
+    return [
+        each
+        for each in functions
+        if any("triton.jit" in ast.unparse(d) for d in each.decorator_list)
+    ]
 
 
 def test_an_attribute_of_a_constexpr_is_one_of_its_own_before_a_function_gets_it() -> None:
@@ -64,8 +73,14 @@ def test_an_attribute_of_a_constexpr_is_one_of_its_own_before_a_function_gets_it
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
             if ast.unparse(call.func) in names:
                 given = [*call.args, *(keyword.value for keyword in call.keywords)]
-                handed_on += [(function.name, text) for text in map(ast.unparse, given) if attribute_of(text) in own]
-    assert {"product", "_scales"} <= names and not handed_on, "name it before: `x: tl.constexpr = matrix.x`"
+                handed_on += [
+                    (function.name, text)
+                    for text in map(ast.unparse, given)
+                    if attribute_of(text) in own
+                ]
+    assert {"product", "_scales"} <= names and not handed_on, (
+        "name it before: `x: tl.constexpr = matrix.x`"
+    )
 
 
 def attribute_of(text: str) -> str | None:
@@ -104,7 +119,9 @@ def assert_counted_in_order(code: str) -> None:
     before, after = code[wrote:done], code[done:]
     assert "bar.sync" in before and "ld.global" not in before
     assert 0 < after.index("bar.sync") < after.index("ld.global") < after.rindex("st.global.")
-    assert "ld.global.nc" not in code, "such a load may read what another program has not written yet"
+    assert "ld.global.nc" not in code, (
+        "such a load may read what another program has not written yet"
+    )
 
 
 def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
@@ -112,11 +129,20 @@ def test_experts_of_many_tokens_come_by_asynchronous_copies(ptx: Ptx) -> None:
 
     from runtime.kernels.gpu import gated_tiles
 
-    blocks = {"block_tokens": 64, "block_outputs": 64, "block_inputs": 64, "operand": tl.bfloat16, "precision": "tf32"}
+    blocks = {
+        "block_tokens": 64,
+        "block_outputs": 64,
+        "block_inputs": 64,
+        "operand": tl.bfloat16,
+        "precision": "tf32",
+    }
     of_down = {"adds": False, "stages": 2, **blocks}
     inner = ptx(gated_tiles._inner, IN_BF16, stages=2, **PLAIN, **blocks)
     down = ptx(gated_tiles._down, IN_BF16 | {"y_ptr": "*bf16"}, has_bias=False, neuron=1, **of_down)
-    assert (inner.count("cp.async.cg"), down.count("cp.async.cg")) == (24, 16)  # two stages of x, gate, up or x, down
+    assert (inner.count("cp.async.cg"), down.count("cp.async.cg")) == (
+        24,
+        16,
+    )  # two stages of x, gate, up or x, down
     assert not OF_TWO_BYTES.search(inner + down)
     inner = ptx(gated_tiles._inner, IN_BF16, stages=2, **PAIRED, **blocks)
     down = ptx(gated_tiles._down, IN_BF16 | {"y_ptr": "*bf16"}, has_bias=True, output=1, **of_down)
@@ -130,17 +156,31 @@ def test_packed_words_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
     assert wide(ptx(gated_packed._inner, TENSORS, own=SILU, bits=4, **blocks)) == 8
     assert wide(ptx(gated_packed._down, TENSORS, bits=3, **blocks)) == 8
     blocks = {"bits": 3, "block_outputs": 64, "block_inputs": 64}
-    assert wide(ptx(low_bit._multiply, TENSORS, stages=2, num_rows=16, precision="tf32", **blocks)) == 34
+    assert (
+        wide(ptx(low_bit._multiply, TENSORS, stages=2, num_rows=16, precision="tf32", **blocks))
+        == 34
+    )
     assert wide(ptx(low_bit._unpack, TENSORS, **blocks)) >= 16
 
 
 def test_codes_of_published_formats_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
     from runtime.kernels.gpu import gated_published, published
 
-    for name, count in {"fp8 in blocks": 1, "mxfp4": 1, "packed, 8 bits": 1, "gptq_v2, 3 bits": 8, "awq": 3}.items():
+    for name, count in {
+        "fp8 in blocks": 1,
+        "mxfp4": 1,
+        "packed, 8 bits": 1,
+        "gptq_v2, 3 bits": 8,
+        "awq": 3,
+    }.items():
         matrix = gated_matrices(layout_of(name)).down
         code = ptx(
-            gated_published._down, IN_BYTES, matrix=matrix, are_packed=True, **published.block_sizes(matrix), **SUMS
+            gated_published._down,
+            IN_BYTES,
+            matrix=matrix,
+            are_packed=True,
+            **published.block_sizes(matrix),
+            **SUMS,
         )
         assert wide(code) >= count, name
         assert_counted_in_order(code)
@@ -150,10 +190,14 @@ def test_the_other_kernels_compile(tmp_path: Path) -> None:
     from runtime.kernels.gpu import gated, gated_published, published, weighted_sum
 
     with compiler(tmp_path):
-        assert compiled(weighted_sum._combine, 90, TENSORS, is_wide=True, width=8, block_tokens=8, block=256)["cubin"]
+        assert compiled(
+            weighted_sum._combine, 90, TENSORS, is_wide=True, width=8, block_tokens=8, block=256
+        )["cubin"]
         for rule in ("gelu", "gelu_tanh", "relu2"):
             own = PLAIN | {"gate": Gate(rule, has_up=rule != "relu2")}
-            assert compiled(gated._inner, 90, IN_BF16, are_packed=True, block_rows=8, block_columns=256, **own)["cubin"]
+            assert compiled(
+                gated._inner, 90, IN_BF16, are_packed=True, block_rows=8, block_columns=256, **own
+            )["cubin"]
         clamped = gated_matrices(layout_of("mxfp4"), GPT_OSS)
         own = {"matrices": clamped, "are_packed": True, **published.block_sizes(clamped.gate)}
         assert compiled(gated_published._inner, 80, IN_BYTES, **own)["cubin"]

@@ -18,7 +18,9 @@ _NUM_DECODED = 24
 
 
 @torch.inference_mode()
-def _decoded(session: Session, *, is_whole: bool = True) -> tuple[torch.Tensor, dict[str, int], list, list[list[int]]]:
+def _decoded(
+    session: Session, *, is_whole: bool = True
+) -> tuple[torch.Tensor, dict[str, int], list, list[list[int]]]:
     """Logits, counts, keys and what is noted of the last token, after a prompt of one token so that experts are absent
     at first."""
     if not is_whole:
@@ -31,16 +33,26 @@ def _decoded(session: Session, *, is_whole: bool = True) -> tuple[torch.Tensor, 
         past = output.past_key_values
         logits.append(output.logits)
     last = [
-        done.selected if isinstance(done, Plan) else done for _, done in sorted(session.engine.steps.last_token.items())
+        done.selected if isinstance(done, Plan) else done
+        for _, done in sorted(session.engine.steps.last_token.items())
     ]
     noted = [ids.tolist() for ids in last]
-    return torch.cat(logits), session.controller.counters.totals(), [layer.keys for layer in past.layers], noted
+    return (
+        torch.cat(logits),
+        session.controller.counters.totals(),
+        [layer.keys for layer in past.layers],
+        noted,
+    )
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("olmoe", "bfloat16"), ("olmoe", "float32"), ("qwen2_moe", "float32")], ids=str
+    ("family", "dtype"),
+    [("olmoe", "bfloat16"), ("olmoe", "float32"), ("qwen2_moe", "float32")],
+    ids=str,
 )
-def test_one_call_agrees_with_calls_of_layers(family: str, dtype: str, checkpoint: Checkpoint) -> None:
+def test_one_call_agrees_with_calls_of_layers(
+    family: str, dtype: str, checkpoint: Checkpoint
+) -> None:
     """Layers of qwen2_moe have shared experts besides: they are not taken."""
     folder, found = str(checkpoint(family, "hub", dtype)), []
     for is_whole in (True, False):
@@ -54,7 +66,9 @@ def test_one_call_agrees_with_calls_of_layers(family: str, dtype: str, checkpoin
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_replicas_that_stay_are_one_call_too(dtype: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_replicas_that_stay_are_one_call_too(
+    dtype: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     """It agrees with calls of layers, and with steps that the controller decides."""
     opened, found = open_model(str(checkpoint("olmoe", "hub", dtype))), []
     artefacts = Artefacts(replicas=made(opened, tmp_path, is_coded=True))
@@ -66,10 +80,14 @@ def test_replicas_that_stay_are_one_call_too(dtype: str, checkpoint: Checkpoint,
             decided = Mock(wraps=session.controller.step)
             session.controller.step = decided
             found.append(_decoded(session, is_whole=way == "whole"))
-            assert decided.call_count == ((1 + _NUM_DECODED) * opened.shape.num_layers if way == "decided" else 0)
+            assert decided.call_count == (
+                (1 + _NUM_DECODED) * opened.shape.num_layers if way == "decided" else 0
+            )
     (ours, counts, keys, noted), layers, decided = found
     assert torch.equal(ours, layers[0]) and all(map(torch.equal, keys, layers[2]))
-    assert (ours - decided[0]).abs().max() <= (0 if dtype == "bfloat16" else 1e-5 * ours.abs().max())
+    assert (ours - decided[0]).abs().max() <= (
+        0 if dtype == "bfloat16" else 1e-5 * ours.abs().max()
+    )
     assert counts == layers[1] == decided[1] and noted == layers[3] == decided[3]
     assert counts["low"] == counts["requests"]
     opened.store.close()

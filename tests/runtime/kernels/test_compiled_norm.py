@@ -5,7 +5,10 @@ import torch
 from torch import nn
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
 from transformers.models.olmoe.modeling_olmoe import OlmoeRMSNorm
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm, Qwen3NextRMSNormGated
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextRMSNorm,
+    Qwen3NextRMSNormGated,
+)
 
 from runtime.kernels.cpu.compiled_norm import CompiledNorm, recognise_norm
 

@@ -25,11 +25,15 @@ def test_one_token_gets_the_experts_of_the_module(family: str, dtype: torch.dtyp
     tokens = torch.randn(200, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
     for token in tokens:
         theirs, ours = gate(token[None]), router.forward(token[None])
-        assert [(each.shape, each.dtype) for each in ours] == [(each.shape, each.dtype) for each in theirs]
+        assert [(each.shape, each.dtype) for each in ours] == [
+            (each.shape, each.dtype) for each in theirs
+        ]
         assert set(ours[2][0].tolist()) == set(theirs[2][0].tolist())
         bound = 1e-5 if dtype is torch.float32 else 2**-6
         for own, other in zip(ours[:2], theirs[:2], strict=True):
-            assert (own.sort().values - other.sort().values).abs().max() <= bound * other.abs().max()
+            assert (
+                own.sort().values - other.sort().values
+            ).abs().max() <= bound * other.abs().max()
     assert router.num_unclear < len(tokens) // 4
     assert all(map(torch.equal, router.forward(tokens), gate(tokens)))
 
@@ -38,7 +42,10 @@ def test_one_token_gets_the_experts_of_the_module(family: str, dtype: torch.dtyp
 def test_a_choice_that_rounding_could_change_is_the_modules() -> None:
     gate = _gate("olmoe", torch.bfloat16)
     gate.weight[:] = gate.weight[0]
-    router, token = compiled_router(_gate("olmoe", torch.bfloat16)), torch.ones(1, gate.weight.shape[1])
+    router, token = (
+        compiled_router(_gate("olmoe", torch.bfloat16)),
+        torch.ones(1, gate.weight.shape[1]),
+    )
     assert router.route(token.bfloat16()) is not None and compiled_router(gate) is None
     assert router.route(torch.full_like(token, torch.nan).bfloat16()) is None
     gate = _gate("olmoe", torch.float32)

@@ -121,7 +121,9 @@ print(int(differing), int(wrong), int(0 < totals["evictions"] and 0 < totals["mi
 
 @pytest.mark.parametrize("sizes", [(2, 16, 13, 4), (1, 12, 4, 4), (3, 9, 14, 2)], ids=str)
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "late_horizon"])
-def test_it_decides_as_the_policy_and_brings_what_is_missing(sizes: tuple[int, ...], eviction: str) -> None:
+def test_it_decides_as_the_policy_and_brings_what_is_missing(
+    sizes: tuple[int, ...], eviction: str
+) -> None:
     """Loads, counters and last uses, or numbers of uses, are those of the controller, also where the host decides
     prompts between; with as many slots as a token has experts, with layers of different sizes, and with slots that stay
     free for long."""
@@ -143,7 +145,19 @@ def test_it_prefetches_as_the_policy_does(sizes: tuple[int, ...], most: int, evi
 def test_they_compile_and_read_16_bytes_a_thread(tmp_path: Path, capability: int) -> None:
     from runtime.kernels.gpu.decide import _fill, _resolve, _resolve_ahead
 
-    names = ("table", "owner", "stamp", "unused", "left", "clock", "told", "slots", "missing", "host", "arena")
+    names = (
+        "table",
+        "owner",
+        "stamp",
+        "unused",
+        "left",
+        "clock",
+        "told",
+        "slots",
+        "missing",
+        "host",
+        "arena",
+    )
     tensors = dict.fromkeys((f"{name}_ptr" for name in names), "*i32")
     tensors |= {"ids_ptr": "*i64", "starts_ptr": "*i64", "p_ptr": "*fp32"}
     with compiler(tmp_path):
@@ -151,9 +165,15 @@ def test_they_compile_and_read_16_bytes_a_thread(tmp_path: Path, capability: int
             own = {"top_k": 8, "width": 32, "kind": kind, "is_ahead": is_ahead}
             assert compiled(_resolve, capability, tensors, odd=("layer",), **own)["cubin"]
         own = {"num_named": 8, "width": 32, "num_p": 128, "block": 8}
-        assert compiled(_resolve_ahead, capability, tensors, odd=("layer", "target"), **own)["cubin"]
+        assert compiled(_resolve_ahead, capability, tensors, odd=("layer", "target"), **own)[
+            "cubin"
+        ]
         for programs, turns in ((576, 1), (8, 72)):
             own = {"programs": programs, "turns": turns, "block": 4096}
-            ptx = compiled(_fill, capability, tensors, odd=("first_key", "first_slot"), **own)["ptx"]
-            loads, stores = (len(re.findall(rf"{kind}\.global[.\w:]*\.v4", ptx)) for kind in ("ld", "st"))
+            ptx = compiled(_fill, capability, tensors, odd=("first_key", "first_slot"), **own)[
+                "ptx"
+            ]
+            loads, stores = (
+                len(re.findall(rf"{kind}\.global[.\w:]*\.v4", ptx)) for kind in ("ld", "st")
+            )
             assert loads == stores == 8

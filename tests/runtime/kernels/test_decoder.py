@@ -24,10 +24,18 @@ _NUM_PROMPT, _NUM_DECODED = 12, 8
 # Over the largest logit: of the largest deviation, in 16 bits of the mean one, since routers may choose otherwise.
 _BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 _COMPILED = {
-    **dict.fromkeys(("aria_text", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint"), 2),
-    **dict.fromkeys(("glm4_moe", "glm4v_moe", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"), 2),
-    **dict.fromkeys(("hunyuan_v1_moe", "hy_v3", "kolibri1", "mellum", "minimax_m2", "minimax_m3_vl_text"), 2),
-    **dict.fromkeys(("mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "solar_open"), 2),
+    **dict.fromkeys(
+        ("aria_text", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint"), 2
+    ),
+    **dict.fromkeys(
+        ("glm4_moe", "glm4v_moe", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"), 2
+    ),
+    **dict.fromkeys(
+        ("hunyuan_v1_moe", "hy_v3", "kolibri1", "mellum", "minimax_m2", "minimax_m3_vl_text"), 2
+    ),
+    **dict.fromkeys(
+        ("mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "solar_open"), 2
+    ),
     **dict.fromkeys(("granitemoehybrid", "jamba", "lfm2_moe", "nemotron_h"), 1),
 }
 _LEFT = {
@@ -63,7 +71,11 @@ def _decoded(model: PreTrainedModel, *, batch: int = 1) -> tuple[torch.Tensor, o
     ids = torch.randint(3, 90, (batch, _NUM_PROMPT + _NUM_DECODED), generator=random)
     past, logits = model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True).past_key_values, []
     for place in range(_NUM_PROMPT, ids.shape[1]):
-        logits.append(model(input_ids=ids[:, place : place + 1], past_key_values=past, use_cache=True).logits[:, -1])
+        logits.append(
+            model(input_ids=ids[:, place : place + 1], past_key_values=past, use_cache=True).logits[
+                :, -1
+            ]
+        )
     return torch.cat(logits).float(), past
 
 
@@ -94,7 +106,9 @@ def _pack(model: PreTrainedModel, form: GgmlBlocks) -> PreTrainedModel:
     for parent, name, layer in found:
         if name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             blocks = torch.nn.Parameter(encode(layer.weight.detach(), form), requires_grad=False)
-            packed = QuantisedLinear(blocks, form, layer.bias, shape=layer.weight.shape, dtype=model.dtype)
+            packed = QuantisedLinear(
+                blocks, form, layer.bias, shape=layer.weight.shape, dtype=model.dtype
+            )
             setattr(parent, name, packed)
     return model
 
@@ -102,14 +116,18 @@ def _pack(model: PreTrainedModel, form: GgmlBlocks) -> PreTrainedModel:
 @pytest.mark.parametrize("form", [None, "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "gpt_oss", "phimoe"])
-def test_a_block_gives_the_bits_of_its_parts(family: str, dtype: torch.dtype, form: str | None) -> None:
+def test_a_block_gives_the_bits_of_its_parts(
+    family: str, dtype: torch.dtype, form: str | None
+) -> None:
     """Norms of another kind, and layers with a sliding window, are left."""
     model = _pack(tiny(family).to(dtype), GGML[form]) if form else _tiny(family).to(dtype)
     decoder = _decoder(model)
     decoder.install()
     at_once, _ = _decoded(model)
     blocks = [
-        module for module in model.modules() if "DecoderLayer" in type(module).__name__ and "forward" in vars(module)
+        module
+        for module in model.modules()
+        if "DecoderLayer" in type(module).__name__ and "forward" in vars(module)
     ]
     assert len(blocks) == decoder.receipt()["blocks"] == {"phimoe": 0, "gpt_oss": 1}.get(family, 2)
     for module in blocks:
@@ -176,9 +194,20 @@ def test_a_session_installs_what_agrees_and_its_receipt_says_so(checkpoint: Chec
     with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
         replaced = {module for module in opened.model.modules() if "forward" in vars(module)}
         own = {"Attention", "DecoderLayer", "Model", "RMSNorm", "TopKRouter"}
-        assert {type(module).__name__ for module in replaced} == {"Linear", *(f"Qwen2Moe{name}" for name in own)}
+        assert {type(module).__name__ for module in replaced} == {
+            "Linear",
+            *(f"Qwen2Moe{name}" for name in own),
+        }
         assert opened.model.lm_head in replaced
-        counts = {"norms": 5, "attentions": 2, "blocks": 2, "bodies": 1, "routers": 2, "whole": 0, "unclear_choices": 0}
+        counts = {
+            "norms": 5,
+            "attentions": 2,
+            "blocks": 2,
+            "bodies": 1,
+            "routers": 2,
+            "whole": 0,
+            "unclear_choices": 0,
+        }
         assert session.receipt()["compiled"] == counts | {"attentions_left": {}}
     assert not any("forward" in vars(module) for module in opened.model.modules())
     with Session(opened, Settings(budget="50%")) as session:

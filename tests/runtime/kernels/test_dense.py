@@ -34,7 +34,9 @@ class Holder:
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 130), (64, 33), (512, 96)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_one_token_agrees_with_torch(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
+def test_one_token_agrees_with_torch(
+    inputs: int, outputs: int, bias: bool, dtype: torch.dtype
+) -> None:
     torch.manual_seed(inputs)
     layer = nn.Linear(inputs, outputs, bias=bias).to(dtype)
     dense, x = CompiledLinear(Holder(layer), KernelThreads(1)), torch.randn(1, 1, inputs).to(dtype)
@@ -49,7 +51,9 @@ def test_one_token_agrees_with_torch(inputs: int, outputs: int, bias: bool, dtyp
     assert "forward" not in vars(layer)
 
 
-def _packed(inputs: int, outputs: int, form: GgmlBlocks, dtype: torch.dtype, *, bias: bool = True) -> QuantisedLinear:
+def _packed(
+    inputs: int, outputs: int, form: GgmlBlocks, dtype: torch.dtype, *, bias: bool = True
+) -> QuantisedLinear:
     layer = nn.Linear(inputs, outputs, bias=bias).to(dtype).requires_grad_(False)
     blocks = nn.Parameter(encode(layer.weight, form), requires_grad=False)
     return QuantisedLinear(blocks, form, shape=layer.weight.shape, dtype=dtype, bias=layer.bias)
@@ -65,7 +69,9 @@ def test_matrices_of_few_bits_agree_with_the_dequantised_one(
     torch.manual_seed(inputs)
     layer, x = _packed(inputs, 45, GGML[name], dtype), torch.randn(1, num_tokens, inputs).to(dtype)
     dense = CompiledLinear(Holder(layer), KernelThreads(1))
-    exact = F.linear(x.float(), layer.form.dequantise({"blocks": layer.blocks.data}), layer.bias.float())
+    exact = F.linear(
+        x.float(), layer.form.dequantise({"blocks": layer.blocks.data}), layer.bias.float()
+    )
     with torch.inference_mode():
         theirs = layer(x)
         assert torch.equal(theirs, F.linear(x, layer.weight, layer.bias))
@@ -77,7 +83,9 @@ def test_matrices_of_few_bits_agree_with_the_dequantised_one(
     assert (ours.float() - exact).abs().max() <= bound * exact.abs().max()
 
 
-def test_a_matrix_of_few_bits_divided_between_threads_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_of_few_bits_divided_between_threads_has_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(threads, "MIN_SHARE", 1 << 10)
     layer, x = _packed(160, 77, GGML["Q4_0"], torch.bfloat16), torch.randn(2, 160).bfloat16()
     outputs = []
@@ -102,7 +110,9 @@ def test_split_experts_leave_linear_layers_to_torch_even_when_a_window_is_measur
     installed = []
     monkeypatch.setattr(CompiledLinear, "install", lambda dense: installed.append(dense))
     opened = open_model(str(checkpoint("olmoe")))
-    cut = Settings(budget="50%", link="1GB/s", policies={"residency": "split", "prefetch": "next_gate"})
+    cut = Settings(
+        budget="50%", link="1GB/s", policies={"residency": "split", "prefetch": "next_gate"}
+    )
     for settings, times in ((cut, 0), (replace(cut, experts=FUSED), 2)):
         with Session(opened, settings) as session:
             assert session.parts.is_fused and session.parts.window > 0

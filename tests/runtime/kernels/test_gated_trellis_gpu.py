@@ -34,7 +34,9 @@ print(json.dumps(max(((one - other).norm() / other.norm()).item() for one, other
 
 def test_outputs_of_every_width_are_those_of_the_unpacked_experts() -> None:
     """Of one token, and of several of which some have no expert."""
-    *lines, of_several = [json.loads(line) for line in interpret(EXPERTS, json.dumps([SIZES, list(ALLOWED)]))]
+    *lines, of_several = [
+        json.loads(line) for line in interpret(EXPERTS, json.dumps([SIZES, list(ALLOWED)]))
+    ]
     assert [bits for bits, *_ in lines] == [bits for bits in TRELLIS_WIDTHS for _ in ALLOWED]
     for bits, dtype, error in lines:
         assert error < ALLOWED[dtype], (bits, dtype, error)

@@ -34,7 +34,9 @@ def test_an_older_triton_is_refused_in_one_line(installed: SimpleNamespace, vers
     with pytest.raises(Incompatible) as refused:
         load.has_triton.__wrapped__()
     line = str(refused.value)
-    assert line.startswith(f"triton {version} is older than {OLDEST_TRITON}") and "pip install" in line
+    assert (
+        line.startswith(f"triton {version} is older than {OLDEST_TRITON}") and "pip install" in line
+    )
     assert "\n" not in line
 
 

@@ -19,12 +19,22 @@ from tests.helpers.families import FAMILIES
 from tools.gpu.checks.low_bit import random_packed
 
 # out, in, group: sizes that are no multiple of 32 or of 32 / bits, one group per row, groups that end within a word.
-SHAPES = [(64, 128, 128), (48, 256, 64), (33, 96, 32), (50, 24, 24), (7, 100, 100), (40, 96, 48), (1, 33, 11)]
+SHAPES = [
+    (64, 128, 128),
+    (48, 256, 64),
+    (33, 96, 32),
+    (50, 24, 24),
+    (7, 100, 100),
+    (40, 96, 48),
+    (1, 33, 11),
+]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def by_numba(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
-    from runtime.kernels.cpu import low_bit as numba_low_bit  # here, or every worker would compile it at collection
+    from runtime.kernels.cpu import (
+        low_bit as numba_low_bit,
+    )  # here, or every worker would compile it at collection
 
     return numba_low_bit.dequantise(packed, dtype)
 
@@ -35,7 +45,11 @@ def from_codes(packed: Packed) -> np.ndarray:
     zeros = 0.5
     if packed.qzeros is not None:
         words = np.ascontiguousarray(packed.qzeros.numpy().T)
-        zeros = unpack(words, packed.bits, packed.num_outputs).astype(float).T.repeat(packed.group_size, axis=0)
+        zeros = (
+            unpack(words, packed.bits, packed.num_outputs)
+            .astype(float)
+            .T.repeat(packed.group_size, axis=0)
+        )
     scales = packed.scales.numpy().astype(float).repeat(packed.group_size, axis=0)
     return (scales * (codes - zeros)).T
 
@@ -61,22 +75,36 @@ def test_the_oracle_equals_the_codes(shape: tuple[int, int, int], bits: int) -> 
 @pytest.mark.parametrize("bits", SCALAR_WIDTHS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_product_agrees_with_the_oracle(shape: tuple[int, int, int], bits: int, dtype: str) -> None:
+def test_every_product_agrees_with_the_oracle(
+    shape: tuple[int, int, int], bits: int, dtype: str
+) -> None:
     packed = random_packed(*shape[:2], bits, shape[2])
     for count in (1, 2, 3, MANY_TOKENS - 1, MANY_TOKENS, 40):
         x = tokens(count, shape[1], DTYPES[dtype])
         y = linear(x, packed)
         assert y.shape == (count, shape[0]) and y.dtype == x.dtype
-        assert relative(y, F.linear(x.float(), dequantise(packed))) < (1e-5 if dtype == "float32" else 5e-3)
+        assert relative(y, F.linear(x.float(), dequantise(packed))) < (
+            1e-5 if dtype == "float32" else 5e-3
+        )
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(SCALAR_WIDTHS), st.integers(1, 70), st.integers(1, 5), st.integers(1, 70), st.integers(1, 20))
-def test_any_shape_agrees(bits: int, group_size: int, num_groups: int, num_outputs: int, count: int) -> None:
+@given(
+    st.sampled_from(SCALAR_WIDTHS),
+    st.integers(1, 70),
+    st.integers(1, 5),
+    st.integers(1, 70),
+    st.integers(1, 20),
+)
+def test_any_shape_agrees(
+    bits: int, group_size: int, num_groups: int, num_outputs: int, count: int
+) -> None:
     packed = random_packed(num_outputs, group_size * num_groups, bits, group_size)
     x = tokens(count, packed.num_inputs)
     exact = F.linear(x.double(), torch.from_numpy(from_codes(packed)))
-    assert (linear(x, packed) - exact).abs().max() <= 1e-5 * x.abs().sum(1).max() * dequantise(packed).abs().max()
+    assert (linear(x, packed) - exact).abs().max() <= 1e-5 * x.abs().sum(1).max() * dequantise(
+        packed
+    ).abs().max()
 
 
 @pytest.mark.parametrize("bits", SCALAR_WIDTHS)
@@ -92,25 +120,37 @@ def test_x_may_be_strided_require_gradients_or_be_empty(count: int) -> None:
     plain = linear(x, packed)
     assert torch.equal(linear(x.T.contiguous().T, packed), plain)
     assert torch.equal(linear(torch.cat((x, x), dim=1)[:, :64], packed), plain)
-    assert torch.equal(linear(x[:1].expand(count, -1), packed), plain[:1].expand(count, -1)) or count >= MANY_TOKENS
+    assert (
+        torch.equal(linear(x[:1].expand(count, -1), packed), plain[:1].expand(count, -1))
+        or count >= MANY_TOKENS
+    )
     assert torch.equal(linear(x.clone().requires_grad_(), packed).detach(), plain)
     assert linear(x[:0], packed).shape == (0, 24)
 
 
 def test_one_bit_is_sign_times_alpha_and_zero_points_of_zero_survive() -> None:
     one = random_packed(8, 64, 1)
-    assert torch.equal(dequantise(one).abs(), (one.scales.float() / 2).T.repeat_interleave(64, dim=1))
+    assert torch.equal(
+        dequantise(one).abs(), (one.scales.float() / 2).T.repeat_interleave(64, dim=1)
+    )
     codes = torch.arange(64, dtype=torch.uint8).repeat(8, 1).T.numpy() % 8
-    scales, zeros = torch.full((1, 8), 0.5, dtype=torch.float16), torch.zeros(1, 1, dtype=torch.int32)
+    scales, zeros = (
+        torch.full((1, 8), 0.5, dtype=torch.float16),
+        torch.zeros(1, 1, dtype=torch.int32),
+    )
     packed = Packed(3, 64, 64, torch.from_numpy(pack(codes, 3)), scales, zeros)
     assert torch.equal(dequantise(packed), torch.from_numpy(codes.T * np.float32(0.5)))
     assert torch.equal(linear(torch.eye(64)[:8], packed), dequantise(packed).T[:8])
 
 
 def test_every_float16_scale_is_converted_exactly() -> None:
-    every = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)  # all finite, non-negative ones, subnormals too
+    every = torch.arange(0x7C00, dtype=torch.int16).view(
+        torch.float16
+    )  # all finite, non-negative ones, subnormals too
     scales = torch.cat((every, -every))[None]
-    packed = Packed(1, 32, 32, torch.full((1, scales.shape[1]), -1, dtype=torch.int32), scales, None)
+    packed = Packed(
+        1, 32, 32, torch.full((1, scales.shape[1]), -1, dtype=torch.int32), scales, None
+    )
     assert torch.equal(by_numba(packed, torch.float32), (scales.float() / 2).T.expand(-1, 32))
 
 

@@ -50,12 +50,18 @@ def test_on_arm_it_is_an_instruction_of_its_own() -> None:
     parsed.verify()
     machine = binding.Target.from_triple(module.triple).create_target_machine(cpu="neoverse-v1")
     written = machine.emit_assembly(parsed)
-    assert written.count("bfdot") == 4 * (4 + 1) and "\tbl\t" not in written  # 4 vectors at once, then one; no calls
+    assert (
+        written.count("bfdot") == 4 * (4 + 1) and "\tbl\t" not in written
+    )  # 4 vectors at once, then one; no calls
 
 
 def test_kernels_do_without_instructions_that_a_processor_has_not() -> None:
     """On one with AVX-512 they run as if it had none, on another one as if it had no vectors of 256 bits either."""
     others = {name: value for name, value in os.environ.items() if name != "NUMBA_CPU_FEATURES"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITHOUT_THEM]
-    done = subprocess.run(command, cwd=ROOT, env=others | {"NUMBA_CPU_NAME": LESS}, capture_output=True, text=True)
-    assert done.returncode == 0 and f"{len(WITHOUT_THEM)} passed" in done.stdout, done.stdout + done.stderr
+    done = subprocess.run(
+        command, cwd=ROOT, env=others | {"NUMBA_CPU_NAME": LESS}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and f"{len(WITHOUT_THEM)} passed" in done.stdout, (
+        done.stdout + done.stderr
+    )

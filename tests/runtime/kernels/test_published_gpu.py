@@ -14,7 +14,11 @@ from tests.helpers.triton_process import interpret, needs_triton
 from tools.gpu.checks.formats import CASES
 
 JOINED = ("mxfp4", "awq", "fp8 in blocks")
-ALLOWED = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}  # the interpreter truncates bfloat16 where a GPU rounds
+ALLOWED = {
+    "float32": 1e-6,
+    "float16": 2e-3,
+    "bfloat16": 2e-2,
+}  # the interpreter truncates bfloat16 where a GPU rounds
 EXPERTS = """
 import json, sys
 import torch
@@ -67,7 +71,11 @@ print(int(torch.equal(ours, plain)), plain.numel())
 
 
 def layout_of(name: str, hidden: int = 256, neurons: int = 128) -> QuantisedLayout:
-    matrices = [(GATE_UP, 0, neurons, hidden), (GATE_UP, 1, neurons, hidden), (DOWN, 0, hidden, neurons)]
+    matrices = [
+        (GATE_UP, 0, neurons, hidden),
+        (GATE_UP, 1, neurons, hidden),
+        (DOWN, 0, hidden, neurons),
+    ]
     case = CASES[name]
     pieces = [
         Piece(part, source, role_in_slot(role), case.format, *stored)
@@ -95,7 +103,9 @@ def test_every_code_has_the_bits_of_its_number() -> None:
 def test_a_matrix_that_is_not_quantised_is_read_as_it_is() -> None:
     quantised, plain = layout_of("mxfp4"), Stored(torch.bfloat16, (256, 128))
     pieces = [piece for piece in quantised.pieces if piece.part == GATE_UP]
-    mixed = QuantisedLayout.of([*pieces, Piece(DOWN, 0, PLAIN, None, *plain)], torch.bfloat16, is_transposed=False)
+    mixed = QuantisedLayout.of(
+        [*pieces, Piece(DOWN, 0, PLAIN, None, *plain)], torch.bfloat16, is_transposed=False
+    )
     matrices = gated_matrices(mixed)
     assert matrices.down.codes.kind == "plain" and matrices.down.scales is None
     assert (matrices.gate.codes.kind, matrices.up_first) == ("float", 0)
@@ -105,5 +115,8 @@ def test_a_matrix_that_is_not_quantised_is_read_as_it_is() -> None:
 def test_words_of_another_type_are_left_to_torch() -> None:
     layout = layout_of("packed, 4 bits, in any order")
     assert is_readable(layout)
-    wide = [piece._replace(dtype=torch.int64) if piece.role == "zero_point" else piece for piece in layout.pieces]
+    wide = [
+        piece._replace(dtype=torch.int64) if piece.role == "zero_point" else piece
+        for piece in layout.pieces
+    ]
     assert not is_readable(QuantisedLayout.of(wide, torch.bfloat16, is_transposed=False))

@@ -42,7 +42,9 @@ def test_one_token_is_computed_on_one_thread_and_others_on_several(model: Model)
 
 
 @pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt()])
-def test_after_a_pass_that_fails_torch_has_its_threads_again(model: Model, error: BaseException) -> None:
+def test_after_a_pass_that_fails_torch_has_its_threads_again(
+    model: Model, error: BaseException
+) -> None:
     model.error = error
     with pytest.raises(type(error)):
         model(torch.zeros(1, 1))

@@ -41,12 +41,16 @@ class Compiled:
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What Triton's driver says."""
-    says = SimpleNamespace(get_current_device=lambda: 2, get_current_stream=lambda device: ("stream", device))
+    says = SimpleNamespace(
+        get_current_device=lambda: 2, get_current_stream=lambda device: ("stream", device)
+    )
     monkeypatch.setattr(repeated, "_driver", lambda: says)
     return says
 
 
-def launches(kernel: Kernel, *tensors: torch.Tensor, kept: Sequence[Kept] = (Kept(None),)) -> list[str]:
+def launches(
+    kernel: Kernel, *tensors: torch.Tensor, kept: Sequence[Kept] = (Kept(None),)
+) -> list[str]:
     repeated = Repeated(kernel, (3,), (7,), block=16, is_wide=False, num_warps=1)
     for word, one in enumerate(tensors):
         repeated((one,), (word,), kept[word % len(kept)])
@@ -57,8 +61,25 @@ def test_later_launches_pass_the_same_arguments_in_the_order_of_the_parameters()
     """Behind the stream and what was compiled; there are no hooks to tell of them."""
     kernel, x, other = Kernel(), torch.zeros(4), torch.ones(4)
     assert launches(kernel, x, other) == ["first", "again"]
-    assert kernel.told[0] == ("first", (3, 1, 1), x, None, 0, 7, {"block": 16, "is_wide": False, "num_warps": 1})
-    assert kernel.told[1][:8] == ("again", (3, 1, 1), ("stream", 2), "function", "metadata", None, None, None)
+    assert kernel.told[0] == (
+        "first",
+        (3, 1, 1),
+        x,
+        None,
+        0,
+        7,
+        {"block": 16, "is_wide": False, "num_warps": 1},
+    )
+    assert kernel.told[1][:8] == (
+        "again",
+        (3, 1, 1),
+        ("stream", 2),
+        "function",
+        "metadata",
+        None,
+        None,
+        None,
+    )
     assert kernel.told[1][8:10] == (other, None) and kernel.told[1][10:] == (1, 7, False, 16)
 
 
@@ -71,7 +92,11 @@ def test_another_type_or_border_is_looked_up_anew() -> None:
 def test_each_device_compiles_its_own(driver: SimpleNamespace) -> None:
     devices = iter((0, 1, 1, 0))  # asked once a launch, but at a first one before and behind it
     driver.get_current_device = lambda: next(devices)
-    assert launches(Kernel(), torch.zeros(2), torch.zeros(2), torch.zeros(2)) == ["first", "first", "again"]
+    assert launches(Kernel(), torch.zeros(2), torch.zeros(2), torch.zeros(2)) == [
+        "first",
+        "first",
+        "again",
+    ]
 
 
 def test_what_is_kept_is_looked_at_too() -> None:
@@ -81,7 +106,10 @@ def test_what_is_kept_is_looked_at_too() -> None:
 
 
 def test_the_interpreter_is_asked_each_time() -> None:
-    assert launches(Kernel(is_interpreted=True), torch.zeros(2), torch.zeros(2)) == ["first", "first"]
+    assert launches(Kernel(is_interpreted=True), torch.zeros(2), torch.zeros(2)) == [
+        "first",
+        "first",
+    ]
 
 
 @needs_triton
@@ -92,9 +120,13 @@ def test_kernels_have_tensors_first_and_constants_last() -> None:
         parameters = inspect.signature(kernel.fn).parameters
         are_tensors = [name.endswith("_ptr") for name in parameters]
         are_constants = [str(one.annotation).endswith("constexpr") for one in parameters.values()]
-        assert are_tensors == sorted(are_tensors, reverse=True) and are_constants == sorted(are_constants), kernel
+        assert are_tensors == sorted(are_tensors, reverse=True) and are_constants == sorted(
+            are_constants
+        ), kernel
 
 
-@pytest.mark.parametrize(("count", "size", "power"), [(1, 1, 1), (8, 3, 8), (9, 3, 16), (64, 22, 64)])
+@pytest.mark.parametrize(
+    ("count", "size", "power"), [(1, 1, 1), (8, 3, 8), (9, 3, 16), (64, 22, 64)]
+)
 def test_sizes_without_triton(count: int, size: int, power: int) -> None:
     assert (blocks(count, 3), width(count)) == (size, power)

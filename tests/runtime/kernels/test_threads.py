@@ -41,7 +41,9 @@ def test_parts_run_side_by_side_the_first_on_the_callers_thread(three: KernelThr
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_reaches_the_caller_once_the_other_parts_have_ended(three: KernelThreads, failing: int) -> None:
+def test_an_error_reaches_the_caller_once_the_other_parts_have_ended(
+    three: KernelThreads, failing: int
+) -> None:
     may_end, ended = threading.Event(), []
 
     def slow() -> None:
@@ -77,7 +79,9 @@ def test_a_fork_has_threads_of_its_own(three: KernelThreads) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize(("nbytes", "num_shares"), [(1, 1), (2 * MIN_SHARE - 1, 1), (2 * MIN_SHARE, 2), (1 << 40, 3)])
+@pytest.mark.parametrize(
+    ("nbytes", "num_shares"), [(1, 1), (2 * MIN_SHARE - 1, 1), (2 * MIN_SHARE, 2), (1 << 40, 3)]
+)
 def test_little_work_is_not_divided(three: KernelThreads, nbytes: int, num_shares: int) -> None:
     assert three.num_shares(nbytes) == num_shares
 
@@ -92,7 +96,9 @@ def test_little_work_is_not_divided(three: KernelThreads, nbytes: int, num_share
         ([], 2, []),
     ],
 )
-def test_pieces_are_divided_by_their_bytes(nbytes: list[int], num_shares: int, shares: list[list[int]]) -> None:
+def test_pieces_are_divided_by_their_bytes(
+    nbytes: list[int], num_shares: int, shares: list[list[int]]
+) -> None:
     assert divided(nbytes, num_shares) == shares
 
 
@@ -104,7 +110,11 @@ def test_a_linear_layer_has_the_same_bits_on_any_number_of_threads(
 ) -> None:
     monkeypatch.setattr(module, "MIN_SHARE", 1)
     torch.manual_seed(0)
-    layer, x, outputs = nn.Linear(200, 131, bias=bias).to(dtype), torch.randn(1, 1, 200).to(dtype), []
+    layer, x, outputs = (
+        nn.Linear(200, 131, bias=bias).to(dtype),
+        torch.randn(1, 1, 200).to(dtype),
+        [],
+    )
     for count in (1, 2, 3):
         threads = KernelThreads(count)
         CompiledLinear(Holder(layer), threads).install()

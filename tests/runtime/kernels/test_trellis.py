@@ -33,7 +33,9 @@ def tokens(count: int, size: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_products_equal_those_with_the_oracle(case: tuple[int, int, int, int, bool], dtype: torch.dtype) -> None:
+def test_products_equal_those_with_the_oracle(
+    case: tuple[int, int, int, int, bool], dtype: torch.dtype
+) -> None:
     num_outputs, num_inputs, half_bits, num_high, is_rotated = case
     trellis = random_trellis(num_outputs, num_inputs, half_bits, num_high, is_rotated=is_rotated)
     weights = trellis.dequantised()
@@ -63,7 +65,10 @@ def test_compiled_rotations_are_those_of_the_format(length: int) -> None:
     from runtime.kernels.cpu import rotation as compiled
 
     x = np.random.default_rng(0).standard_normal((3, length)).astype(np.float32)
-    for ours, theirs, is_back in ((compiled.rotate, rotate, False), (compiled.rotate_back, rotate_back, True)):
+    for ours, theirs, is_back in (
+        (compiled.rotate, rotate, False),
+        (compiled.rotate_back, rotate_back, True),
+    ):
         out = np.empty_like(x)
         ours(x, *compiled.rotation(length, is_back=is_back), out)
         np.testing.assert_allclose(out, theirs(x), atol=3e-6)
@@ -75,7 +80,9 @@ def gated(inner: Trellis, down: Trellis, x: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.silu(gate) * up) @ down.dequantised().double().mT
 
 
-@pytest.mark.parametrize(("dtype", "like"), [(torch.float32, np.float32), (torch.bfloat16, np.uint16)])
+@pytest.mark.parametrize(
+    ("dtype", "like"), [(torch.float32, np.float32), (torch.bfloat16, np.uint16)]
+)
 def test_experts_of_several_rates_are_one_call(dtype: torch.dtype, like: type) -> None:
     from runtime.kernels.cpu.gated_trellis import add
     from runtime.kernels.cpu.rotation import rotation
@@ -83,11 +90,21 @@ def test_experts_of_several_rates_are_one_call(dtype: torch.dtype, like: type) -
     from runtime.kernels.cpu.trellis_vectors import functions
 
     experts = [
-        (random_trellis(96, 64, h, 16, is_rotated=False, seed=h), random_trellis(64, 48, h, 16, seed=h))
+        (
+            random_trellis(96, 64, h, 16, is_rotated=False, seed=h),
+            random_trellis(64, 48, h, 16, seed=h),
+        )
         for h in (1, 2, 5)
     ]
-    addresses, sizes = (np.array([[of(part) for part in pair] for pair in experts]) for of in (addresses_of, sizes_of))
-    outer, back, inner = rotation(64, is_back=False), rotation(64, is_back=True), rotation(48, is_back=False)
+    addresses, sizes = (
+        np.array([[of(part) for part in pair] for pair in experts])
+        for of in (addresses_of, sizes_of)
+    )
+    outer, back, inner = (
+        rotation(64, is_back=False),
+        rotation(64, is_back=True),
+        rotation(48, is_back=False),
+    )
     x, y = tokens(1, 64, dtype)[0], np.zeros((3, 64), np.float32)
     rotations = outer.signs, inner.signs, outer.odd, back.odd, inner.odd, num_digits(dtype)
     operands = x.float().numpy(), np.array([2, 0, 1]), y, np.empty(0, like)

@@ -50,7 +50,9 @@ def test_rotations_are_those_of_the_format(length: int) -> None:
 
     x = torch.randn(2, length, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(rotate(x), torch.from_numpy(rotation.rotate(x.numpy())), atol=3e-6)
-    assert torch.allclose(rotate_back(x), torch.from_numpy(rotation.rotate_back(x.numpy())), atol=3e-6)
+    assert torch.allclose(
+        rotate_back(x), torch.from_numpy(rotation.rotate_back(x.numpy())), atol=3e-6
+    )
 
 
 @pytest.mark.parametrize("capability", [80, 90, 120])
@@ -58,13 +60,27 @@ def test_they_compile_for_gpus(capability: int, tmp_path: Path) -> None:
     from runtime.kernels.gpu.gated_trellis import _keep
     from runtime.kernels.gpu.trellis import _arrange, _multiply, _unpack
 
-    tensors = dict.fromkeys(("x_ptr", "y_ptr", "out_ptr", "scale_ptr", "worths_ptr", "row_worths_ptr"), "*fp32")
-    tensors |= {"numbers_ptr": "*i64", "starts_ptr": "*i64", "codes_ptr": "*i16", "words_ptr": "*i16"}
-    tensors |= {"levels_ptr": "*i16", "high_ptr": "*u8", "row_scales_ptr": "*u8", "outputs_ptr": "*fp32"}
+    tensors = dict.fromkeys(
+        ("x_ptr", "y_ptr", "out_ptr", "scale_ptr", "worths_ptr", "row_worths_ptr"), "*fp32"
+    )
+    tensors |= {
+        "numbers_ptr": "*i64",
+        "starts_ptr": "*i64",
+        "codes_ptr": "*i16",
+        "words_ptr": "*i16",
+    }
+    tensors |= {
+        "levels_ptr": "*i16",
+        "high_ptr": "*u8",
+        "row_scales_ptr": "*u8",
+        "outputs_ptr": "*fp32",
+    }
     tensors |= dict.fromkeys(("first", "second", "third", "fourth"), "i64")
     blocks = {"half_bits": 3, "block_rows": 32, "block_columns": 64}
     with compiler(tmp_path):
         assert compiled(_arrange, capability, tensors, are_packed=True, block=2048)["cubin"]
-        assert compiled(_multiply, capability, tensors, has_row_scales=True, are_packed=False, **blocks)["cubin"]
+        assert compiled(
+            _multiply, capability, tensors, has_row_scales=True, are_packed=False, **blocks
+        )["cubin"]
         assert compiled(_keep, capability, tensors, are_packed=True, block=1024)["cubin"]
         assert compiled(_unpack, capability, tensors | {"out_ptr": "*bf16"}, **blocks)["cubin"]

@@ -28,13 +28,21 @@ def test_a_call_for_all_agrees_with_calls_for_each(dtype: torch.dtype, are_wide:
         torch.tensor([[3, 0, 3, 1]]),
         torch.rand(1, 4, generator=random).to(torch.float32 if are_wide else dtype),
     )
-    starts, down = np.array([expert.data_ptr() for expert in experts]), 2 * _NEURONS * _HIDDEN * dtype.itemsize
+    starts, down = (
+        np.array([expert.data_ptr() for expert in experts]),
+        2 * _NEURONS * _HIDDEN * dtype.itemsize,
+    )
     out, expected = torch.empty_like(x), torch.empty_like(x)
 
     def compute() -> bool:
         places = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), are_wide, out.data_ptr()
         return kernels("cpu.whole_layer").compute_layer(
-            starts, tuple((PLAIN, at) for at in (0, 0, down)), (_HIDDEN, _NEURONS, 4), _none(), *places, like
+            starts,
+            tuple((PLAIN, at) for at in (0, 0, down)),
+            (_HIDDEN, _NEURONS, 4),
+            _none(),
+            *places,
+            like,
         )
 
     order, selected = ids[0].argsort(stable=True).numpy(), ids.numpy()[0]
@@ -60,7 +68,11 @@ def test_a_call_for_all_agrees_with_calls_for_each(dtype: torch.dtype, are_wide:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_experts_in_blocks_of_32_agree_with_products_of_their_matrices(dtype: torch.dtype) -> None:
     random, (hidden, neurons), like = torch.Generator().manual_seed(0), _IN_BLOCKS, _like(dtype)
-    shapes = [("Q4_0", (neurons, hidden)), ("Q8_0", (neurons, hidden)), ("Q4_0", (hidden, neurons))]  # gate, up, down
+    shapes = [
+        ("Q4_0", (neurons, hidden)),
+        ("Q8_0", (neurons, hidden)),
+        ("Q4_0", (hidden, neurons)),
+    ]  # gate, up, down
     experts = [
         [_in_blocks(torch.randn(shape, generator=random) / 8, GGML[name]) for name, shape in shapes]
         for _ in range(_NUM_EXPERTS)
@@ -68,7 +80,8 @@ def test_experts_in_blocks_of_32_agree_with_products_of_their_matrices(dtype: to
     whole = [torch.cat([blocks.flatten() for blocks, _ in matrices]) for matrices in experts]
     places = [0, *accumulate(blocks.nbytes for blocks, _ in experts[0])]
     matrices = tuple(
-        (getattr(kernels("cpu.published"), name), at) for (name, _), at in zip(shapes, places, strict=False)
+        (getattr(kernels("cpu.published"), name), at)
+        for (name, _), at in zip(shapes, places, strict=False)
     )
     x, ids = torch.randn(1, hidden, generator=random).to(dtype), torch.tensor([[2, 4, 0]])
     weights, out = torch.tensor([[0.5, 0.25, 0.125]]), torch.empty_like(x)
@@ -81,7 +94,9 @@ def test_experts_in_blocks_of_32_agree_with_products_of_their_matrices(dtype: to
         gate, up, down = (numbers for _, numbers in experts[expert])
         acts = F.silu((x.float() @ gate.T).to(dtype)) * (x.float() @ up.T).to(dtype)
         expected += weight * (acts.float() @ down.T)
-    assert (out - expected).abs().max() <= (1e-5 if dtype is torch.float32 else 2**-6) * expected.abs().max()
+    assert (out - expected).abs().max() <= (
+        1e-5 if dtype is torch.float32 else 2**-6
+    ) * expected.abs().max()
 
 
 def _in_blocks(matrix: torch.Tensor, form: GgmlBlocks) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,27 +118,49 @@ def test_experts_without_an_address_are_their_replicas(dtype: torch.dtype) -> No
     digits = kernels("cpu.trellis").num_digits(dtype)
     turns = outer.signs, acts.signs, outer.odd, back.odd, acts.odd, digits
     pairs = [
-        (random_trellis(2 * neurons, hidden, h, 16, is_rotated=False, seed=h), random_trellis(hidden, neurons, h, 16))
+        (
+            random_trellis(2 * neurons, hidden, h, 16, is_rotated=False, seed=h),
+            random_trellis(hidden, neurons, h, 16),
+        )
         for h in range(1, 1 + _NUM_EXPERTS)
     ]
     of = kernels("cpu.trellis")
-    tables = [np.array([[take(own) for own in pair] for pair in pairs]) for take in (of.addresses_of, of.sizes_of)]
+    tables = [
+        np.array([[take(own) for own in pair] for pair in pairs])
+        for take in (of.addresses_of, of.sizes_of)
+    ]
     functions = kernels("cpu.trellis_vectors").functions()
     whole = torch.randn(3 * neurons * hidden, generator=random).to(dtype) / 8
-    x, ids, weights = torch.randn(1, hidden, generator=random).to(dtype), torch.tensor([[4, 0, 2]]), torch.rand(1, 3)
-    starts, down, out = np.zeros(_NUM_EXPERTS, np.int64), 2 * neurons * hidden * dtype.itemsize, torch.empty_like(x)
+    x, ids, weights = (
+        torch.randn(1, hidden, generator=random).to(dtype),
+        torch.tensor([[4, 0, 2]]),
+        torch.rand(1, 3),
+    )
+    starts, down, out = (
+        np.zeros(_NUM_EXPERTS, np.int64),
+        2 * neurons * hidden * dtype.itemsize,
+        torch.empty_like(x),
+    )
     starts[2] = whole.data_ptr()
     matrices = tuple((PLAIN, at) for at in (0, 0, down))
     given = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), True, out.data_ptr()
     replicas = functions, *tables, turns
-    assert kernels("cpu.whole_layer").compute_layer(starts, matrices, (hidden, neurons, 3), replicas, *given, like)
+    assert kernels("cpu.whole_layer").compute_layer(
+        starts, matrices, (hidden, neurons, 3), replicas, *given, like
+    )
 
-    y, token, expected = np.zeros((3, hidden), np.float32), x.float().numpy()[0], torch.empty_like(x)
+    y, token, expected = (
+        np.zeros((3, hidden), np.float32),
+        x.float().numpy()[0],
+        torch.empty_like(x),
+    )
     own = [np.ascontiguousarray(table[[0, 4]]) for table in tables]
     kernels("cpu.gated_trellis").add(functions, *own, turns, token, np.array([0, 2]), y, like)
     addresses = np.array([[starts[2], starts[2] + down]])
     kernels("cpu.gated").add_whole(addresses, neurons, token, np.array([1]), y, like)
-    kernels("cpu.gated").combine(y, weights.numpy()[0, [1, 2, 0]], 3, expected.view(AS_NUMPY[dtype]).numpy()[0])
+    kernels("cpu.gated").combine(
+        y, weights.numpy()[0, [1, 2, 0]], 3, expected.view(AS_NUMPY[dtype]).numpy()[0]
+    )
     bound = 1e-6 * expected.abs().max() if dtype is torch.float32 else 0
     assert (out - expected).abs().max() <= bound and expected.abs().max() > 0
 

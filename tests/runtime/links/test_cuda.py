@@ -23,7 +23,9 @@ class Run:
 
     def __init__(self, gpu: Gpu, source: HostSource) -> None:
         self.gpu, self.seen = gpu, []
-        self.link = CudaLink(source, SHAPE, device=DEVICE, slot_nbytes=64, is_pinned=source.is_pinned)
+        self.link = CudaLink(
+            source, SHAPE, device=DEVICE, slot_nbytes=64, is_pinned=source.is_pinned
+        )
         self.slots = [Memory(gpu) for _ in range(NUM_SLOTS)]
         self.pending: dict[int, Transfer] = {}
 
@@ -42,7 +44,9 @@ class Run:
     def use_all(self, keys: dict[int, int]) -> None:
         self.link.collect_all([self.pending.pop(slot) for slot in keys if slot in self.pending])
         for slot, key in keys.items():
-            self.gpu.compute.add(lambda slot=slot, key=key: self.seen.append((key, self.slots[slot].key)))
+            self.gpu.compute.add(
+                lambda slot=slot, key=key: self.seen.append((key, self.slots[slot].key))
+            )
 
     def use_at_random(self, steps: int) -> None:
         """Issue, overwrite, cancel and use at random, while the GPU lags behind by any amount."""
@@ -66,7 +70,9 @@ class Run:
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "staged"])
 @pytest.mark.parametrize("seed", range(8))
-def test_compute_reads_the_promised_expert(monkeypatch: pytest.MonkeyPatch, seed: int, pinned: bool) -> None:
+def test_compute_reads_the_promised_expert(
+    monkeypatch: pytest.MonkeyPatch, seed: int, pinned: bool
+) -> None:
     gpu = fake_cuda(monkeypatch, seed)
     run = Run(gpu, HostSource(gpu, pinned=pinned))
     run.use_at_random(200)
@@ -77,7 +83,9 @@ def test_compute_reads_the_promised_expert(monkeypatch: pytest.MonkeyPatch, seed
     assert conditions["measured_gbps"] > 0
 
 
-@pytest.mark.parametrize("broken", ["compute does not wait", "copies do not wait", "staging is not awaited"])
+@pytest.mark.parametrize(
+    "broken", ["compute does not wait", "copies do not wait", "staging is not awaited"]
+)
 def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     mistakes = 0
     for seed in range(8):
@@ -104,7 +112,9 @@ class Held(Run):
         finish = Event.synchronize
 
         def wait(event: Event) -> None:
-            assert event.query() or threading.current_thread() is not threading.main_thread(), "the host waits"
+            assert event.query() or threading.current_thread() is not threading.main_thread(), (
+                "the host waits"
+            )
             assert event.query() or self.freed.wait(10)
             finish(event)
 
@@ -124,13 +134,19 @@ class Forgetful(dict):
         return None
 
 
-@pytest.mark.parametrize("broken", [False, True], ids=["as it is", "streams do not wait for each other"])
-def test_a_reused_slot_keeps_the_last_transfer(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+@pytest.mark.parametrize(
+    "broken", [False, True], ids=["as it is", "streams do not wait for each other"]
+)
+def test_a_reused_slot_keeps_the_last_transfer(
+    monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
     """A demand comes into a slot while an unwanted prefetch that has begun is still under way to it."""
     run = Held(monkeypatch)
     gpu = run.gpu
     run.link._written = Forgetful() if broken else run.link._written
-    gpu.random.choice = lambda ready: next((stream for stream in ready if stream is not run.link._prefetches), ready[0])
+    gpu.random.choice = lambda ready: next(
+        (stream for stream in ready if stream is not run.link._prefetches), ready[0]
+    )
     run.issue(0, 0, PREFETCH)
     wait_for(lambda: gpu.num_copied == 2 * PIECE)  # queued, not copied
     run.issue(1, 0, DEMAND)
@@ -141,7 +157,9 @@ def test_a_reused_slot_keeps_the_last_transfer(monkeypatch: pytest.MonkeyPatch, 
     assert run.mistakes() == (1 if broken else 0)
 
 
-def test_a_demand_waits_for_two_pieces_of_a_prefetch_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demand_waits_for_two_pieces_of_a_prefetch_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = Held(monkeypatch)
     for slot, key in enumerate((0, 1, 2)):
         run.issue(key, slot, PREFETCH)
@@ -158,7 +176,9 @@ def test_a_demand_waits_for_two_pieces_of_a_prefetch_at_most(monkeypatch: pytest
     assert run.mistakes() == 0
 
 
-def test_no_piece_is_handed_over_while_a_demand_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_piece_is_handed_over_while_a_demand_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = Held(monkeypatch)
     run.issue(0, 0, DEMAND)
     run.issue(1, 1, PREFETCH)
@@ -173,7 +193,9 @@ def test_no_piece_is_handed_over_while_a_demand_is_under_way(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "staged"])
-def test_what_is_left_of_a_cancelled_prefetch_is_not_copied(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+def test_what_is_left_of_a_cancelled_prefetch_is_not_copied(
+    monkeypatch: pytest.MonkeyPatch, pinned: bool
+) -> None:
     """The host does not wait for what has begun either."""
     run = Held(monkeypatch, pinned=pinned)
     run.issue(0, 0, PREFETCH)
@@ -194,7 +216,11 @@ def test_what_is_left_of_a_cancelled_prefetch_is_not_copied(monkeypatch: pytest.
 def test_a_piece_that_fails_is_handed_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the thread does not hide behind another one."""
     gpu = fake_cuda(monkeypatch, 0)
-    run, copy, failures = Run(gpu, HostSource(gpu, pinned=True)), Memory.copy_, iter([RuntimeError("once")])
+    run, copy, failures = (
+        Run(gpu, HostSource(gpu, pinned=True)),
+        Memory.copy_,
+        iter([RuntimeError("once")]),
+    )
 
     def fail_once(memory: Memory, host: Memory, *, non_blocking: bool) -> None:
         for error in failures:
@@ -247,7 +273,9 @@ def test_loads_of_a_step_share_their_events(monkeypatch: pytest.MonkeyPatch, urg
     gpu = fake_cuda(monkeypatch, 0)
     run, recorded = Run(gpu, HostSource(gpu, pinned=True)), []
     record = Event.record
-    monkeypatch.setattr(Event, "record", lambda event, stream: recorded.append(stream) or record(event, stream))
+    monkeypatch.setattr(
+        Event, "record", lambda event, stream: recorded.append(stream) or record(event, stream)
+    )
     run.link._wake.acquire()  # the thread does not begin
     run.issue_all({0: 5, 1: 6, 2: 7}, urgency)
     run.link._wake.release()

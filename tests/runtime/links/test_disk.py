@@ -81,8 +81,12 @@ def test_replicas_are_not_read_past_the_page_cache() -> None:
         direct(object())
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system counts no bytes of the device")
-def test_a_cold_expert_costs_the_device_its_own_bytes(checkpoint: Checkpoint, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/io").exists(), reason="this system counts no bytes of the device"
+)
+def test_a_cold_expert_costs_the_device_its_own_bytes(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     """Up to whole pages: readahead would have read neighbours as well."""
     from tools.bench.disk_way import drop, read_nbytes
 
@@ -93,14 +97,18 @@ def test_a_cold_expert_costs_the_device_its_own_bytes(checkpoint: Checkpoint, tm
     before = read_nbytes()
     store.read(1, 4, out)
     num_read = read_nbytes() - before
-    assert num_read <= store.layout.nbytes + 3 * 2 * 4096  # three tensors, each begun and ended inside a page
+    assert (
+        num_read <= store.layout.nbytes + 3 * 2 * 4096
+    )  # three tensors, each begun and ended inside a page
 
 
 def opened_with_warm_cache(folder: Path) -> MoeModel:
     """Open a model and read every expert, so that the page cache has them all."""
     opened = open_model(str(folder))
     for key in range(opened.shape.num_keys):
-        opened.store.read(*divmod(key, opened.shape.num_experts), aligned(opened.shape.expert_nbytes))
+        opened.store.read(
+            *divmod(key, opened.shape.num_experts), aligned(opened.shape.expert_nbytes)
+        )
     if not opened.store.read_kept(0, 0, aligned(opened.shape.expert_nbytes)):
         pytest.skip("this system does not tell what the page cache has")
     return opened
@@ -129,7 +137,9 @@ def test_experts_in_the_page_cache_are_copied_at_once(checkpoint: Checkpoint, la
         assert torch.equal(slot, expected)
     assert link.drain_stalls() == 0 and link.conditions()["measured_gbps"] > 0
     with pytest.raises(AssertionError, match="by a thread"):
-        link.collect(link.issue(0, slot, urgency=PREFETCH))  # a prefetch goes to a thread: compute continues meanwhile
+        link.collect(
+            link.issue(0, slot, urgency=PREFETCH)
+        )  # a prefetch goes to a thread: compute continues meanwhile
     link.close()
     with pytest.raises(RuntimeError, match="link is closed"):
         link.issue(0, slot, urgency=DEMAND)
@@ -140,10 +150,14 @@ def test_uncached_and_unchecked_experts_are_left_to_threads(tmp_path: Path) -> N
     opened = opened_with_warm_cache(folder)
     out = aligned(opened.shape.expert_nbytes)
     assert not open_model(str(folder)).store.read_kept(0, 0, out), "its numbers may be NaN"
-    assert not open_model(str(folder), dtype=torch.bfloat16).store.read_kept(0, 0, out), "it is converted"
+    assert not open_model(str(folder), dtype=torch.bfloat16).store.read_kept(0, 0, out), (
+        "it is converted"
+    )
     assert not direct_or_skip(opened.store).read_kept(0, 0, out)
     os.truncate(folder / "model.safetensors", 30_000)
-    assert not opened.store.read_kept(opened.shape.num_layers - 1, 0, out), "the file ends before it"
+    assert not opened.store.read_kept(opened.shape.num_layers - 1, 0, out), (
+        "the file ends before it"
+    )
 
 
 def test_past_the_page_cache_a_tokens_experts_are_computed_in_one_call(
@@ -166,13 +180,17 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_in_one_call(
     monkeypatch.setattr(DiskStore, "read_kept", lambda *_: False)
     opened = open_model(str(checkpoint("olmoe")))
     direct_or_skip(opened.store)
-    with Session(opened, Settings(budget=f"{opened.shape.top_k}x", scope="global", link="direct")) as session:
+    with Session(
+        opened, Settings(budget=f"{opened.shape.top_k}x", scope="global", link="direct")
+    ) as session:
         begun = count()
         session.forward(PROMPT[:, :1])
     assert counts == [opened.shape.top_k] * opened.shape.num_layers
 
 
-def test_reads_that_begin_on_borders_need_no_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_that_begin_on_borders_need_no_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whole blocks are read in place. Their tail, and reads that begin elsewhere in file or memory, use a buffer."""
     path, content = tmp_path / "some", torch.randint(256, (30_000,), dtype=torch.uint8)
     path.write_bytes(content.numpy().tobytes())
@@ -181,7 +199,9 @@ def test_reads_that_begin_on_borders_need_no_buffer(tmp_path: Path, monkeypatch:
     except BadInput:
         pytest.skip("this file system has no reads past the page cache")
     buffered, plain = [], direct_io._thread_buffer
-    monkeypatch.setattr(direct_io, "_thread_buffer", lambda nbytes: buffered.append(nbytes) or plain(nbytes))
+    monkeypatch.setattr(
+        direct_io, "_thread_buffer", lambda nbytes: buffered.append(nbytes) or plain(nbytes)
+    )
     for offset, start, by_buffer in ((8192, 0, [4096]), (8192, 64, [12288]), (8200, 0, [12288])):
         slot = aligned(4096 + 9000)[start : start + 9000].zero_()
         buffered.clear()

@@ -41,12 +41,21 @@ def link(source: Cached) -> Iterator[DiskLink]:
     link.close()
 
 
-def test_a_small_demand_that_is_in_the_page_cache_is_copied_at_once(link: DiskLink, source: Cached) -> None:
+def test_a_small_demand_that_is_in_the_page_cache_is_copied_at_once(
+    link: DiskLink, source: Cached
+) -> None:
     source.held, (slot,) = {1, 2}, slots(1)
     transfer = link.issue(1, slot, urgency=DEMAND)
-    assert link.has_landed(transfer) and transfer.started and (slot == 101).all() and source.begun == []
+    assert (
+        link.has_landed(transfer)
+        and transfer.started
+        and (slot == 101).all()
+        and source.begun == []
+    )
     link.cancel(transfer)  # it has begun, so that there is nothing in the queue
-    assert 0 < link.copy_s < 10 and link.conditions()["measured_gbps"] == pytest.approx(64 / link.copy_s / 1e9)
+    assert 0 < link.copy_s < 10 and link.conditions()["measured_gbps"] == pytest.approx(
+        64 / link.copy_s / 1e9
+    )
     link.collect(link.issue(2, slot, urgency=PREFETCH))  # a thread reads it, and compute goes on
     link.collect(link.issue(4, slot, urgency=DEMAND))
     assert source.begun == [2, 4] and source.asked == [1, 4]
@@ -56,7 +65,9 @@ def test_a_small_demand_that_is_in_the_page_cache_is_copied_at_once(link: DiskLi
     assert source.asked == [1, 4]
 
 
-def test_a_demand_of_more_than_a_mebibyte_is_left_to_a_thread(link: DiskLink, source: Cached) -> None:
+def test_a_demand_of_more_than_a_mebibyte_is_left_to_a_thread(
+    link: DiskLink, source: Cached
+) -> None:
     source.held = {1}
     for nbytes in (1 << 20, (1 << 20) + 1):
         link.collect(link.issue(1, torch.zeros(nbytes, dtype=torch.uint8), urgency=DEMAND))

@@ -57,11 +57,19 @@ def test_on_virtual_time_demands_overtake_late_prefetches_are_hurried_and_cancel
     clock = VirtualClock()
     link = EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock)
     buffers = slots(6)
-    first, cancelled, third, fourth, last = [link.issue(key, buffers[key], urgency=PREFETCH) for key in range(5)]
+    first, cancelled, third, fourth, last = [
+        link.issue(key, buffers[key], urgency=PREFETCH) for key in range(5)
+    ]
     demand = link.issue(5, buffers[5], urgency=DEMAND)
     link.cancel(cancelled)
     lands_at_s = []
-    for transfer in (demand, last, fourth, third, first):  # the third begins as soon as the demand has landed
+    for transfer in (
+        demand,
+        last,
+        fourth,
+        third,
+        first,
+    ):  # the third begins as soon as the demand has landed
         link.collect(transfer)
         lands_at_s.append(clock.time_s)
     assert lands_at_s == [2.0, 4.0, 5.0, 5.0, 5.0]
@@ -98,7 +106,9 @@ def test_the_line_is_free_at_the_very_instant_at_which_a_transfer_lands(
     assert waiting.lands_at_s == 3.0
 
 
-def test_a_line_that_was_idle_begins_when_a_transfer_is_issued(link: EmulatedLink, clock: VirtualClock) -> None:
+def test_a_line_that_was_idle_begins_when_a_transfer_is_issued(
+    link: EmulatedLink, clock: VirtualClock
+) -> None:
     clock.time_s = 7.0
     assert link.issue(0, slots(1)[0], urgency=DEMAND).lands_at_s == 8.0
 
@@ -127,7 +137,9 @@ def test_demands_keep_their_order_before_prefetches(link: EmulatedLink) -> None:
     for _ in range(2):
         link.issue(0, buffers[0], urgency=DEMAND)
         kinds = (PREFETCH, DEMAND, PREFETCH, DEMAND, DEMAND)
-        queued = [link.issue(key, buffers[key], urgency=kind) for key, kind in enumerate(kinds, start=1)]
+        queued = [
+            link.issue(key, buffers[key], urgency=kind) for key, kind in enumerate(kinds, start=1)
+        ]
         link.cancel(queued.pop(3))
         link.cancel(queued.pop(0))
         queued.append(link.issue(6, buffers[6], urgency=DEMAND))
@@ -162,7 +174,13 @@ def test_a_demand_that_is_collected_in_the_queue_keeps_its_place(link: EmulatedL
     link.collect(second)
     later = link.issue(5, buffers[5], urgency=DEMAND)
     link.collect(waiting)
-    assert [each.lands_at_s for each in (first, second, begun, later, waiting)] == [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert [each.lands_at_s for each in (first, second, begun, later, waiting)] == [
+        2.0,
+        3.0,
+        4.0,
+        5.0,
+        6.0,
+    ]
 
 
 def test_a_cancelled_transfer_that_has_begun_keeps_the_line(link: EmulatedLink) -> None:

@@ -63,7 +63,9 @@ def any_link(request: pytest.FixtureRequest, source: Numbered):
         "disk": lambda: DiskLink(source, SHAPE),
         "emulated": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9),
         "virtual": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9, clock=VirtualClock()),
-        "several": lambda: LinkPerDevice(Partitions(SHAPE.num_experts, 2), [DiskLink(source, SHAPE) for _ in range(2)]),
+        "several": lambda: LinkPerDevice(
+            Partitions(SHAPE.num_experts, 2), [DiskLink(source, SHAPE) for _ in range(2)]
+        ),
     }[request.param]()
     yield link
     link.close()
@@ -84,7 +86,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(1e-3)
 
 
-def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(link: DiskLink, source: Numbered) -> None:
+def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(
+    link: DiskLink, source: Numbered
+) -> None:
     source.gate.clear()
     buffers = slots(6)
     prefetches = [link.issue(key, buffers[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
@@ -93,7 +97,9 @@ def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(link:
     wait_for(lambda: set(source.begun) == {0, 4, 5})
     waiting = threading.Thread(target=link.collect, args=(prefetches[3],))
     waiting.start()
-    wait_for(lambda: source.begun[3:] == [3])  # compute waits for it, so that it overtakes the other prefetches
+    wait_for(
+        lambda: source.begun[3:] == [3]
+    )  # compute waits for it, so that it overtakes the other prefetches
     source.gate.set()
     waiting.join()
     for transfer in (*demands, *prefetches):
@@ -101,7 +107,9 @@ def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(link:
     assert source.begun[4:] == [1, 2]
 
 
-def test_no_more_reads_are_under_way_than_the_conditions_say(link: DiskLink, source: Numbered) -> None:
+def test_no_more_reads_are_under_way_than_the_conditions_say(
+    link: DiskLink, source: Numbered
+) -> None:
     source.gate.clear()
     buffers = slots(8)
     transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)]
@@ -149,9 +157,13 @@ def test_collect_raises_the_error_and_the_link_goes_on(any_link: Link, source: N
     assert (buffers[1] == 6).all()
 
 
-def test_a_failed_prefetch_is_read_again_when_it_is_collected(link: DiskLink, source: Numbered) -> None:
+def test_a_failed_prefetch_is_read_again_when_it_is_collected(
+    link: DiskLink, source: Numbered
+) -> None:
     source.broken, buffers = {5, 6}, slots(2)
-    ahead = [link.issue(key, slot, urgency=PREFETCH) for key, slot in zip((5, 6), buffers, strict=True)]
+    ahead = [
+        link.issue(key, slot, urgency=PREFETCH) for key, slot in zip((5, 6), buffers, strict=True)
+    ]
     wait_for(lambda: all(map(link.has_landed, ahead)))
     source.broken = {6}
     link.collect(ahead[0])
@@ -194,5 +206,7 @@ def test_each_device_has_a_link_of_its_own(source: Numbered) -> None:
     under_way = [link.issue(key, buffers[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
     link.clear()
     clock.time_s = 9.0
-    assert [link.has_landed(transfer) for transfer in under_way] == [True, True, False, False], "begun ones go on"
+    assert [link.has_landed(transfer) for transfer in under_way] == [True, True, False, False], (
+        "begun ones go on"
+    )
     assert link.conditions() == links[0].conditions()

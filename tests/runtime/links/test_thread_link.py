@@ -35,7 +35,9 @@ class OneByOne(ThreadLink):
         self._read(transfer, transfer.slot)
 
 
-def test_a_thread_link_moves_one_expert_at_a_time_unless_it_says_otherwise(source: Numbered) -> None:
+def test_a_thread_link_moves_one_expert_at_a_time_unless_it_says_otherwise(
+    source: Numbered,
+) -> None:
     link, buffers = OneByOne(source, SHAPE), slots(3)
     source.gate.clear()
     transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(3)]
@@ -46,8 +48,12 @@ def test_a_thread_link_moves_one_expert_at_a_time_unless_it_says_otherwise(sourc
         link.collect(transfer)
         assert (buffers[key] == key).all()
     assert source.begun == [0, 1, 2] and source.bits == {FULL_BITS} and not link.is_concurrent
-    assert link.conditions() == {"kind": "thread"}, "it counts no bytes, so that there is no bandwidth"
-    assert all(thread.daemon for thread in link._threads), "one that is stuck must not keep the process alive"
+    assert link.conditions() == {"kind": "thread"}, (
+        "it counts no bytes, so that there is no bandwidth"
+    )
+    assert all(thread.daemon for thread in link._threads), (
+        "one that is stuck must not keep the process alive"
+    )
     link.close()
 
 
@@ -66,7 +72,9 @@ def test_the_measured_bandwidth_is_bytes_over_seconds(link: DiskLink) -> None:
     for transfer in [link.issue(key, buffers[key], urgency=DEMAND) for key in range(3)]:
         link.collect(transfer)
     link.wait_for_copies()
-    assert link.conditions()["measured_gbps"] == pytest.approx(3 * 64 / link.copy_s / 1e9, rel=1e-12)
+    assert link.conditions()["measured_gbps"] == pytest.approx(
+        3 * 64 / link.copy_s / 1e9, rel=1e-12
+    )
 
 
 def test_a_stall_is_the_time_that_collecting_waits(link: DiskLink, source: Numbered) -> None:
@@ -88,7 +96,9 @@ def test_a_failed_demand_is_read_once(link: DiskLink, source: Numbered) -> None:
     assert source.begun == [5]
 
 
-def test_a_prefetch_that_is_under_way_is_waited_for_and_not_read_again(link: DiskLink, source: Numbered) -> None:
+def test_a_prefetch_that_is_under_way_is_waited_for_and_not_read_again(
+    link: DiskLink, source: Numbered
+) -> None:
     source.gate.clear()
     transfer = link.issue(1, slots(1)[0], urgency=PREFETCH)
     wait_for(lambda: transfer.started)
@@ -97,7 +107,9 @@ def test_a_prefetch_that_is_under_way_is_waited_for_and_not_read_again(link: Dis
     assert source.begun == [1] and transfer.urgency == PREFETCH
 
 
-def test_copies_that_have_begun_are_waited_for_and_queued_ones_are_not(link: DiskLink, source: Numbered) -> None:
+def test_copies_that_have_begun_are_waited_for_and_queued_ones_are_not(
+    link: DiskLink, source: Numbered
+) -> None:
     source.gate.clear()
     buffers = slots(2)
     begun, queued = (link.issue(key, buffers[key - 1], urgency=PREFETCH) for key in (1, 2))
@@ -109,7 +121,9 @@ def test_copies_that_have_begun_are_waited_for_and_queued_ones_are_not(link: Dis
     assert (buffers[0] == 1).all() and not queued.started and source.begun == [1]
 
 
-def test_a_cancelled_transfer_leaves_the_others_in_the_queue(link: DiskLink, source: Numbered) -> None:
+def test_a_cancelled_transfer_leaves_the_others_in_the_queue(
+    link: DiskLink, source: Numbered
+) -> None:
     source.gate.clear()
     buffers = slots(4)
     transfers = [link.issue(key, buffers[key], urgency=PREFETCH) for key in range(4)]
@@ -129,13 +143,17 @@ def test_a_link_that_is_stuck_says_so_and_one_that_is_slow_does_not(source: Numb
     for transfer in [link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)][::-1]:
         link.collect(transfer)
     source.gate.clear()
-    with pytest.raises(OutOfResources, match="nothing came over the thread link for 0.1 s, not layer 1, expert 3"):
+    with pytest.raises(
+        OutOfResources, match="nothing came over the thread link for 0.1 s, not layer 1, expert 3"
+    ):
         link.collect(link.issue(SHAPE.num_keys + 7, buffers[0], urgency=DEMAND))
     source.gate.set()
     link.close()
 
 
-def test_closing_waits_for_reads_but_not_for_ever(source: Numbered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_for_reads_but_not_for_ever(
+    source: Numbered, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = OneByOne(source, SHAPE)
     source.pause_s = 0.03
     link.issue(1, slots(1)[0], urgency=DEMAND)
@@ -153,7 +171,9 @@ def test_closing_waits_for_reads_but_not_for_ever(source: Numbered, monkeypatch:
     source.gate.set()
 
 
-def test_a_failed_prefetch_is_not_begun_again_on_a_closed_link(link: DiskLink, source: Numbered) -> None:
+def test_a_failed_prefetch_is_not_begun_again_on_a_closed_link(
+    link: DiskLink, source: Numbered
+) -> None:
     source.broken.add(1)
     transfer = link.issue(1, slots(1)[0], urgency=PREFETCH)
     wait_for(lambda: link.has_landed(transfer))

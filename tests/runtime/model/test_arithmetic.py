@@ -15,7 +15,9 @@ NONE = -1
 @pytest.mark.parametrize("num_tokens", [1, 2, 7])
 def test_the_sum_over_experts_is_the_modules_own(family: str, num_tokens: int) -> None:
     experts, (hidden, selected, weights) = _experts(family), _step(num_tokens, num_experts=4)
-    assert torch.equal(_ours(experts, hidden, selected, weights), experts(hidden, selected, weights))
+    assert torch.equal(
+        _ours(experts, hidden, selected, weights), experts(hidden, selected, weights)
+    )
 
 
 def test_an_expert_without_a_gate_or_with_a_norm() -> None:
@@ -38,13 +40,17 @@ def test_tokens_are_grouped_by_expert_in_order_of_rank(num_tokens: int) -> None:
     assigned = assign(selected, torch.device("cpu"))
     assert assigned.keys() == expected.keys()
     for expert, (tokens, ranks) in assigned.items():
-        pairs = [(0, ranks)] if tokens is None else [*zip(tokens.tolist(), ranks.tolist(), strict=True)]
+        pairs = (
+            [(0, ranks)] if tokens is None else [*zip(tokens.tolist(), ranks.tolist(), strict=True)]
+        )
         assert pairs == expected[expert]
 
 
 def test_a_token_may_select_an_expert_twice() -> None:
     assigned = assign(np.array([[3, 1, 3]]), torch.device("cpu"))
-    assert {expert: (found.tokens.tolist(), found.ranks.tolist()) for expert, found in assigned.items()} == {
+    assert {
+        expert: (found.tokens.tolist(), found.ranks.tolist()) for expert, found in assigned.items()
+    } == {
         1: ([0], [1]),
         3: ([0, 0], [0, 2]),
     }
@@ -86,9 +92,15 @@ def _step(num_tokens: int, *, num_experts: int) -> tuple[torch.Tensor, torch.Ten
     return torch.randn(num_tokens, 32, generator=generator), selected, weights
 
 
-def _ours(experts: nn.Module, hidden: torch.Tensor, selected: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _ours(
+    experts: nn.Module, hidden: torch.Tensor, selected: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
     out = torch.zeros_like(hidden)
     for expert, assigned in sorted(assign(selected.numpy(), hidden.device).items()):
         parts = {name: parameter[expert] for name, parameter in experts.named_parameters()}
-        accumulate(out, weigh(expert_forward(experts, parts, gather(hidden, assigned)), weights, assigned), assigned)
+        accumulate(
+            out,
+            weigh(expert_forward(experts, parts, gather(hidden, assigned)), weights, assigned),
+            assigned,
+        )
     return out

@@ -24,7 +24,9 @@ from tests.runtime.session.test_session import plain_model
 
 @pytest.mark.parametrize("bits", DENSE)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_matrices_are_those_of_the_checkpoint_rounded_once(family: str, bits: int, checkpoint: Checkpoint) -> None:
+def test_matrices_are_those_of_the_checkpoint_rounded_once(
+    family: str, bits: int, checkpoint: Checkpoint
+) -> None:
     folder = checkpoint(family)
     plain, opened = plain_model(folder), open_model(str(folder), dense=bits)
     routers = {module for layer in opened.layers for module in layer.gate.modules()}
@@ -43,7 +45,11 @@ def test_matrices_are_those_of_the_checkpoint_rounded_once(family: str, bits: in
     assert opened.dense == (bits, packed, left) and packed > 1
     plain_embedding = type(opened.model.get_input_embeddings()) is nn.Embedding
     assert plain_embedding != (family == "qwen2_moe")  # which ties it to the head
-    others = {name: value for name, value in opened.model.named_parameters() if not name.endswith("blocks")}
+    others = {
+        name: value
+        for name, value in opened.model.named_parameters()
+        if not name.endswith("blocks")
+    }
     for name, value in others.items():
         assert value.is_meta or torch.equal(value, plain.get_parameter(name)), name
 
@@ -56,14 +62,19 @@ def test_a_shared_matrix_is_held_once(checkpoint: Checkpoint) -> None:
     assert torch.equal(embedding(ids), embedding.weight[ids])
 
 
-def test_one_matrix_is_whole_at_a_time(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_matrix_is_whole_at_a_time(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alive: list[weakref.ref] = []
     most = 0
     convert = DenseQuantiser.convert
 
     def counted(self: DenseQuantiser, tensors: dict, **named: object) -> dict:
         nonlocal most
-        alive.extend(weakref.ref(value[0] if isinstance(value, list) else value) for value in tensors.values())
+        alive.extend(
+            weakref.ref(value[0] if isinstance(value, list) else value)
+            for value in tensors.values()
+        )
         most = max(most, sum(ref() is not None for ref in alive))
         return convert(self, tensors, **named)
 
@@ -111,25 +122,37 @@ def _missing(tensors: dict[str, torch.Tensor]) -> None:
         (_missing, "lm_head.weight is missing from the checkpoint"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused(change: Change, why: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(
+    change: Change, why: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     with pytest.raises(BadInput, match=why):
         open_model(_changed(checkpoint("olmoe"), change, tmp_path), dense=8)
 
 
-def test_other_widths_and_models_without_blocks_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_other_widths_and_models_without_blocks_are_refused(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     with pytest.raises(BadUsage, match="--dense 3 is no width"):
         open_model(str(checkpoint("olmoe")), dense=3)
-    narrow = families.save("olmoe", "hub", tmp_path / "narrow", fields={"hidden_size": 24, "num_key_value_heads": 4})
-    with pytest.raises(BadInput, match="--dense 8: no linear layer of this model has rows of whole blocks of 32"):
+    narrow = families.save(
+        "olmoe", "hub", tmp_path / "narrow", fields={"hidden_size": 24, "num_key_value_heads": 4}
+    )
+    with pytest.raises(
+        BadInput, match="--dense 8: no linear layer of this model has rows of whole blocks of 32"
+    ):
         open_model(str(narrow), dense=8)
 
 
-def test_matrices_tied_otherwise_are_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_tied_otherwise_are_refused(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class ScaledEmbedding(nn.Embedding):
         pass
 
     model = FAMILIES["qwen2_moe"]()[1]
     embedding = model.get_input_embeddings()
     embedding.__class__ = ScaledEmbedding
-    with pytest.raises(BadInput, match="lm_head and model.embed_tokens share a matrix and are not all of a kind"):
+    with pytest.raises(
+        BadInput, match="lm_head and model.embed_tokens share a matrix and are not all of a kind"
+    ):
         DenseQuantiser(model, 8, ()).finish()

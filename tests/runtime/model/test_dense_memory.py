@@ -12,7 +12,9 @@ from runtime.model.huge_pages import HUGE_PAGE, anonymous
 @pytest.fixture
 def model() -> nn.Module:
     """Linear layers of 1 MiB: one, one tied to it, a transposed view of half of a storage, one on `meta`."""
-    model = nn.ModuleDict({name: nn.Linear(512, 512, bias=name == "own") for name in ("own", "tied", "view", "alone")})
+    model = nn.ModuleDict(
+        {name: nn.Linear(512, 512, bias=name == "own") for name in ("own", "tied", "view", "alone")}
+    )
     model["tied"].weight = model["own"].weight
     model["view"].weight = nn.Parameter(torch.randn(1024, 512)[512:].T)
     model["absent"] = nn.Linear(512, 512, device="meta")
@@ -29,7 +31,9 @@ def test_values_views_and_ties_stay(model: nn.Module) -> None:
     addresses = [parameter.data_ptr() for parameter in on_cpu(model)]
     gather(model)
     after = dict(model.named_parameters())
-    assert len(before) == 4 and all(torch.equal(after[name], value) for name, value in before.items())
+    assert len(before) == 4 and all(
+        torch.equal(after[name], value) for name, value in before.items()
+    )
     assert model["tied"].weight is model["own"].weight and not model["view"].weight.is_contiguous()
     assert not set(addresses) & {parameter.data_ptr() for parameter in on_cpu(model)}
     starts = [parameter.untyped_storage().data_ptr() for parameter in on_cpu(model)]
@@ -46,7 +50,9 @@ def test_parameters_of_one_storage_go_on_sharing_it(model: nn.Module) -> None:
 
 
 def test_what_was_read_into_huge_pages_stays(model: nn.Module) -> None:
-    model["alone"].weight.data = read = anonymous(HUGE_PAGE).view(torch.float32)[: 512 * 512].view(512, 512)
+    model["alone"].weight.data = read = (
+        anonymous(HUGE_PAGE).view(torch.float32)[: 512 * 512].view(512, 512)
+    )
     gather(model)
     assert model["alone"].weight.data_ptr() == read.data_ptr()
 

@@ -24,7 +24,9 @@ from tests.helpers.families import LAYOUTS, save
 from tests.helpers.safetensors import Tensors, joined
 
 NAN = float("nan")
-BY_HAND = ExpertLayout.of({"gate_up_proj": (4, 16), "down_proj": (10, 3)}, torch.float32)  # 256, then 120 and 8 more
+BY_HAND = ExpertLayout.of(
+    {"gate_up_proj": (4, 16), "down_proj": (10, 3)}, torch.float32
+)  # 256, then 120 and 8 more
 PLACES = {"gate": (0, 128), "up": (128, 256), "down": (256, 376), "": ()}  # "" is a gap in the file
 FILES = {  # tensors in their order: the expert's key, and which of its tensors
     "a": ["0down", "0gate", "0up", "1gate", "1down", "1up", "2down"],
@@ -78,7 +80,9 @@ def test_file_truncated_after_opening(tmp_path: Path) -> None:
     folder = save("olmoe", "hub", tmp_path)
     store = open_model(str(folder)).store
     os.truncate(folder / "model.safetensors", 30_000)
-    with pytest.raises(BadInput, match=r"model\.safetensors ends before byte \d+: it changed while in use"):
+    with pytest.raises(
+        BadInput, match=r"model\.safetensors ends before byte \d+: it changed while in use"
+    ):
         RamStore(store)
 
 
@@ -112,7 +116,9 @@ def store(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> DiskStore:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_direct_reads_give_the_same_bytes(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_reads_give_the_same_bytes(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(direct_io, "_CHUNK", 4096)  # less than an expert
     folder = save("olmoe", layout, tmp_path)
     store = open_model(str(folder)).store
@@ -123,7 +129,9 @@ def test_direct_reads_give_the_same_bytes(layout: str, tmp_path: Path, monkeypat
         direct.read(*place, got.zero_())
         assert torch.equal(got, expected.view(*place))
     os.truncate(folder / "model.safetensors", 30_000)
-    with pytest.raises(BadInput, match=r"model\.safetensors ends before byte \d+: it changed while in use"):
+    with pytest.raises(
+        BadInput, match=r"model\.safetensors ends before byte \d+: it changed while in use"
+    ):
         RamStore(direct)
 
 
@@ -136,7 +144,9 @@ def test_direct_reads_convert_dtypes_too(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_spans_of_an_expert_equal_those_of_the_whole(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+def test_spans_of_an_expert_equal_those_of_the_whole(
+    checkpoint: Checkpoint, dtype: torch.dtype
+) -> None:
     """The checkpoint is float32; it is read unchanged, or converted."""
     store = open_model(str(checkpoint("olmoe")), dtype=dtype).store
     whole, part = aligned(store.layout.nbytes), aligned(store.layout.nbytes).fill_(7)
@@ -182,7 +192,9 @@ def test_adjacent_tensors_are_one_read(tmp_path: Path) -> None:
     assert [num_reads(each) for each in narrow] == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize("spans", [((0, 4),), ((128, 256),), ((0, 256),), ((64, 72), (124, 260)), ((200, 376),)])
+@pytest.mark.parametrize(
+    "spans", [((0, 4),), ((128, 256),), ((0, 256),), ((64, 72), (124, 260)), ((200, 376),)]
+)
 def test_spans_of_every_expert_are_read_and_no_other_bytes(tmp_path: Path, spans: Spans) -> None:
     store = by_hand(tmp_path)
     for key in range(4):
@@ -199,11 +211,15 @@ def test_a_part_that_was_finite_says_nothing_of_the_rest(tmp_path: Path) -> None
     for _ in range(2):
         read(store, 2, spans=((0, 256),))
         for spans in ((), ((200, 376),), ((256, 376),)):
-            with pytest.raises(BadInput, match="layer 1, expert 0: down_proj holds NaN or infinity"):
+            with pytest.raises(
+                BadInput, match="layer 1, expert 0: down_proj holds NaN or infinity"
+            ):
                 read(store, 2, spans=spans)
 
 
-def test_what_was_checked_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_checked_is_not_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = by_hand(tmp_path)
     checked = []
     monkeypatch.setattr(ExpertLayout, "fault", lambda layout, out, spans: checked.append(spans))
@@ -232,7 +248,11 @@ def by_hand(folder: Path, damaged: str = "") -> DiskStore:
     for file, names in FILES.items():
         parts = {name: _stored(name, is_damaged=name == damaged) for name in names}
         folder.joinpath(f"{file}.safetensors").write_bytes(joined(Tensors.together(parts)))
-    index = {"weight_map": {name: f"{file}.safetensors" for file, names in FILES.items() for name in names}}
+    index = {
+        "weight_map": {
+            name: f"{file}.safetensors" for file, names in FILES.items() for name in names
+        }
+    }
     folder.joinpath("model.safetensors.index.json").write_text(json.dumps(index))
     checkpoint = open_checkpoint(folder)
     extents: list[list[Extent]] = [[] for _ in range(4)]

@@ -41,9 +41,16 @@ def stored(checkpoint: Checkpoint, layout: str = "hub") -> dict[str, StoredTenso
     return open_checkpoint(folder).tensors
 
 
-def located(opened: MoeModel, tensors: Tensors, mapping: Sequence[WeightTransform] | None = None) -> LocatedExperts:
+def located(
+    opened: MoeModel, tensors: Tensors, mapping: Sequence[WeightTransform] | None = None
+) -> LocatedExperts:
     return locate_experts(
-        opened.model, opened.layers, shape=opened.shape, layout=opened.store.layout, tensors=tensors, mapping=mapping
+        opened.model,
+        opened.layers,
+        shape=opened.shape,
+        layout=opened.store.layout,
+        tensors=tensors,
+        mapping=mapping,
     )
 
 
@@ -56,7 +63,9 @@ def test_every_stored_byte_belongs_to_one_expert_or_to_the_rest(
     extents = [(each.offset, each.nbytes) for expert in found.extents for each in expert]
     rest = [(tensor.offset, tensor.nbytes) for tensor in found.others.values()]
     ends = sorted(extents + rest)
-    assert all(first + nbytes == next_ for (first, nbytes), (next_, _) in zip(ends, ends[1:], strict=False))
+    assert all(
+        first + nbytes == next_ for (first, nbytes), (next_, _) in zip(ends, ends[1:], strict=False)
+    )
     assert sum(nbytes for _, nbytes in ends) == sum(tensor.nbytes for tensor in tensors.values())
     assert found.others.keys() == {name for name in tensors if ".experts." not in name}
 
@@ -76,23 +85,34 @@ def test_every_stored_byte_belongs_to_one_expert_or_to_the_rest(
     ],
 )
 def test_a_conversion_that_is_more_than_copying_is_refused(
-    hub: MoeModel, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, steps: list[ConversionOps]
+    hub: MoeModel,
+    checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: list[ConversionOps],
 ) -> None:
     _convert(monkeypatch, steps)
-    with pytest.raises(BadInput, match="is stored in a way that moectl cannot read expert by expert"):
+    with pytest.raises(
+        BadInput, match="is stored in a way that moectl cannot read expert by expert"
+    ):
         located(hub, stored(checkpoint))
 
 
-def test_plain_copying_is_not_refused(hub: MoeModel, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_copying_is_not_refused(
+    hub: MoeModel, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _convert(monkeypatch, PLAIN)
     assert located(hub, stored(checkpoint)) is not None
 
 
 @pytest.mark.parametrize("shape", [(25, 32), (23, 32), (24, 33), (24,)])
-def test_a_tensor_of_another_shape_is_refused(hub: MoeModel, checkpoint: Checkpoint, shape: tuple[int, ...]) -> None:
+def test_a_tensor_of_another_shape_is_refused(
+    hub: MoeModel, checkpoint: Checkpoint, shape: tuple[int, ...]
+) -> None:
     tensors = stored(checkpoint)
     tensors[UP] = replace(tensors[UP], shape=shape)
-    with pytest.raises(BadInput, match=r"up_proj\.weight has shape .* where the config asks for \[24, 32\]"):
+    with pytest.raises(
+        BadInput, match=r"up_proj\.weight has shape .* where the config asks for \[24, 32\]"
+    ):
         located(hub, tensors)
 
 
@@ -101,7 +121,9 @@ def test_a_tensor_of_another_shape_is_refused(hub: MoeModel, checkpoint: Checkpo
 LAYERS = ["model.layers.0.mlp.experts", "model.layers.1.mlp.experts"]
 
 
-def tensor(name: str, shape: tuple[int, ...], offset: int, dtype: torch.dtype = torch.float32) -> StoredTensor:
+def tensor(
+    name: str, shape: tuple[int, ...], offset: int, dtype: torch.dtype = torch.float32
+) -> StoredTensor:
     """A tensor of which only the header is there."""
     return StoredTensor(name, dtype, shape, None, offset, prod(shape) * dtype.itemsize)
 
@@ -131,7 +153,9 @@ def test_gate_and_up_may_be_fused_each_apart(hub: MoeModel) -> None:
         located(hub, found, mapping)
 
 
-def test_a_rule_may_rename_the_part_with_the_number_of_an_expert(hub: MoeModel, checkpoint: Checkpoint) -> None:
+def test_a_rule_may_rename_the_part_with_the_number_of_an_expert(
+    hub: MoeModel, checkpoint: Checkpoint
+) -> None:
     own = expert_tensors.get_model_conversion_mapping(hub.model)
     tensors = stored(checkpoint)
     renamed = {name.replace(".experts.", ".experts.e"): each for name, each in tensors.items()}
@@ -148,11 +172,15 @@ def test_a_name_that_the_model_has_is_taken_as_it_is_where_a_rule_leads_nowhere(
     assert located(hub, tensors, [elsewhere]).extents == located(hub, tensors).extents
 
 
-def test_a_name_that_the_model_has_may_be_stored_transposed(hub: MoeModel, checkpoint: Checkpoint) -> None:
+def test_a_name_that_the_model_has_may_be_stored_transposed(
+    hub: MoeModel, checkpoint: Checkpoint
+) -> None:
     tensors = stored(checkpoint, "fused")
     for layer in LAYERS:
         down = tensors[f"{layer}.down_proj"]
-        tensors[f"{layer}.down_proj"] = replace(down, shape=(down.shape[0], *reversed(down.shape[1:])))
+        tensors[f"{layer}.down_proj"] = replace(
+            down, shape=(down.shape[0], *reversed(down.shape[1:]))
+        )
     turned = WeightConverter("down_proj$", "down_proj", operations=[Transpose(1, 2)])
     for inner, down in located(hub, tensors, [turned]).extents:
         assert (inner.swapped, down.swapped) == (None, (24, 32))
@@ -162,7 +190,10 @@ def test_experts_that_are_stored_in_two_ways_begin_with_the_number_of_their_way(
     hub: MoeModel, checkpoint: Checkpoint
 ) -> None:
     tensors = dict(stored(checkpoint))
-    weight, scale = tensor(UP, (24, 32), 0, torch.float8_e4m3fn), tensor(f"{UP}_scale", (24, 1), 24 * 32)
+    weight, scale = (
+        tensor(UP, (24, 32), 0, torch.float8_e4m3fn),
+        tensor(f"{UP}_scale", (24, 1), 24 * 32),
+    )
     tensors[UP] = QuantisedTensor(UP, Scaled(), {"weight": weight, "scale": scale}, (24, 32))
     found = located(hub, tensors)
     assert isinstance(found.layout, MixedLayout)
@@ -172,12 +203,19 @@ def test_experts_that_are_stored_in_two_ways_begin_with_the_number_of_their_way(
         number.shard.read_into(number.offset, [memoryview(content)])
         assert content[0] == (key == quantised)
         assert (number.nbytes, number.start, number.stop) == (1, 0, 1)
-        assert len(others) == 3 + (key == quantised) and min(each.start for each in others) == MixedLayout.start
+        assert (
+            len(others) == 3 + (key == quantised)
+            and min(each.start for each in others) == MixedLayout.start
+        )
 
 
 def _convert(monkeypatch: pytest.MonkeyPatch, steps: list[ConversionOps]) -> None:
     """Have transformers join gate and up by these steps."""
     names = ["mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"]
     gate_up = WeightConverter(names, "mlp.experts.gate_up_proj", operations=steps)
-    down = WeightConverter("mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", operations=PLAIN[:1])
-    monkeypatch.setattr(expert_tensors, "get_model_conversion_mapping", lambda model: [gate_up, down])
+    down = WeightConverter(
+        "mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", operations=PLAIN[:1]
+    )
+    monkeypatch.setattr(
+        expert_tensors, "get_model_conversion_mapping", lambda model: [gate_up, down]
+    )

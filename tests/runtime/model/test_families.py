@@ -9,7 +9,10 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+from transformers.models.auto.configuration_auto import (
+    CONFIG_MAPPING_NAMES,
+    model_type_to_module_name,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
@@ -41,7 +44,9 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
     out = model(input_ids=IDS, use_cache=True)
     steps = [out.logits]
     for token in (7, 9):
-        out = model(input_ids=torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+        out = model(
+            input_ids=torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True
+        )
         steps.append(out.logits)
     return torch.cat(steps, dim=1)
 
@@ -74,7 +79,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     assert all(torch.equal(ours, expected) for ours in offloaded(fused, PRESETS[:1]))
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl_moe", "inkling_text"])  # published transposed, and with rows in pairs
+@pytest.mark.parametrize(
+    "family", ["qwen3_vl_moe", "inkling_text"]
+)  # published transposed, and with rows in pairs
 def test_experts_that_are_stored_otherwise_are_read_in_parts(tmp_path: Path, family: str) -> None:
     model = tiny(family)
     opened = open_model(str(save(model, tmp_path, as_published=True)))
@@ -113,10 +120,15 @@ def test_what_cannot_be_opened_is_refused(tmp_path: Path, family: str) -> None:
 
 
 def test_every_family_of_transformers_is_opened_or_refused() -> None:
-    modules = {path.parent.name for path in Path(transformers.__file__).parent.glob("models/*/modeling_*.py")}
+    modules = {
+        path.parent.name
+        for path in Path(transformers.__file__).parent.glob("models/*/modeling_*.py")
+    }
     with_experts = {name for name in modules if _has_experts(name)}
     generating = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
-    families = {name for name in CONFIG_MAPPING_NAMES if model_type_to_module_name(name) in with_experts}
+    families = {
+        name for name in CONFIG_MAPPING_NAMES if model_type_to_module_name(name) in with_experts
+    }
     assert len(with_experts) == 64
     assert families & generating <= FAMILIES.keys() | REFUSED.keys()
     assert FAMILIES.keys().isdisjoint(REFUSED)

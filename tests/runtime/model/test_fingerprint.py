@@ -37,14 +37,18 @@ def test_each_tensor_counts(checkpoint: Checkpoint, tmp_path: Path, layout: str)
 
 
 @pytest.mark.parametrize("expert", range(8))
-def test_each_expert_of_a_fused_tensor_counts(checkpoint: Checkpoint, tmp_path: Path, expert: int) -> None:
+def test_each_expert_of_a_fused_tensor_counts(
+    checkpoint: Checkpoint, tmp_path: Path, expert: int
+) -> None:
     folder = shutil.copytree(checkpoint("olmoe", "fused"), tmp_path / "model")
     original = found(folder)
     with rewritten(folder, "model.layers.1.mlp.experts.gate_up_proj", part=(expert, 8)):
         assert found(folder) != original
 
 
-def test_a_packed_checkpoint_with_other_weights_is_not_its_origin(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_packed_checkpoint_with_other_weights_is_not_its_origin(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder = checkpoint("olmoe", "fused")
     packed = pack(open_model(str(folder)), open_checkpoint(folder), tmp_path / "packed").folder
     assert found(packed) == found(folder)
@@ -54,7 +58,9 @@ def test_a_packed_checkpoint_with_other_weights_is_not_its_origin(checkpoint: Ch
     assert found(again) == found(folder)
 
 
-def test_a_large_tensor_is_sampled_at_a_few_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_tensor_is_sampled_at_a_few_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint of a GiB, all of it holes; one of its tensors has 256 slices."""
     nbytes, entries = 8 << 20, {}
     for number in range(128):
@@ -67,7 +73,9 @@ def test_a_large_tensor_is_sampled_at_a_few_places(tmp_path: Path, monkeypatch: 
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 128 * nbytes)
     reads, sample = [], Shard.sample
-    monkeypatch.setattr(Shard, "sample", lambda shard, *place: reads.append(place) or sample(shard, *place))
+    monkeypatch.setattr(
+        Shard, "sample", lambda shard, *place: reads.append(place) or sample(shard, *place)
+    )
     checkpoint = open_checkpoint(tmp_path)
     content_digest(checkpoint.tensors.values())
     assert len(reads) == 127 * 3 + 256 + 2 and {nbytes for _, nbytes in reads} == {SAMPLE}

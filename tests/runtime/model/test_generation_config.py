@@ -18,7 +18,11 @@ from tests.conftest import Checkpoint
 
 GREEDY, DRAWN = Sampling(8), Sampling(8, temperature=1.5, top_k=0, seed=3)
 PROMPT = [5, 9, 2, 14, 5, 9]  # the model of the fixture goes on with 31, 31, 31, 72, 72
-PROMPTS = {"forced_bos_token_id": [5], "forced_eos_token_id": [5], "encoder_no_repeat_ngram_size": [*PROMPT, 31]}
+PROMPTS = {
+    "forced_bos_token_id": [5],
+    "forced_eos_token_id": [5],
+    "encoder_no_repeat_ngram_size": [*PROMPT, 31],
+}
 FIRST, LAST = 31, 72
 BASE = {"eos_token_id": LAST}
 
@@ -41,7 +45,13 @@ CHANGES = {  # by setting: a value that changes the greedy tokens
     "watermarking_config": {"bias": 40.0},
     "eos_token_id": [FIRST, 5000],
 }
-CHANGES_DRAWN = {"min_p": 0.9, "top_h": 0.1, "typical_p": 0.1, "epsilon_cutoff": 0.1, "eta_cutoff": 0.9}
+CHANGES_DRAWN = {
+    "min_p": 0.9,
+    "top_h": 0.1,
+    "typical_p": 0.1,
+    "epsilon_cutoff": 0.1,
+    "eta_cutoff": 0.9,
+}
 CHANGES_NOTHING = {
     "remove_invalid_values": True,
     "renormalize_logits": True,
@@ -70,7 +80,9 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def plain(checkpoint: Checkpoint) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(checkpoint("olmoe"), experts_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        checkpoint("olmoe"), experts_implementation="eager"
+    ).eval()
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +100,14 @@ def tokens_of(session: Session, prompt: list[int], sampling: Sampling) -> list[i
     return [token.token_id for token in session.generate(torch.tensor([prompt]), sampling)]
 
 
-def tokens_of_transformers(plain: PreTrainedModel, prompt: list[int], sampling: Sampling, **given: object) -> list[int]:
+def tokens_of_transformers(
+    plain: PreTrainedModel, prompt: list[int], sampling: Sampling, **given: object
+) -> list[int]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sampling.seed)
-        return plain.generate(torch.tensor([prompt]), **sampling.options(), **given)[0, len(prompt) :].tolist()
+        return plain.generate(torch.tensor([prompt]), **sampling.options(), **given)[
+            0, len(prompt) :
+        ].tolist()
 
 
 def written(folder: Path, **settings: object) -> Path:
@@ -131,26 +147,37 @@ def test_what_is_left_out_is_named(name: str, opened: MoeModel, tmp_path: Path) 
     settings = BASE | {"do_sample": True} | {name: value}
     lines = load_generation_config(opened.model, written(tmp_path, **settings), opened.tokenizer)
     said = [line for line in lines if f" {name} {json.dumps(value)}" in line]
-    assert len(said) == 1 and said[0].endswith(f": not followed, {REASONS.get(name, 'moectl does not know it')}")
+    assert len(said) == 1 and said[0].endswith(
+        f": not followed, {REASONS.get(name, 'moectl does not know it')}"
+    )
     assert vars(opened.model.generation_config) == without
 
 
 def test_a_name_that_transformers_drops_is_named_too(opened: MoeModel, tmp_path: Path) -> None:
-    folder = written(tmp_path, _from_model_config=True, repitition_penalty=1.5, **{"a\n" * 99: None, "b\n": [1] * 99})
+    folder = written(
+        tmp_path,
+        _from_model_config=True,
+        repitition_penalty=1.5,
+        **{"a\n" * 99: None, "b\n": [1] * 99},
+    )
     (line,) = load_generation_config(opened.model, folder, opened.tokenizer)
     assert line.startswith('generation_config.json asks for repitition_penalty 1.5, "b\\n" [1, 1,')
     assert line.endswith("...: not followed, moectl does not know it") and len(line) < 200
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_transformers_cannot_use_is_refused_in_a_line(name: str, opened: MoeModel, tmp_path: Path) -> None:
+def test_what_transformers_cannot_use_is_refused_in_a_line(
+    name: str, opened: MoeModel, tmp_path: Path
+) -> None:
     value = REFUSED[name]
     folder = written(tmp_path, **BASE | {name: value})
     before = torch.get_rng_state()
     with pytest.raises(BadInput) as caught:
         load_generation_config(opened.model, folder, opened.tokenizer)
     path = folder / "generation_config.json"
-    assert str(caught.value).startswith(f"transformers cannot use {path}: {name} {json.dumps(value)[:40]}")
+    assert str(caught.value).startswith(
+        f"transformers cannot use {path}: {name} {json.dumps(value)[:40]}"
+    )
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -164,9 +191,13 @@ def test_what_transformers_cannot_use_is_refused_in_a_line(name: str, opened: Mo
         ('{"min_p": 0.5, "num_beams": 2, "num_return_sequences": 3}', "num_return_sequences"),
     ],
 )
-def test_a_file_that_cannot_be_used(settings: str, said: str, opened: MoeModel, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used(
+    settings: str, said: str, opened: MoeModel, tmp_path: Path
+) -> None:
     (tmp_path / "generation_config.json").write_text(settings)
-    with pytest.raises(BadInput, match="transformers cannot use .*generation_config.json: .*" + said):
+    with pytest.raises(
+        BadInput, match="transformers cannot use .*generation_config.json: .*" + said
+    ):
         load_generation_config(opened.model, tmp_path, opened.tokenizer)
 
 
@@ -176,7 +207,9 @@ def test_texts_that_end_a_generation_need_a_tokenizer(opened: MoeModel, tmp_path
 
 
 def test_an_end_that_never_comes_is_named(opened: MoeModel, tmp_path: Path) -> None:
-    lines = load_generation_config(opened.model, written(tmp_path, eos_token_id=[2, 96, -1]), opened.tokenizer)
+    lines = load_generation_config(
+        opened.model, written(tmp_path, eos_token_id=[2, 96, -1]), opened.tokenizer
+    )
     assert lines == (
         "generation_config.json ends texts with [96, -1], outside the vocabulary of 96: no text ends with it",
     )
@@ -186,11 +219,15 @@ def test_settings_in_the_models_config_count_where_there_is_no_other_file(
     plain: PreTrainedModel, session: Session, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     stored = json.loads((checkpoint("olmoe") / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(stored | {"repetition_penalty": 1.7, "num_beams": 4}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(stored | {"repetition_penalty": 1.7, "num_beams": 4})
+    )
     lines = load_generation_config(session.opened.model, tmp_path, session.opened.tokenizer)
     assert lines == ("config.json asks for num_beams 4: not followed, one sequence is decoded",)
     ours = tokens_of(session, PROMPT, GREEDY)
-    plain.generation_config = GenerationConfig(eos_token_id=stored["eos_token_id"], repetition_penalty=1.7)
+    plain.generation_config = GenerationConfig(
+        eos_token_id=stored["eos_token_id"], repetition_penalty=1.7
+    )
     assert ours == tokens_of_transformers(plain, PROMPT, GREEDY)
     plain.generation_config.repetition_penalty = None
     assert ours != tokens_of_transformers(plain, PROMPT, GREEDY)

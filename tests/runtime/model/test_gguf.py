@@ -22,7 +22,16 @@ from runtime.model.locate import locate
 from runtime.model.open import open_model
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
-from tests.helpers.gguf_files import ARCHITECTURES, IN_MXFP4, Types, dequantised, every, mixed, reference, write
+from tests.helpers.gguf_files import (
+    ARCHITECTURES,
+    IN_MXFP4,
+    Types,
+    dequantised,
+    every,
+    mixed,
+    reference,
+    write,
+)
 
 IDS = torch.arange(3, 20)[None]
 
@@ -37,13 +46,21 @@ CASES = {
 
 
 @pytest.mark.parametrize(("family", "types"), CASES.values(), ids=CASES)
-def test_logits_and_tokens_are_those_of_transformers_loader(tmp_path: Path, family: str, types: Types) -> None:
+def test_logits_and_tokens_are_those_of_transformers_loader(
+    tmp_path: Path, family: str, types: Types
+) -> None:
     opened = open_model(str(write(family, tmp_path / "model.gguf", types)))
     assert opened.dtype is (torch.float16 if types("ffn_up_exps") == "F16" else torch.bfloat16)
-    theirs, sampling = reference(tmp_path / "model.gguf", opened.dtype), Sampling(6, ignore_eos=True)
+    theirs, sampling = (
+        reference(tmp_path / "model.gguf", opened.dtype),
+        Sampling(6, ignore_eos=True),
+    )
     options = {"attention_mask": torch.ones_like(IDS), **sampling.options()}
     with torch.inference_mode():
-        logits, tokens = theirs(IDS).logits, theirs.generate(IDS, **options)[0, IDS.shape[1] :].tolist()
+        logits, tokens = (
+            theirs(IDS).logits,
+            theirs.generate(IDS, **options)[0, IDS.shape[1] :].tolist(),
+        )
     for preset in ("on-demand", "near", "horizon") if types is mixed else ("on-demand",):
         with Session(opened, Settings(preset=preset, budget="30%")) as session:
             with torch.inference_mode():
@@ -79,7 +96,9 @@ def experts(path: Path) -> list[str]:
     opened = open_model(str(path))
     buffer = torch.empty(opened.store.layout.nbytes, dtype=torch.uint8)
     digests = []
-    for key in reversed(range(opened.shape.num_keys)):  # a large one, then smaller ones in the same buffer
+    for key in reversed(
+        range(opened.shape.num_keys)
+    ):  # a large one, then smaller ones in the same buffer
         opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
         digests.append(opened.store.layout.digest(buffer))
     return digests
@@ -89,7 +108,11 @@ def test_a_folder_and_each_part_lead_to_the_model(whole: Path, parts: Path) -> N
     assert len(list(parts.parent.iterdir())) == 3
     assert locate(str(whole.parent)) == whole
     assert locate(str(parts.parent)) == parts
-    assert experts(whole) == experts(parts.parent) == experts(parts.with_name("model-00002-of-00003.gguf"))
+    assert (
+        experts(whole)
+        == experts(parts.parent)
+        == experts(parts.with_name("model-00002-of-00003.gguf"))
+    )
     assert len(set(experts(whole))) == 12
 
 
@@ -108,8 +131,12 @@ def test_gate_and_up_may_be_one_tensor(whole: Path, tmp_path: Path) -> None:
             arrays[f"{layer}.ffn_gate_up_exps.weight"] = np.concatenate(halves, 1)
 
     apart = open_model(str(write("qwen3_moe", tmp_path / "apart.gguf", every("Q8_0"))))
-    joined = open_model(str(write("qwen3_moe", tmp_path / "joined.gguf", every("Q8_0"), change=join)))
-    buffers = [torch.zeros(opened.store.layout.nbytes, dtype=torch.uint8) for opened in (apart, joined)]
+    joined = open_model(
+        str(write("qwen3_moe", tmp_path / "joined.gguf", every("Q8_0"), change=join))
+    )
+    buffers = [
+        torch.zeros(opened.store.layout.nbytes, dtype=torch.uint8) for opened in (apart, joined)
+    ]
     for opened, buffer in zip((apart, joined), buffers, strict=True):
         opened.store.read(1, 4, buffer)
     assert torch.equal(*buffers)
@@ -130,18 +157,31 @@ def test_the_command_line_runs_a_file(whole: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
 
 
-def test_a_plan_counts_the_bytes_of_the_files(whole: Path, parts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dense = [parameter for parameter in open_model(str(whole)).model.parameters() if not parameter.is_meta]
+def test_a_plan_counts_the_bytes_of_the_files(
+    whole: Path, parts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense = [
+        parameter
+        for parameter in open_model(str(whole)).model.parameters()
+        if not parameter.is_meta
+    ]
     for name in (whole, whole.parent, parts):
         assert main(["plan", str(name), "--vram", "8GB", "--json"]) == 0
         memory = json.loads(capsys.readouterr().out)["memory"]
-        assert memory["files_nbytes"] == sum(tensor.nbytes for tensor in open_gguf(whole).tensors.values())
+        assert memory["files_nbytes"] == sum(
+            tensor.nbytes for tensor in open_gguf(whole).tensors.values()
+        )
         assert memory["weights_nbytes"] == sum(parameter.nbytes for parameter in dense)
 
 
-def test_it_is_not_repacked(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_not_repacked(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pack", str(whole), str(tmp_path / "out")]) == 3
-    assert "model.gguf is a GGUF file: moectl repacks and exports safetensors only" in capsys.readouterr().err
+    assert (
+        "model.gguf is a GGUF file: moectl repacks and exports safetensors only"
+        in capsys.readouterr().err
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -206,21 +246,35 @@ REFUSED = {
         _of_type(b"blk.0.ffn_up_exps.weight", 16),
         "is IQ2_XXS, and moectl reads F32, F16, BF16, Q8_0",
     ),
-    "an unknown type": (_of_type(b"blk.0.ffn_up_exps.weight", 999), "is the unknown type 999, and moectl reads"),
-    "a missing tensor": (_replaced(b"blk.1.ffn_up_exps", b"blk.1.ffn_xx_exps"), "ffn_up_exps.weight is missing"),
+    "an unknown type": (
+        _of_type(b"blk.0.ffn_up_exps.weight", 999),
+        "is the unknown type 999, and moectl reads",
+    ),
+    "a missing tensor": (
+        _replaced(b"blk.1.ffn_up_exps", b"blk.1.ffn_xx_exps"),
+        "ffn_up_exps.weight is missing",
+    ),
     "NaN": (_nan, "layer 1, expert 0: down_proj holds NaN"),
-    "a tensor twice": (_replaced(b"blk.1.ffn_up_exps", b"blk.0.ffn_up_exps"), "has two tensors of one name"),
+    "a tensor twice": (
+        _replaced(b"blk.1.ffn_up_exps", b"blk.0.ffn_up_exps"),
+        "has two tensors of one name",
+    ),
     "a tensor of no use": (
         _replaced(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"),
         "attn_x.weight .* is nothing that",
     ),
-    "a vocabulary": (_replaced(b"token_embd.weight", b"token_ambd.weight"), "has no token_embd.weight"),
+    "a vocabulary": (
+        _replaced(b"token_embd.weight", b"token_ambd.weight"),
+        "has no token_embd.weight",
+    ),
     "two models": (_two_models, "has 2 models in GGUF: give the file of one"),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_whole_or_known_is_refused(tmp_path: Path, whole: Path, change: Callable, message: str) -> None:
+def test_what_is_not_whole_or_known_is_refused(
+    tmp_path: Path, whole: Path, change: Callable, message: str
+) -> None:
     change(Path(shutil.copy(whole, tmp_path)))
     with pytest.raises(BadInput, match=message) as refused:
         experts(tmp_path)
@@ -256,7 +310,9 @@ def _alone(folder: Path) -> None:
 def _of_another_split(folder: Path) -> None:
     """A part that has some tensors of the first one."""
     other = part(folder, 2)
-    other.write_bytes(part(folder, 1).read_bytes().replace(b"split.no" + SPLIT_NO[0], b"split.no" + SPLIT_NO[1]))
+    other.write_bytes(
+        part(folder, 1).read_bytes().replace(b"split.no" + SPLIT_NO[0], b"split.no" + SPLIT_NO[1])
+    )
 
 
 def part(folder: Path, number: int) -> Path:
@@ -265,18 +321,29 @@ def part(folder: Path, number: int) -> Path:
 
 SPLIT_NO = [struct.pack("<IH", 2, number) for number in range(2)]
 PARTS = {
-    "a missing part": (_without(2), "model-00002-of-00003.gguf is missing: the model is in several files"),
+    "a missing part": (
+        _without(2),
+        "model-00002-of-00003.gguf is missing: the model is in several files",
+    ),
     "no first part": (_without(1), "model-00001-of-00003.gguf is missing"),
     "a link to nothing": (_dangling, "model-00002-of-00003.gguf is missing"),
-    "out of order": (_swapped, "00002-of-00003.gguf says split.no 2, split.count 3, .* that it is part 2 of 3"),
-    "fewer than it says": (_of_two, "00001-of-00002.gguf says split.no 0, split.count 3, .* part 1 of 2"),
+    "out of order": (
+        _swapped,
+        "00002-of-00003.gguf says split.no 2, split.count 3, .* that it is part 2 of 3",
+    ),
+    "fewer than it says": (
+        _of_two,
+        "00001-of-00002.gguf says split.no 0, split.count 3, .* part 1 of 2",
+    ),
     "one by another name": (_alone, "alone.gguf says split.no 0, split.count 3, .* part 1 of 1"),
     "of another split": (_of_another_split, "they are of different models"),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), PARTS.values(), ids=PARTS)
-def test_parts_that_are_no_whole_are_refused(tmp_path: Path, parts: Path, change: Callable, message: str) -> None:
+def test_parts_that_are_no_whole_are_refused(
+    tmp_path: Path, parts: Path, change: Callable, message: str
+) -> None:
     shutil.copytree(parts.parent, tmp_path, dirs_exist_ok=True)
     change(tmp_path)
     with pytest.raises(BadInput, match=message) as refused:

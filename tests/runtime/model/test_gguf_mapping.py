@@ -51,9 +51,13 @@ WITNESSED = {  # llama.cpp rounds activations to 8 bits where it multiplies by p
 }
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed (extra: peers)")
+@pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="llama.cpp is not installed (extra: peers)"
+)
 @pytest.mark.parametrize(("family", "types", "describe", "most"), WITNESSED.values(), ids=WITNESSED)
-def test_llama_cpp_reads_the_same(tmp_path: Path, family: str, types: Types, describe: Callable, most: float) -> None:
+def test_llama_cpp_reads_the_same(
+    tmp_path: Path, family: str, types: Types, describe: Callable, most: float
+) -> None:
     path, text = write(family, tmp_path / "model.gguf", types, describe=describe), [IDS[0].numpy()]
     with Session(open_model(str(path), dtype=torch.float32), Settings("full")) as session:
         ours = read(session, text, prefill=12)
@@ -62,14 +66,21 @@ def test_llama_cpp_reads_the_same(tmp_path: Path, family: str, types: Types, des
 
 
 def test_experts_of_gpt_oss_are_fused(tmp_path: Path) -> None:
-    opened = open_model(str(write("gpt_oss", tmp_path / "model.gguf", IN_MXFP4)), dtype=torch.float32)
+    opened = open_model(
+        str(write("gpt_oss", tmp_path / "model.gguf", IN_MXFP4)), dtype=torch.float32
+    )
     logits = []
     for how in ("exact", "fused"):
-        with Session(opened, Settings(preset="on-demand", experts=how)) as session, torch.inference_mode():
+        with (
+            Session(opened, Settings(preset="on-demand", experts=how)) as session,
+            torch.inference_mode(),
+        ):
             session.new_requests(1)
             past = session.forward(IDS).past_key_values
             logits.append(session.forward(IDS[:, :1], past=past).logits)
-            assert session.receipt()["experts_of_a_token"] == ("torch" if how == "exact" else "fused")
+            assert session.receipt()["experts_of_a_token"] == (
+                "torch" if how == "exact" else "fused"
+            )
     exact, fused = logits
     assert 0 < (fused - exact).abs().max() <= 1e-4 * exact.abs().max()
 
@@ -86,7 +97,9 @@ def _older(writer: gguf.GGUFWriter) -> None:
 def _whole(arrays: dict[str, np.ndarray]) -> None:
     for layer in ("blk.0", "blk.1"):
         keys, values = (arrays.pop(f"{layer}.attn_{part}_b.weight") for part in "kv")
-        arrays[f"{layer}.attn_kv_b.weight"] = np.concatenate([keys.swapaxes(1, 2), values], 1).reshape(-1, 64)
+        arrays[f"{layer}.attn_kv_b.weight"] = np.concatenate(
+            [keys.swapaxes(1, 2), values], 1
+        ).reshape(-1, 64)
 
 
 @pytest.mark.parametrize("rank", [64, None])
@@ -95,7 +108,10 @@ def test_kv_b_may_be_whole_and_q_of_full_rank(
 ) -> None:
     monkeypatch.setitem(OWN, "deepseek_v3", OWN["deepseek_v3"] | {"q_lora_rank": rank})
     ways = ({}, {"change": _whole, "describe": _older})
-    paths = [write("deepseek_v3", tmp_path / f"{i}.gguf", every("F32"), **way) for i, way in enumerate(ways)]
+    paths = [
+        write("deepseek_v3", tmp_path / f"{i}.gguf", every("F32"), **way)
+        for i, way in enumerate(ways)
+    ]
     logits = []
     for path in paths:
         with Session(open_model(str(path)), Settings("full")) as session, torch.inference_mode():
@@ -126,21 +142,43 @@ def _normalised(writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("family", "describe", "told"),
     [
-        ("deepseek_v2", _normalised, "norm_topk_prob True, which transformers' deepseek_v2 does not follow"),
-        ("deepseek_v3", _warmer, "attention.temperature_length 8192, which deepseek_v3 does not compute"),
-        ("deepseek_v3", lambda writer: scale_positions(writer, YARN), "does not say rope.scaling.yarn_log_multiplier"),
-        ("granitemoe", _placeless, "rope.scaling.finetuned False, which granitemoeshared does not compute"),
+        (
+            "deepseek_v2",
+            _normalised,
+            "norm_topk_prob True, which transformers' deepseek_v2 does not follow",
+        ),
+        (
+            "deepseek_v3",
+            _warmer,
+            "attention.temperature_length 8192, which deepseek_v3 does not compute",
+        ),
+        (
+            "deepseek_v3",
+            lambda writer: scale_positions(writer, YARN),
+            "does not say rope.scaling.yarn_log_multiplier",
+        ),
+        (
+            "granitemoe",
+            _placeless,
+            "rope.scaling.finetuned False, which granitemoeshared does not compute",
+        ),
         ("granitemoe", _unscaled, "does not say attention.scale, which granitemoeshared needs"),
     ],
 )
-def test_what_a_family_does_not_compute_is_refused(tmp_path: Path, family: str, describe: Callable, told: str) -> None:
+def test_what_a_family_does_not_compute_is_refused(
+    tmp_path: Path, family: str, describe: Callable, told: str
+) -> None:
     path = write(family, tmp_path / "model.gguf", every("Q8_0"), describe=describe)
     with pytest.raises(BadInput, match=told):
         open_model(str(path))
 
 
-@pytest.mark.parametrize(("describe", "told"), [(_linear, "linear"), (_weighted, "yarn, rope.scaling.yarn_log_mult")])
-def test_positions_that_are_scaled_otherwise_are_refused(tmp_path: Path, describe: Callable, told: str) -> None:
+@pytest.mark.parametrize(
+    ("describe", "told"), [(_linear, "linear"), (_weighted, "yarn, rope.scaling.yarn_log_mult")]
+)
+def test_positions_that_are_scaled_otherwise_are_refused(
+    tmp_path: Path, describe: Callable, told: str
+) -> None:
     path = write("qwen3_moe", tmp_path / "model.gguf", every("Q8_0"), describe=describe)
     with pytest.raises(BadInput, match=f"scales its positions by {told}"):
         open_model(str(path))
@@ -153,7 +191,11 @@ def _join(arrays: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     ("types", "change", "told"),
     [
-        (every("F16"), lambda arrays: None, "ffn_gate_exps.weight is F16; of gpt_oss moectl reads packed experts"),
+        (
+            every("F16"),
+            lambda arrays: None,
+            "ffn_gate_exps.weight is F16; of gpt_oss moectl reads packed experts",
+        ),
         (IN_MXFP4, _join, "ffn_gate_up_exps.weight is MXFP4; .* with gate and up apart"),
         (
             every("Q8_0", {"up_exps": "Q4_0"}),

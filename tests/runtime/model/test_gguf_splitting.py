@@ -7,13 +7,41 @@ from runtime.model.gguf_splitting import pre_tokenizer, splitting_of
 TEXT = "it's 12345 Ärzte+x 世界ab camelCase"
 PIECES = {
     "chatglm-bpe": ["it", "'s", " ", "123", "45", " Ärzte", "+x", " 世界ab", " camelCase"],
-    "deepseek-llm": ["it", "'", "s", " ", "12345", " Ä", "rzte", "+", "x", " ", "世界", "ab", " camelCase"],
+    "deepseek-llm": [
+        "it",
+        "'",
+        "s",
+        " ",
+        "12345",
+        " Ä",
+        "rzte",
+        "+",
+        "x",
+        " ",
+        "世界",
+        "ab",
+        " camelCase",
+    ],
     "deepseek-v3": ["it", "'s", " ", "123", "45", " Ärzte", "+x", " ", "世界", "ab", " camelCase"],
     "default": ["it", "'", "s", " ", "123", "45", " Ärzte", "+", "x", " 世界ab", " camelCase"],
     "gpt-4o": ["it's", " ", "123", "45", " Ärzte", "+x", " 世界ab", " camel", "Case"],
     "hunyuan": ["it", "'s", " ", "1", "2", "3", "4", "5", " Ärzte", "+x", " 世界ab", " camelCase"],
     "kimi-k2": ["it's", " ", "123", "45", " Ärzte", "+x", " ", "世界", "ab", " camelCase"],
-    "refact": ["it", "'s", " ", "1", "2", "3", "4", "5", " Ärzte", "+", "x", " 世界ab", " camelCase"],
+    "refact": [
+        "it",
+        "'s",
+        " ",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        " Ärzte",
+        "+",
+        "x",
+        " 世界ab",
+        " camelCase",
+    ],
 }
 
 

@@ -10,7 +10,13 @@ import pytest
 from artifacts.errors import BadInput
 from runtime.model.gguf_tokenizer import gguf_tokenizer
 from runtime.session.text_bound import text_bound
-from tests.helpers.gguf_vocabularies import CONTROL, TEXTS, byte_level, sentencepiece, write_vocabulary
+from tests.helpers.gguf_vocabularies import (
+    CONTROL,
+    TEXTS,
+    byte_level,
+    sentencepiece,
+    write_vocabulary,
+)
 
 BPE, DISTINCT, TIED = byte_level(), sentencepiece(), sentencepiece(distinct=False)
 BOTH = {"add_bos_token": True, "add_eos_token": True, "bos_token_id": 1, "eos_token_id": 2}
@@ -28,7 +34,9 @@ CASES = {
 }
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed (extra: peers)")
+@pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="llama.cpp is not installed (extra: peers)"
+)
 @pytest.mark.parametrize(("vocabulary", "entries"), CASES.values(), ids=CASES)
 def test_tokens_are_those_of_llama_cpp(tmp_path: Path, vocabulary: dict, entries: dict) -> None:
     import xllamacpp
@@ -37,11 +45,18 @@ def test_tokens_are_those_of_llama_cpp(tmp_path: Path, vocabulary: dict, entries
     ours = gguf_tokenizer(path)
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(path)
-    parameters.n_ctx, parameters.n_parallel, parameters.n_gpu_layers, parameters.verbosity = 64, 1, 0, -1
+    parameters.n_ctx, parameters.n_parallel, parameters.n_gpu_layers, parameters.verbosity = (
+        64,
+        1,
+        0,
+        -1,
+    )
     server = xllamacpp.Server(parameters)
     for text in TEXTS:
         body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
-        asked = Request(f"{server.listening_address}/tokenize", body, {"Content-Type": "application/json"})
+        asked = Request(
+            f"{server.listening_address}/tokenize", body, {"Content-Type": "application/json"}
+        )
         with urlopen(asked) as answer:
             assert ours(text).input_ids == json.load(answer)["tokens"], text
     assert ours.unfollowed == ()
@@ -50,7 +65,9 @@ def test_tokens_are_those_of_llama_cpp(tmp_path: Path, vocabulary: dict, entries
 def test_a_space_that_is_put_before_is_not_shown(tmp_path: Path) -> None:
     for vocabulary in (DISTINCT, TIED):
         for entries in ({}, SPACES):
-            tokenizer = gguf_tokenizer(write_vocabulary(tmp_path / "m.gguf", **vocabulary, entries=entries))
+            tokenizer = gguf_tokenizer(
+                write_vocabulary(tmp_path / "m.gguf", **vocabulary, entries=entries)
+            )
             for text in ("hello  world", " 世界é\u0301😀"):
                 assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
 
@@ -66,7 +83,10 @@ def test_what_ends_an_answer_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_bounded_but_for_steps_in_python(tmp_path: Path) -> None:
-    bounds = [text_bound(gguf_tokenizer(write_vocabulary(tmp_path / "m.gguf", **each)), 8) for each in (DISTINCT, TIED)]
+    bounds = [
+        text_bound(gguf_tokenizer(write_vocabulary(tmp_path / "m.gguf", **each)), 8)
+        for each in (DISTINCT, TIED)
+    ]
     assert bounds[0].is_exceeded("a" * 1000) and bounds[1] is None
 
 
@@ -82,9 +102,16 @@ TOLD = {
 @pytest.mark.parametrize(("entries", "line"), TOLD.values(), ids=TOLD)
 def test_what_may_differ_is_told(tmp_path: Path, entries: dict, line: str) -> None:
     entries = dict(entries)
-    vocabulary, without = byte_level(dict.fromkeys(entries.pop("more", ()), CONTROL)), entries.pop("without", None)
-    vocabulary["tokens"] = [token if token != without else "zz zz" for token in vocabulary["tokens"]]
-    told = gguf_tokenizer(write_vocabulary(tmp_path / "m.gguf", **vocabulary, entries=entries)).unfollowed
+    vocabulary, without = (
+        byte_level(dict.fromkeys(entries.pop("more", ()), CONTROL)),
+        entries.pop("without", None),
+    )
+    vocabulary["tokens"] = [
+        token if token != without else "zz zz" for token in vocabulary["tokens"]
+    ]
+    told = gguf_tokenizer(
+        write_vocabulary(tmp_path / "m.gguf", **vocabulary, entries=entries)
+    ).unfollowed
     assert len(told) == 1 and line in told[0]
 
 
@@ -92,14 +119,24 @@ REFUSED = {
     "another kind": (BPE | {"kind": "t5"}, {}, "of the kind t5: moectl reads gpt2 and llama"),
     "of characters": (BPE, {"pre": "gemma4"}, "of the kind gemma4, which moectl does not read"),
     "no merges": (BPE | {"merges": None}, {"pre": "qwen2"}, "has no tokenizer.ggml.merges"),
-    "a token twice": (BPE | {"tokens": [*BPE["tokens"][:-1], "!"]}, {}, "a vocabulary with a token twice"),
+    "a token twice": (
+        BPE | {"tokens": [*BPE["tokens"][:-1], "!"]},
+        {},
+        "a vocabulary with a token twice",
+    ),
     "few scores": (DISTINCT | {"scores": [0.0] * 9}, {}, "scores of 9 tokens"),
-    "no token to begin with": (BPE, {"pre": "glm4", "add_bos_token": True}, "add_bos_token, and no bos_token_id"),
+    "no token to begin with": (
+        BPE,
+        {"pre": "glm4", "add_bos_token": True},
+        "add_bos_token, and no bos_token_id",
+    ),
 }
 
 
 @pytest.mark.parametrize(("vocabulary", "entries", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_followed_is_refused(tmp_path: Path, vocabulary: dict, entries: dict, message: str) -> None:
+def test_what_cannot_be_followed_is_refused(
+    tmp_path: Path, vocabulary: dict, entries: dict, message: str
+) -> None:
     with pytest.raises(BadInput, match=message):
         gguf_tokenizer(write_vocabulary(tmp_path / "m.gguf", **vocabulary, entries=entries))
 

@@ -23,7 +23,9 @@ def read(path: Path, special: dict[str, int], **entries: object) -> tuple[set[st
     """The tokens that end an answer, and the types of the special ones."""
     made = byte_level(special, num_merges=10)
     found = read_vocabulary(write_vocabulary(path, **made, entries=entries))
-    return {found.tokens[end] for end in found.ends}, {text: found.types[found.ids[text]] for text in special}
+    return {found.tokens[end] for end in found.ends}, {
+        text: found.types[found.ids[text]] for text in special
+    }
 
 
 @pytest.mark.parametrize("text", (*ENDING.split(), *OTHERS))
@@ -60,7 +62,9 @@ def test_some_are_none_beside_others(tmp_path: Path, text: str, beside: tuple, t
     ends, types = read(tmp_path / "m.gguf", dict.fromkeys((text, *beside), CONTROL), eos_token_id=2)
     assert ends == {"<xos>", *beside}
     assert types[text] == type_
-    ends, _ = read(tmp_path / "m.gguf", {text: CONTROL, beside[0]: CONTROL} if beside[1:] else {text: CONTROL})
+    ends, _ = read(
+        tmp_path / "m.gguf", {text: CONTROL, beside[0]: CONTROL} if beside[1:] else {text: CONTROL}
+    )
     assert text in ends
 
 
@@ -72,7 +76,11 @@ def test_answers_end_with_them(tmp_path: Path) -> None:
     def describe(writer: gguf.GGUFWriter) -> None:
         writer.add_eot_token_id(50)
 
-    opened = open_model(str(write("qwen3_moe", tmp_path / "model.gguf", every("Q8_0"), describe=describe)))
+    opened = open_model(
+        str(write("qwen3_moe", tmp_path / "model.gguf", every("Q8_0"), describe=describe))
+    )
     assert opened.model.generation_config.eos_token_id == [2, 50]
     assert opened.config.eos_token_id == 2  # as before, so that a model keeps its fingerprint
-    assert opened.tokenizer.decode([99, 50], skip_special_tokens=True) == opened.tokenizer.decode([99])
+    assert opened.tokenizer.decode([99, 50], skip_special_tokens=True) == opened.tokenizer.decode(
+        [99]
+    )

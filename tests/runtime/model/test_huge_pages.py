@@ -8,7 +8,9 @@ import torch
 from runtime.model import huge_pages
 from runtime.model.huge_pages import HUGE_PAGE, anonymous, mode, shares
 
-GIVES_THEM = pytest.mark.skipif(mode() not in ("always", "madvise"), reason="the system gives no huge pages")
+GIVES_THEM = pytest.mark.skipif(
+    mode() not in ("always", "madvise"), reason="the system gives no huge pages"
+)
 
 SMAPS = """
 00400000-00800000 rw-p 00000000 00:00 0
@@ -65,22 +67,35 @@ def _is_mapped(address: int) -> bool:
     return bool(held) and held[0].resident_kib > 0
 
 
-def test_shares_are_of_the_resident_memory_of_the_mappings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shares_are_of_the_resident_memory_of_the_mappings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(huge_pages, "_MAPPINGS", tmp_path / "smaps")
     memory = {
         "half": [Tensor(0x400040, 64)],
         "file": [Tensor(0x7F0000000000, 64)],
-        "both": [Tensor(0x400000, 1 << 20), Tensor(0x500000, 1 << 20), Tensor(0x7F0000200000, 2 << 20)],
+        "both": [
+            Tensor(0x400000, 1 << 20),
+            Tensor(0x500000, 1 << 20),
+            Tensor(0x7F0000200000, 2 << 20),
+        ],
         "across": [Tensor(0x7F0000100000, 2 << 20)],
         "nowhere": [Tensor(0x900000, 64)],
     }
     assert shares(memory) == dict.fromkeys(memory)  # where the system says nothing
     (tmp_path / "smaps").write_text(SMAPS.lstrip())
-    assert shares(memory) == {"half": 0.512, "file": None, "both": 0.756, "across": 1.0, "nowhere": None}
+    assert shares(memory) == {
+        "half": 0.512,
+        "file": None,
+        "both": 0.756,
+        "across": 1.0,
+        "nowhere": None,
+    }
 
 
 @pytest.mark.parametrize(
-    ("says", "expected"), [("always [madvise] never\n", "madvise"), ("always madvise [never]", "never"), (None, "none")]
+    ("says", "expected"),
+    [("always [madvise] never\n", "madvise"), ("always madvise [never]", "never"), (None, "none")],
 )
 def test_the_mode_is_what_the_system_says(
     says: str | None, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -17,7 +17,12 @@ def test_the_shapes_of_one_expert() -> None:
     plain, turned = _first("olmoe"), _first("gpt_oss")  # transposed, with biases
     assert plain.shapes == {"gate_up_proj": (48, 32), "down_proj": (32, 24)}
     assert turned.shapes["gate_up_proj"] == (32, 48) and turned.shapes["down_proj_bias"] == (32,)
-    assert (plain.num_neurons, turned.num_neurons, plain.num_experts, turned.num_experts) == (24, 24, 8, 4)
+    assert (plain.num_neurons, turned.num_neurons, plain.num_experts, turned.num_experts) == (
+        24,
+        24,
+        8,
+        4,
+    )
     assert plain.neuron_weights == 3 * 32 and turned.neuron_weights == 3 * 32 + 2
 
 
@@ -88,12 +93,18 @@ def _one_neuron_less(model: "_Model") -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_without_experts, "llama is not a Mixture-of-Experts model that moectl knows: it has no experts"),
+        (
+            _without_experts,
+            "llama is not a Mixture-of-Experts model that moectl knows: it has no experts",
+        ),
         (_half_flagged, "it has no experts"),
         (_without_router, "blocks.1 has no router module beside its experts"),
         (_without_top_k, "blocks.0 takes None experts per token: correct num_experts_per_tok"),
         (_without_neurons, "blocks.0.experts has experts of no neurons"),
-        (_one_more_expert, "blocks.2.experts and blocks.0.experts differ in number, shape or top-k"),
+        (
+            _one_more_expert,
+            "blocks.2.experts and blocks.0.experts differ in number, shape or top-k",
+        ),
         (_one_more_neuron, "blocks.1.experts and blocks.0.experts differ"),
         (_one_neuron_less, "blocks.1.experts and blocks.0.experts differ"),
     ],

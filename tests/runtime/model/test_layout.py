@@ -26,7 +26,10 @@ def test_views_share_the_buffer() -> None:
     buffer = aligned(layout.nbytes + 64).zero_()
     views = layout.views(buffer)
     views["down_proj"][4, 2] = 1.0
-    assert {name: tuple(view.shape) for name, view in views.items()} == {"up_proj": (3, 5), "down_proj": (5, 3)}
+    assert {name: tuple(view.shape) for name, view in views.items()} == {
+        "up_proj": (3, 5),
+        "down_proj": (5, 3),
+    }
     assert buffer[64:124].view(torch.float32)[-1] == 1.0
     assert all(view.data_ptr() % 64 == 0 for view in views.values())
 
@@ -35,7 +38,10 @@ def test_one_part_of_several_experts() -> None:
     layout = ExpertLayout.of(BIASED, torch.float32)
     memory = torch.arange(30.0).view(torch.uint8)
     several = layout.several(layout.parts[0], memory)
-    assert torch.equal(several, torch.arange(30.0).view(2, 3, 5)) and several.data_ptr() == memory.data_ptr()
+    assert (
+        torch.equal(several, torch.arange(30.0).view(2, 3, 5))
+        and several.data_ptr() == memory.data_ptr()
+    )
 
 
 @pytest.mark.parametrize("nbytes", [1, PAGE, 5 * PAGE + 64])
@@ -58,7 +64,9 @@ def test_page_locked_memory_is_as_long_as_asked_for(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_room_is_told_in_gib() -> None:
-    with pytest.raises(OutOfResources, match=r"^no room for 2097152\.00 GiB of memory: leave the experts on disk$"):
+    with pytest.raises(
+        OutOfResources, match=r"^no room for 2097152\.00 GiB of memory: leave the experts on disk$"
+    ):
         aligned(2**51)
 
 

@@ -39,7 +39,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_the_hub_cannot_have_is_refused_at_once(
-    name: str, guess: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    guess: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Before anything heavy is imported, and the hub is not asked."""
     monkeypatch.delattr(locate, "_download")
@@ -53,7 +57,9 @@ def test_what_the_hub_cannot_have_is_refused_at_once(
         assert capsys.readouterr().err == f"moectl: {told}\n"
 
 
-def test_a_hub_that_does_not_answer_costs_seconds(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_costs_seconds(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was downloaded before is found all the same."""
     asked = []
 
@@ -79,10 +85,16 @@ def test_a_hub_that_does_not_answer_costs_seconds(here: Path, monkeypatch: pytes
     assert asked == [("kept/model", 5.0), ("some/model", 5.0), ("models/olmo", 5.0)]
 
 
-def test_the_revision_that_the_hub_named_is_downloaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_revision_that_the_hub_named_is_downloaded(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = {}
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha="abc"))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **more: given.update(more) or str(here))
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha="abc")
+    )
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **more: given.update(more) or str(here)
+    )
     assert locate.locate("some/model") == here
     assert given["revision"] == "abc" and given["allow_patterns"] == locate.WANTED
 
@@ -106,7 +118,9 @@ def test_a_gguf_file_is_found_beside_others(here: Path) -> None:
     writer.close()
     assert locate.locate(str(here)) == here / "Model.GGUF"
     (here / "other.gguf").write_bytes(b"GGUF")
-    with pytest.raises(BadInput, match="has 2 models in GGUF: give the file of one, as .*Model.GGUF"):
+    with pytest.raises(
+        BadInput, match="has 2 models in GGUF: give the file of one, as .*Model.GGUF"
+    ):
         locate.locate(str(here))
 
 

@@ -20,30 +20,44 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96
 
 
 def group(kind: str, target: str, **weights: object) -> Mapping:
-    return {"format": kind, "targets": [target], "weights": {"num_bits": 4, "group_size": 32, **weights}}
+    return {
+        "format": kind,
+        "targets": [target],
+        "weights": {"num_bits": 4, "group_size": 32, **weights},
+    }
 
 
 def mixed(*groups: Mapping) -> Mapping:
     named = {f"group_{number}": each for number, each in enumerate(groups)}
-    return {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": named}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "config_groups": named,
+    }
 
 
 INT4 = group("pack-quantized", "re:.*experts.*")
 
 
-def _in_four_dimensions(rows: int, columns: int, generator: torch.Generator) -> Mapping[str, torch.Tensor]:
+def _in_four_dimensions(
+    rows: int, columns: int, generator: torch.Generator
+) -> Mapping[str, torch.Tensor]:
     """Scales as modelopt shapes those of blocks."""
     tensors = fp8(rows, columns, generator)
     return tensors | {"scale": tensors["scale"][:, None, :, None]}
 
 
-def _in_any_order(make: Maker, rows: int, columns: int, generator: torch.Generator) -> Mapping[str, torch.Tensor]:
+def _in_any_order(
+    make: Maker, rows: int, columns: int, generator: torch.Generator
+) -> Mapping[str, torch.Tensor]:
     """Groups in the order of activations."""
     index = (torch.arange(columns) // 32)[torch.randperm(columns, generator=generator)]
     return make(rows, columns, generator) | {"g_idx": index.int()}
 
 
-CASES: dict[str, tuple[Mapping, Maker, Maker]] = {  # what makes experts, and the other modules that are quantised
+CASES: dict[
+    str, tuple[Mapping, Maker, Maker]
+] = {  # what makes experts, and the other modules that are quantised
     "attention in FP8": (
         mixed(group("float-quantized", "re:.*self_attn.*", num_bits=8, strategy="channel"), INT4),
         packed,
@@ -55,12 +69,17 @@ CASES: dict[str, tuple[Mapping, Maker, Maker]] = {  # what makes experts, and th
         partial(packed, bits=8, group=16),
     ),
     "experts in NVFP4, attention in MXFP4": (
-        mixed(group("mxfp4-pack-quantized", "Linear"), group("nvfp4-pack-quantized", "re:.*experts.*")),
+        mixed(
+            group("mxfp4-pack-quantized", "Linear"), group("nvfp4-pack-quantized", "re:.*experts.*")
+        ),
         MAKERS["nvfp4"],
         MAKERS["mxfp4"],
     ),
     "GPTQ of two widths": (
-        {**CONFIGS["gptq"], "dynamic": {"+:.*self_attn": {"bits": 8, "group_size": 16}, "-:.*q_proj": {}}},
+        {
+            **CONFIGS["gptq"],
+            "dynamic": {"+:.*self_attn": {"bits": 8, "group_size": 16}, "-:.*q_proj": {}},
+        },
         gptq,
         partial(gptq, bits=8, group=16),
     ),
@@ -127,15 +146,25 @@ def test_each_module_has_its_own_format(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("method", ["nvfp4", "fp8"])
 def test_modelopt_says_it_beside_the_config(tmp_path: Path, method: str) -> None:
     plain = families.save("qwen3_moe", "hub", tmp_path / "plain", torch.bfloat16, fields=SIZES)
-    said = {"quant_algo": method.upper(), "exclude_modules": ["lm_head"], "kv_cache_quant_algo": "FP8"}
+    said = {
+        "quant_algo": method.upper(),
+        "exclude_modules": ["lm_head"],
+        "kv_cache_quant_algo": "FP8",
+    }
     make = MAKERS["nvfp4"] if method == "nvfp4" else partial(fp8, block=0)
     config = {"quant_method": "modelopt", **said}
     published = publish(
-        plain, tmp_path / "published", "", config=config, choose=lambda name, _: make if ".experts." in name else None
+        plain,
+        tmp_path / "published",
+        "",
+        config=config,
+        choose=lambda name, _: make if ".experts." in name else None,
     )
     path = published / "config.json"
     fields = json.loads(path.read_text())
     del fields["quantization_config"]
     path.write_text(json.dumps(fields))
-    (published / MODELOPT_FILE).write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": said}))
+    (published / MODELOPT_FILE).write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": said})
+    )
     check_equal(plain, published)

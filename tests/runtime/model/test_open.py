@@ -20,11 +20,15 @@ CASES += [(family, "hub", "bfloat16") for family in ("olmoe", "gpt_oss")]
 
 
 @pytest.mark.parametrize(("family", "layout", "dtype"), CASES)
-def test_everything_equals_the_plain_model(checkpoint: Checkpoint, family: str, layout: str, dtype: str) -> None:
+def test_everything_equals_the_plain_model(
+    checkpoint: Checkpoint, family: str, layout: str, dtype: str
+) -> None:
     folder = checkpoint(family, layout, dtype)
     opened, plain = open_model(str(folder)), _plain(folder)
     assert opened.family == family
-    assert all(parameter.is_meta for layer in opened.layers for parameter in layer.experts.parameters())
+    assert all(
+        parameter.is_meta for layer in opened.layers for parameter in layer.experts.parameters()
+    )
     _assert_rest_equal(opened, plain)
     _assert_experts_equal(opened, plain)
     assert opened.model.generation_config.to_dict() == plain.generation_config.to_dict()
@@ -60,8 +64,12 @@ def test_shards_equal_a_single_file(checkpoint: Checkpoint, tmp_path: Path, layo
     _assert_experts_equal(opened, _plain(whole))
 
 
-@pytest.mark.parametrize(("stored", "run"), [("float32", torch.bfloat16), ("bfloat16", torch.float32)])
-def test_dtypes_are_converted_as_in_transformers(checkpoint: Checkpoint, stored: str, run: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("stored", "run"), [("float32", torch.bfloat16), ("bfloat16", torch.float32)]
+)
+def test_dtypes_are_converted_as_in_transformers(
+    checkpoint: Checkpoint, stored: str, run: torch.dtype
+) -> None:
     folder = checkpoint("olmoe", "hub", stored)
     opened, plain = open_model(str(folder), dtype=run), _plain(folder, run)
     assert opened.config.dtype == opened.store.layout.dtype == run
@@ -76,7 +84,9 @@ def test_tied_embeddings_are_one_tensor(checkpoint: Checkpoint) -> None:
 
 def test_resident_tensors_are_aligned_to_64_bytes(checkpoint: Checkpoint) -> None:
     model = open_model(str(checkpoint("phimoe"))).model
-    assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters() if not parameter.is_meta)
+    assert all(
+        parameter.data_ptr() % 64 == 0 for parameter in model.parameters() if not parameter.is_meta
+    )
 
 
 def test_no_shard_is_memory_mapped(checkpoint: Checkpoint) -> None:
@@ -86,7 +96,9 @@ def test_no_shard_is_memory_mapped(checkpoint: Checkpoint) -> None:
     assert str(folder) not in Path("/proc/self/maps").read_text()
 
 
-def test_the_fingerprint_depends_on_the_model_not_the_folder(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_model_not_the_folder(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     original = open_model(str(checkpoint("olmoe"))).fingerprint
     moved = shutil.copytree(checkpoint("olmoe"), tmp_path / "elsewhere")
     _edit_config(moved, transformers_version="9.9")
@@ -96,17 +108,23 @@ def test_the_fingerprint_depends_on_the_model_not_the_folder(checkpoint: Checkpo
     assert open_model(str(checkpoint("olmoe", "fused"))).fingerprint != original
 
 
-def test_hub_id_opens_from_the_cache(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_opens_from_the_cache(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     revision = tmp_path / "models--some-org--olmoe" / "refs" / "main"
     revision.parent.mkdir(parents=True)
     revision.write_text("0" * 40)
     shutil.copytree(checkpoint("olmoe"), revision.parents[1] / "snapshots" / ("0" * 40))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert open_model("some-org/olmoe").fingerprint == open_model(str(checkpoint("olmoe"))).fingerprint
+    assert (
+        open_model("some-org/olmoe").fingerprint == open_model(str(checkpoint("olmoe"))).fingerprint
+    )
 
 
 @pytest.mark.parametrize("window", [-1, 0, 1])
-def test_windows_that_transformers_misreads_are_refused(window: int, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_windows_that_transformers_misreads_are_refused(
+    window: int, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     """With 1 its cache keeps all tokens; no mask is right then."""
     shutil.copytree(checkpoint("mixtral"), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -125,14 +143,18 @@ def test_opening_draws_no_random_numbers(checkpoint: Checkpoint) -> None:
 
 def _plain(folder: Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
     """Load the stock model and copy its tensors out of the mapped file: alignment changes how kernels round."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, experts_implementation="eager"
+    )
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()
     return model
 
 
 def _assert_rest_equal(opened: MoeModel, plain: PreTrainedModel) -> None:
-    experts = {f"{layer.name}.{part.name}" for layer in opened.layers for part in opened.store.layout.parts}
+    experts = {
+        f"{layer.name}.{part.name}" for layer in opened.layers for part in opened.store.layout.parts
+    }
     tensors = dict([*opened.model.named_parameters(), *opened.model.named_buffers()])
     for name, tensor in [*plain.named_parameters(), *plain.named_buffers()]:
         ours = tensors.pop(name)
@@ -154,9 +176,14 @@ def _assert_experts_equal(opened: MoeModel, plain: PreTrainedModel) -> None:
 def _fill_experts(opened: MoeModel) -> None:
     for layer in opened.layers:
         for name, parameter in list(layer.experts.named_parameters()):
-            experts = [_expert(opened, layer.index, expert)[name] for expert in range(opened.shape.num_experts)]
+            experts = [
+                _expert(opened, layer.index, expert)[name]
+                for expert in range(opened.shape.num_experts)
+            ]
             assert torch.stack(experts).shape == parameter.shape
-            setattr(layer.experts, name, torch.nn.Parameter(torch.stack(experts), requires_grad=False))
+            setattr(
+                layer.experts, name, torch.nn.Parameter(torch.stack(experts), requires_grad=False)
+            )
 
 
 def _expert(opened: MoeModel, layer: int, expert: int) -> dict[str, torch.Tensor]:

@@ -49,8 +49,12 @@ def test_a_repacked_checkpoint_is_the_same_model(
             assert torch.equal(session.forward(PROMPT).logits, expected)
 
 
-def test_tensors_are_aligned_and_in_the_order_of_a_slot(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    written = open_checkpoint(repacked(checkpoint("olmoe", "fused", "bfloat16"), tmp_path / "packed").folder)
+def test_tensors_are_aligned_and_in_the_order_of_a_slot(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    written = open_checkpoint(
+        repacked(checkpoint("olmoe", "fused", "bfloat16"), tmp_path / "packed").folder
+    )
     tensors = written.tensors
     offsets = [
         tensors[f"model.layers.1.mlp.experts.{expert}.{name}_proj.weight"].offset
@@ -106,11 +110,15 @@ def test_an_interrupted_run_leaves_no_model_and_the_next_run_resumes(
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 
 
-def test_files_left_by_another_model_are_overwritten(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_files_left_by_another_model_are_overwritten(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     other = repacked(save("qwen2_moe", "hub", tmp_path / "other"), tmp_path / "first").folder
     shutil.copytree(other, tmp_path / ".packed.packing")
     done = repacked(checkpoint("olmoe"), tmp_path / "packed")
-    assert open_model(str(done.folder)).fingerprint == open_model(str(checkpoint("olmoe"))).fingerprint
+    assert (
+        open_model(str(done.folder)).fingerprint == open_model(str(checkpoint("olmoe"))).fingerprint
+    )
 
 
 def test_no_room_no_folder_or_another_process_is_reported_in_one_line(
@@ -130,10 +138,16 @@ def test_no_room_no_folder_or_another_process_is_reported_in_one_line(
         assert "\n" not in str(caught.value)
     working = tmp_path / ".packed.packing"
     working.mkdir()
-    with locked(working / ".lock", busy=""), pytest.raises(OutOfResources, match="another process is packing to"):
+    with (
+        locked(working / ".lock", busy=""),
+        pytest.raises(OutOfResources, match="another process is packing to"),
+    ):
         repacked(folder, out)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(OutOfResources, match="packing takes 0.00 GiB and 0.00 GiB are free in .*name another folder"):
+    with pytest.raises(
+        OutOfResources,
+        match="packing takes 0.00 GiB and 0.00 GiB are free in .*name another folder",
+    ):
         repacked(folder, out)
     assert not out.exists()

@@ -22,10 +22,17 @@ from tests.runtime.model.test_quantised_tensor import CASES
 from tests.runtime.replay.test_replay import live_and_replayed
 from tools.make.families import PUBLISHED, tiny
 
-WIDER = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "v_head_dim": 16}  # groups of 32
+WIDER = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "v_head_dim": 16,
+}  # groups of 32
 PAIRS = [(method, family) for method, families in PUBLISHED.items() for family in families]
 FORMATS_AND_FAMILIES = [*PAIRS, *(("gguf", family) for family in gguf_files.ARCHITECTURES)]
-OF_EACH_FORMAT = [*{method: (method, family) for method, family in reversed(FORMATS_AND_FAMILIES)}.values()]
+OF_EACH_FORMAT = [
+    *{method: (method, family) for method, family in reversed(FORMATS_AND_FAMILIES)}.values()
+]
 FURTHER = 1.5  # how much further fused may lie from float32 than exact, both in 16 bits
 
 
@@ -34,7 +41,9 @@ def made(folder: Path, method: str, family: str) -> Path:
     types."""
     if method == "gguf":
         return gguf_files.write(
-            family, folder / "model.gguf", gguf_files.IN_MXFP4 if family == "gpt_oss" else gguf_files.mixed
+            family,
+            folder / "model.gguf",
+            gguf_files.IN_MXFP4 if family == "gpt_oss" else gguf_files.mixed,
         )
     plain = save(tiny(family, WIDER), folder / "plain", as_published=True)
     published = publish(plain, folder / "published", method)
@@ -47,12 +56,18 @@ def made(folder: Path, method: str, family: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=FORMATS_AND_FAMILIES, ids="-".join)
-def checkpoint_in_few_bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def checkpoint_in_few_bits(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     return str(made(tmp_path_factory.mktemp("published"), *request.param))
 
 
-@pytest.mark.parametrize(("method", "family"), [pair for pair in PAIRS if pair[1] not in CASES[pair[0]]])
-def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, method: str, family: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "family"), [pair for pair in PAIRS if pair[1] not in CASES[pair[0]]]
+)
+def test_logits_are_those_of_the_dequantised_model(
+    tmp_path: Path, method: str, family: str
+) -> None:
     published = made(tmp_path, method, family)
     expected = reference(tmp_path / "plain", tiny(family))
     assert not open_model(str(published)).store.layout.is_plain
@@ -68,26 +83,36 @@ def runs(checkpoint: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
     return exact, fused
 
 
-def test_fused_it_decodes_within_bounds(checkpoint_in_few_bits: str, request: pytest.FixtureRequest) -> None:
+def test_fused_it_decodes_within_bounds(
+    checkpoint_in_few_bits: str, request: pytest.FixtureRequest
+) -> None:
     """What exact and fused differ by in 16 bits, up to 5 % of the largest logit in models so small, is rounding of
     both. The median of tokens counts, since a router that rounding tips selects other experts."""
     right, fused = runs(checkpoint_in_few_bits, torch.float32)
     assert 0 < (fused - right).abs().max() <= TOLERANCE[torch.float32] * right.abs().max()
     family = request.node.callspec.params["checkpoint_in_few_bits"][1]
     for dtype in (torch.bfloat16, torch.float16) if family == "mixtral" else (torch.bfloat16,):
-        errors = [(rounded - right).norm(dim=1).median() for rounded in runs(checkpoint_in_few_bits, dtype)]
+        errors = [
+            (rounded - right).norm(dim=1).median()
+            for rounded in runs(checkpoint_in_few_bits, dtype)
+        ]
         assert errors[1] <= FURTHER * errors[0], dtype
 
 
 @pytest.mark.parametrize("checkpoint_in_few_bits", OF_EACH_FORMAT, ids="-".join, indirect=True)
 def test_fused_it_counts_as_its_replay(checkpoint_in_few_bits: str, tmp_path: Path) -> None:
-    opened = open_model(checkpoint_in_few_bits, dtype=torch.float16)  # as most GPTQ and AWQ checkpoints name
+    opened = open_model(
+        checkpoint_in_few_bits, dtype=torch.float16
+    )  # as most GPTQ and AWQ checkpoints name
     settings = Settings("horizon", budget="50%", experts=FUSED)
     with Session(opened, settings) as session:
         assert session.receipt()["experts_of_a_token"] == "fused"
     live, again = live_and_replayed(opened, settings, Artefacts(), tmp_path / "trace.parquet")
     opened.store.close()
-    assert np.array_equal(live.counters.passes, again.counters.passes) and live.counters.totals()["misses"] > 0
+    assert (
+        np.array_equal(live.counters.passes, again.counters.passes)
+        and live.counters.totals()["misses"] > 0
+    )
     assert np.array_equal(live.cache.state, again.cache.state)
 
 
@@ -95,9 +120,13 @@ def test_fused_it_counts_as_its_replay(checkpoint_in_few_bits: str, tmp_path: Pa
 def test_a_multimodal_checkpoint_without_its_scales_is_refused(tmp_path: Path, family: str) -> None:
     published = made(tmp_path, "fp8", family)
     path = published / "model.safetensors"
-    tensors = {name: tensor for name, tensor in load_file(path).items() if not name.endswith("_scale_inv")}
+    tensors = {
+        name: tensor for name, tensor in load_file(path).items() if not name.endswith("_scale_inv")
+    }
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(BadInput, match=r"is float8_e4m3fn without scales, quantised by fp8: download"):
+    with pytest.raises(
+        BadInput, match=r"is float8_e4m3fn without scales, quantised by fp8: download"
+    ):
         open_model(str(published))
 
 

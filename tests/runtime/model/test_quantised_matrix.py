@@ -37,7 +37,9 @@ def test_tiles_multiply_as_the_whole_matrix(
     bias, x = torch.randn(2 * NEURONS).to(dtype), torch.randn(5, HIDDEN).to(dtype)
     module = SimpleNamespace(is_transposed=is_transposed, has_bias=True)
     weights = expert[1] | {f"{GATE_UP}_bias": bias}
-    exact = F.linear(x.float(), joined(weights[GATE_UP], torch.float32, is_transposed=False), bias.float())
+    exact = F.linear(
+        x.float(), joined(weights[GATE_UP], torch.float32, is_transposed=False), bias.float()
+    )
     for project in (project_quantised, project_in_tiles):
         y = project(module, weights, GATE_UP, x)
         assert y.dtype is dtype
@@ -45,7 +47,9 @@ def test_tiles_multiply_as_the_whole_matrix(
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_float16_that_is_not_quantised_is_multiplied_to_the_last_bit_but_one(is_transposed: bool) -> None:
+def test_float16_that_is_not_quantised_is_multiplied_to_the_last_bit_but_one(
+    is_transposed: bool,
+) -> None:
     torch.manual_seed(0)
     matrix, x = torch.randn(2 * NEURONS, HIDDEN).half(), torch.randn(5, HIDDEN).half()
     module = SimpleNamespace(is_transposed=is_transposed, has_bias=False)

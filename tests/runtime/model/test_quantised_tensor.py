@@ -34,12 +34,16 @@ PAIRS = [(method, family) for method, sizes in CASES.items() for family in sizes
 
 def made(folder: Path, method: str, family: str) -> tuple[Path, Path]:
     """A plain checkpoint and the published one of the same numbers."""
-    plain = families.save(family, "hub", folder / "plain", torch.bfloat16, fields=CASES[method][family])
+    plain = families.save(
+        family, "hub", folder / "plain", torch.bfloat16, fields=CASES[method][family]
+    )
     return plain, publish(plain, folder / "published", method)
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple]:
     plain, published = made(tmp_path_factory.mktemp("pair"), *request.param)
     reference = AutoModelForCausalLM.from_pretrained(plain, experts_implementation="eager").eval()
     opened = open_model(str(published))
@@ -53,7 +57,9 @@ def test_logits_and_tokens_are_those_of_the_dequantised_model(pair: tuple, prese
     sampling = Sampling(6, ignore_eos=True)
     with torch.inference_mode():
         whole = reference(IDS).logits
-    theirs = reference.generate(IDS, attention_mask=torch.ones_like(IDS), **sampling.options())[0, IDS.shape[1] :]
+    theirs = reference.generate(IDS, attention_mask=torch.ones_like(IDS), **sampling.options())[
+        0, IDS.shape[1] :
+    ]
     with Session(opened, Settings(preset=preset, budget="30%")) as session:
         with torch.inference_mode():
             assert torch.equal(opened.model(IDS).logits, whole)
@@ -71,7 +77,11 @@ def test_a_nested_quantisation_is_read(tmp_path: Path) -> None:
     plain, published = made(tmp_path, "fp8", "qwen3_moe")
     path = published / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"language": {"quantization_config": config.pop("quantization_config")}}))
+    path.write_text(
+        json.dumps(
+            config | {"language": {"quantization_config": config.pop("quantization_config")}}
+        )
+    )
     assert not open_model(str(published)).store.layout.is_plain
 
 
@@ -93,14 +103,20 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def _without(ending: str) -> Callable[[dict, dict], None]:
     def change(tensors: dict[str, torch.Tensor], config: dict) -> None:
-        del tensors[next(name for name in sorted(tensors) if name.endswith(ending) and ".experts." in name)]
+        del tensors[
+            next(name for name in sorted(tensors) if name.endswith(ending) and ".experts." in name)
+        ]
 
     return change
 
 
-def _with(ending: str, new: Callable[[torch.Tensor], torch.Tensor], *, at: int = 0) -> Callable[[dict, dict], None]:
+def _with(
+    ending: str, new: Callable[[torch.Tensor], torch.Tensor], *, at: int = 0
+) -> Callable[[dict, dict], None]:
     def change(tensors: dict[str, torch.Tensor], config: dict) -> None:
-        name = [name for name in sorted(tensors) if name.endswith(ending) and ".experts." in name][at]
+        name = [name for name in sorted(tensors) if name.endswith(ending) and ".experts." in name][
+            at
+        ]
         tensors[name] = new(tensors[name]).contiguous()
 
     return change
@@ -110,7 +126,9 @@ def _indexed(first: int, others: int) -> Callable[[dict, dict], None]:
     """Give every expert of compressed-tensors the group of its first input and that of all others."""
 
     def change(tensors: dict[str, torch.Tensor], config: dict) -> None:
-        for name in [name for name in tensors if name.endswith("weight_packed") and ".experts." in name]:
+        for name in [
+            name for name in tensors if name.endswith("weight_packed") and ".experts." in name
+        ]:
             index = torch.full((8 * tensors[name].shape[1],), others, dtype=torch.int32)
             index[0] = first
             tensors[name.replace("packed", "g_idx")] = index
@@ -128,7 +146,9 @@ def _no_config(tensors: dict, config: dict) -> None:
 
 def _group(**weights: object) -> Callable[[dict, dict], None]:
     """Change what compressed-tensors' only group says of its weights."""
-    return lambda tensors, config: config["quantization_config"]["config_groups"]["group_0"]["weights"].update(weights)
+    return lambda tensors, config: config["quantization_config"]["config_groups"]["group_0"][
+        "weights"
+    ].update(weights)
 
 
 def _all(*changes: Callable[[dict, dict], None]) -> Callable[[dict, dict], None]:
@@ -161,18 +181,48 @@ def _symmetric(code: int) -> Callable[[dict, dict], None]:
 
 EXPERT = "model.layers.0.mlp.experts.0.gate_proj"
 REFUSED = [
-    ("fp8", _all(_no_scales, _no_config), "is float8_e4m3fn without scales, and config.json has no quantisation"),
-    ("nvfp4", _all(_no_scales, _no_config), "is uint8 without scales, and config.json has no quantisation"),
+    (
+        "fp8",
+        _all(_no_scales, _no_config),
+        "is float8_e4m3fn without scales, and config.json has no quantisation",
+    ),
+    (
+        "nvfp4",
+        _all(_no_scales, _no_config),
+        "is uint8 without scales, and config.json has no quantisation",
+    ),
     (
         "fp8",
         _named(f"{EXPERT}.weight_offset"),
         "weight_offset in the checkpoint is nothing that",
     ),
-    ("fp8", _named("model.layers.0.self_attn.o_proj.pre_quant_scale"), "pre_quant_scale in the checkpoint is nothing"),
-    ("fp8", _named(f"{EXPERT}.qzeros"), "qzeros belongs to no matrix that is whole, quantised by fp8"),
-    ("fp8", _all(*map(_named, (f"{EXPERT}.input_scale", "model.layers.0.self_attn.k_proj.k_scale"))), None),
-    ("fp8", _all(*map(_named, ("model.layers.9.eh_proj.weight", "mtp.norm.weight", "visual.norm.weight"))), None),
-    ("gptq", _all(_config(desc_act=True), _without(".g_idx")), "desc_act is set and g_idx is missing"),
+    (
+        "fp8",
+        _named("model.layers.0.self_attn.o_proj.pre_quant_scale"),
+        "pre_quant_scale in the checkpoint is nothing",
+    ),
+    (
+        "fp8",
+        _named(f"{EXPERT}.qzeros"),
+        "qzeros belongs to no matrix that is whole, quantised by fp8",
+    ),
+    (
+        "fp8",
+        _all(*map(_named, (f"{EXPERT}.input_scale", "model.layers.0.self_attn.k_proj.k_scale"))),
+        None,
+    ),
+    (
+        "fp8",
+        _all(
+            *map(_named, ("model.layers.9.eh_proj.weight", "mtp.norm.weight", "visual.norm.weight"))
+        ),
+        None,
+    ),
+    (
+        "gptq",
+        _all(_config(desc_act=True), _without(".g_idx")),
+        "desc_act is set and g_idx is missing",
+    ),
     ("gptq", _with(".g_idx", lambda groups: groups + 9), "holds an index beyond its groups"),
     ("gptq", _with(".g_idx", lambda groups: groups[:0]), None),
     ("gptq", _config(bits="4", group_size="32", desc_act="false"), None),
@@ -185,14 +235,22 @@ REFUSED = [
     ("awq", _config(zero_point=False), "holds zero-points other than 8, and config.json says"),
     ("compressed-tensors", _indexed(-1, 0), "holds an index beyond its groups"),
     ("compressed-tensors", _indexed(-1, -1), None),
-    ("compressed-tensors", _indexed(0, 1), "holds a g_idx with (31|1) to .* inputs in a group where each has 32"),
+    (
+        "compressed-tensors",
+        _indexed(0, 1),
+        "holds a g_idx with (31|1) to .* inputs in a group where each has 32",
+    ),
     ("compressed-tensors", _with("_shape", lambda size: -size), "whose weight_shape says"),
     ("gptq", _config(group_size=64), "groups of (64|96) inputs, and by the config"),
     ("gptq", _config(bits=8), "are of no such groups"),
     ("awq", _config(group_size=16), "groups of (64|96) inputs, and by the config"),
     ("compressed-tensors", _group(group_size=64), "groups of 64 do not divide 32 inputs"),
     ("compressed-tensors", _group(num_bits=8), "groups of 32 do not divide 16 inputs"),
-    ("compressed-tensors", _group(symmetric=False), "not symmetric, and the zero-points are missing"),
+    (
+        "compressed-tensors",
+        _group(symmetric=False),
+        "not symmetric, and the zero-points are missing",
+    ),
     ("compressed-tensors", _group(actorder="group"), "actorder is group, and g_idx is missing"),
     ("fp8", _without("_scale_inv"), "is float8_e4m3fn without scales"),
     ("fp8", _without("proj.weight"), "belongs to no matrix that is whole"),
@@ -201,7 +259,11 @@ REFUSED = [
     ("fp8", _with("_scale_inv", lambda scale: scale * torch.nan), "holds NaN or infinity"),
     ("fp8", _config(weight_block_size=[32, 32]), "are of no blocks of a matrix"),
     ("fp8", _config(weight_block_size=[0, 16]), "which is no size of a block"),
-    ("fp8", _config(quant_method="bitsandbytes"), "quantised by 'bitsandbytes': moectl reads fp8, mxfp4"),
+    (
+        "fp8",
+        _config(quant_method="bitsandbytes"),
+        "quantised by 'bitsandbytes': moectl reads fp8, mxfp4",
+    ),
     ("mxfp4", _without("_scales"), "is stored without _scales"),
     ("mxfp4", _with("_blocks", lambda blocks: blocks[..., :-1]), "do not fit scales"),
     ("mxfp4", _with("_scales", lambda scales: scales | 255), "holds NaN or infinity"),
@@ -212,7 +274,11 @@ REFUSED = [
     ("gptq", _with(".scales", lambda scales: scales[:-1]), "are of no such groups"),
     ("awq", _with(".qzeros", lambda zeros: zeros[:-1]), "are of no such groups"),
     ("awq", _config(version="gemv"), "in the layout 'gemv'"),
-    ("compressed-tensors", _with("_scale", lambda scale: scale[:, :1].expand(-1, 5)), "5 groups of"),
+    (
+        "compressed-tensors",
+        _with("_scale", lambda scale: scale[:, :1].expand(-1, 5)),
+        "5 groups of",
+    ),
     ("compressed-tensors", _config(config_groups={}), "without config_groups"),
     ("compressed-tensors", _config(format="marlin-24"), "in the format 'marlin-24'"),
     ("nvfp4", _without("_scale_2"), "is uint8 without scales, quantised by modelopt"),
@@ -221,10 +287,17 @@ REFUSED = [
 
 @pytest.mark.parametrize(("method", "change", "message"), REFUSED)
 def test_what_is_not_whole_is_refused(
-    tmp_path: Path, sources: Callable[[str], Path], method: str, change: Callable, message: str | None
+    tmp_path: Path,
+    sources: Callable[[str], Path],
+    method: str,
+    change: Callable,
+    message: str | None,
 ) -> None:
     source = sources(method)
-    tensors, config = load_file(source / "model.safetensors"), json.loads((source / "config.json").read_text())
+    tensors, config = (
+        load_file(source / "model.safetensors"),
+        json.loads((source / "config.json").read_text()),
+    )
     change(tensors, config)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -241,7 +314,10 @@ def test_symmetric_gptq_is_read_whatever_its_zero_points_are_called(
     """Stored by the version that the config names, by the other one, empty, and not at all, beside an empty index."""
     source, texts = sources("gptq"), []
     for case in ("usual", "other", "empty", "missing"):
-        tensors, config = load_file(source / "model.safetensors"), json.loads((source / "config.json").read_text())
+        tensors, config = (
+            load_file(source / "model.safetensors"),
+            json.loads((source / "config.json").read_text()),
+        )
         _symmetric(8 if case == "other" else 7)(tensors, config)
         for name in [name for name in tensors if name.endswith((".qzeros", ".g_idx"))]:
             if case == "empty" or case == "missing" and name.endswith(".g_idx"):
@@ -254,10 +330,14 @@ def test_symmetric_gptq_is_read_whatever_its_zero_points_are_called(
         (folder / "config.json").write_text(json.dumps(config))
         opened = open_model(str(folder))
         with Session(opened, Settings(budget="30%")) as session:
-            texts.append([token.token_id for token in session.generate(IDS, Sampling(6, ignore_eos=True))])
+            texts.append(
+                [token.token_id for token in session.generate(IDS, Sampling(6, ignore_eos=True))]
+            )
             with torch.inference_mode():
                 texts[-1].append(opened.model(IDS).logits)
-    assert all(text[:-1] == texts[0][:-1] and torch.equal(text[-1], texts[0][-1]) for text in texts[1:])
+    assert all(
+        text[:-1] == texts[0][:-1] and torch.equal(text[-1], texts[0][-1]) for text in texts[1:]
+    )
 
 
 def read_every_expert(opened: MoeModel) -> None:
@@ -267,19 +347,27 @@ def read_every_expert(opened: MoeModel) -> None:
             opened.store.read(layer, expert, buffer)
 
 
-def test_an_expert_in_another_format_than_the_others_opens(tmp_path: Path, sources: Callable[[str], Path]) -> None:
+def test_an_expert_in_another_format_than_the_others_opens(
+    tmp_path: Path, sources: Callable[[str], Path]
+) -> None:
     source = sources("fp8")
     tensors, opened = load_file(source / "model.safetensors"), open_model(str(source))
-    name = next(name for name in sorted(tensors) if ".experts.3." in name and name.endswith("proj.weight"))
+    name = next(
+        name for name in sorted(tensors) if ".experts.3." in name and name.endswith("proj.weight")
+    )
     form = next(piece.format for piece in opened.store.layout.pieces if piece.format)
     matrix = {"weight": tensors[name], "scale": tensors.pop(f"{name}_scale_inv")}
     tensors[name] = numbers(form, matrix, torch.bfloat16)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
     mixed = open_model(str(tmp_path))
-    with Session(opened, Settings(budget="30%")) as one, Session(mixed, Settings(budget="30%")) as other:
+    with (
+        Session(opened, Settings(budget="30%")) as one,
+        Session(mixed, Settings(budget="30%")) as other,
+    ):
         texts = [
-            [token.token_id for token in each.generate(IDS, Sampling(6, ignore_eos=True))] for each in (one, other)
+            [token.token_id for token in each.generate(IDS, Sampling(6, ignore_eos=True))]
+            for each in (one, other)
         ]
     assert texts[0] == texts[1]
     assert mixed.shape.expert_nbytes > opened.shape.expert_nbytes

@@ -21,14 +21,24 @@ def read(memory: RowMemory, mark: int, num_tokens: int = NUM_TOKENS) -> RowLine:
 
 
 def said(mark: int, layer: int, num_tokens: int = NUM_TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
-    keys = 100.0 * mark + 10 * layer + torch.arange(num_tokens).view(1, 1, -1, 1).expand(1, HEADS, -1, WIDTH)
+    keys = (
+        100.0 * mark
+        + 10 * layer
+        + torch.arange(num_tokens).view(1, 1, -1, 1).expand(1, HEADS, -1, WIDTH)
+    )
     return keys, -keys
 
 
 def holds(line: RowLine, mark: int) -> bool:
     held = [(layer, kind) for layer in LAYERS for kind in (0, 1)]
-    rows = [(line.block.keys, line.block.values)[kind][layer][line.place, :, :NUM_TOKENS] for layer, kind in held]
-    return all(torch.equal(row, said(mark, layer)[kind][0]) for row, (layer, kind) in zip(rows, held, strict=True))
+    rows = [
+        (line.block.keys, line.block.values)[kind][layer][line.place, :, :NUM_TOKENS]
+        for layer, kind in held
+    ]
+    return all(
+        torch.equal(row, said(mark, layer)[kind][0])
+        for row, (layer, kind) in zip(rows, held, strict=True)
+    )
 
 
 def test_every_row_keeps_its_own_while_a_block_grows() -> None:
@@ -37,7 +47,9 @@ def test_every_row_keeps_its_own_while_a_block_grows() -> None:
     lines = [memory.join(read(memory, mark), 2 * NUM_TOKENS) for mark in range(MOST_ROWS + 1)]
     assert all(holds(line, mark) for mark, line in enumerate(lines))
     assert [len(rows) for rows in memory.blocks.values()] == [MOST_ROWS, 1]
-    assert all([line.place for line in rows] == list(range(len(rows))) for rows in memory.blocks.values())
+    assert all(
+        [line.place for line in rows] == list(range(len(rows))) for rows in memory.blocks.values()
+    )
 
 
 def test_the_last_row_moves_into_a_gap() -> None:
@@ -61,7 +73,13 @@ def test_what_is_dropped_is_freed_at_once() -> None:
             line = memory.join(memory.begin(NUM_TOKENS, prompt, 3), NUM_TOKENS)
             assert memory.nbytes == 4 * room_for(NUM_TOKENS) * memory.token_nbytes > 0
             blocks = (prompt.block, line.block)
-            held += [ref(tensor) for block in blocks for tensor in (*block.keys.values(), *block.values.values())]
+            held += [
+                ref(tensor)
+                for block in blocks
+                for tensor in (*block.keys.values(), *block.values.values())
+            ]
             memory.drop(line)
         del prompt, line, blocks
-        assert len(held) == 200 * 2 * 2 * len(LAYERS) and not any(tensor() is not None for tensor in held)
+        assert len(held) == 200 * 2 * 2 * len(LAYERS) and not any(
+            tensor() is not None for tensor in held
+        )

@@ -18,7 +18,9 @@ class Reference:
     def __init__(self, shape: Shape, blend: Blend) -> None:
         self._shape, self._reach, self._blend = shape, min(blend.distance, shape.num_layers), blend
         self._chances = _Chances(shape, self._reach, num_known=4 + 2 * (1 + blend.learned))
-        self._uses = np.full((shape.num_layers, len(_TOKENS), shape.num_experts), shape.top_k / shape.num_experts)
+        self._uses = np.full(
+            (shape.num_layers, len(_TOKENS), shape.num_experts), shape.top_k / shape.num_experts
+        )
 
     def propose(self, step: Step) -> np.ndarray:
         used = np.bincount(step.selected[step.selected >= 0], minlength=self._shape.num_experts)
@@ -54,7 +56,9 @@ class Reference:
     def _margins(self, step: Step, foreseen: np.ndarray) -> np.ndarray:
         """Return margins [D, 1, E] by which each expert is in, or out of, the k named, the largest over the tokens."""
         top_k, num_experts = self._shape.top_k, self._shape.num_experts
-        rows = [of_interest(step, foreseen, ahead, self._shape) for ahead in range(1, self._reach + 1)]
+        rows = [
+            of_interest(step, foreseen, ahead, self._shape) for ahead in range(1, self._reach + 1)
+        ]
         margins = []
         for predicted in rows:
             odds = np.log(np.maximum(predicted, 1e-9))

@@ -27,7 +27,13 @@ from runtime.policies.step import Opening
 from runtime.replay.replay import replay
 
 NBYTES = {16: 160, 4: 40, 3: 30, 2: 20, 1: 10}
-PLAIN = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch", "residency": "uniform"}
+PLAIN = {
+    "routing": "standard",
+    "prefetch": "none",
+    "eviction": "lru",
+    "miss": "fetch",
+    "residency": "uniform",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,9 @@ def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Art
     """Return everything that any policy requires; random maps unless given."""
     rng = np.random.default_rng(0)
     size = (shape.num_layers, shape.num_experts)
-    buddies = np.stack([[rng.permutation(size[1])[:3] for _ in range(size[1])] for _ in range(size[0])])
+    buddies = np.stack(
+        [[rng.permutation(size[1])[:3] for _ in range(size[1])] for _ in range(size[0])]
+    )
     q = rng.random(buddies.shape)
     return Artefacts(
         buddies=buddies,
@@ -85,16 +93,25 @@ def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Art
 def _losses(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
     """Return losses [L, E, W] of the widths that there are; they fall with the width."""
     losses = np.full((*size, len(WIDTHS)), np.nan)
-    losses[..., columns_of(USUAL_WIDTHS)] = np.sort(rng.random((*size, len(USUAL_WIDTHS))))[..., ::-1]
+    losses[..., columns_of(USUAL_WIDTHS)] = np.sort(rng.random((*size, len(USUAL_WIDTHS))))[
+        ..., ::-1
+    ]
     return losses
 
 
 def _maps(shape: Shape, trace: Trace) -> ExpertMaps:
     """Return a store for nine maps with four in it."""
     rng = np.random.default_rng(1)
-    size = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": trace.embeddings.shape[1]}
+    size = {
+        "num_layers": shape.num_layers,
+        "num_experts": shape.num_experts,
+        "hidden": trace.embeddings.shape[1],
+    }
     maps = ExpertMaps(9, **size, distance=1)
-    maps.add(rng.normal(size=(4, size["hidden"])), rng.dirichlet(np.ones(shape.num_experts), (4, shape.num_layers)))
+    maps.add(
+        rng.normal(size=(4, size["hidden"])),
+        rng.dirichlet(np.ones(shape.num_experts), (4, shape.num_layers)),
+    )
     return maps
 
 
@@ -113,18 +130,25 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
     assert totals["requests"] == totals["hits"] + totals["late"] + totals["misses"]
     assert totals["misses"] == totals["fetched"] + totals["near"] + totals["low"] + totals["spared"]
     assert totals["wasted_bytes"] <= totals["prefetch_bytes"]
-    assert np.array_equal(owner.counters.passes, run(case, **texts).counters.passes), "the same again, differently"
+    assert np.array_equal(owner.counters.passes, run(case, **texts).counters.passes), (
+        "the same again, differently"
+    )
     _check_order(owner)
     return owner
 
 
-def built(case: Case, texts: dict[str, str], maps: ExpertMaps | None = None, *, serving: str = "pinned") -> Controller:
+def built(
+    case: Case, texts: dict[str, str], maps: ExpertMaps | None = None, *, serving: str = "pinned"
+) -> Controller:
     """Build the case's controller. With resident replicas, the budget holds them at 4 bits beside the slots. Split
     experts have no replicas."""
     texts = PLAIN | texts
     if texts["miss"].startswith("shadow"):
         texts["residency"] = "shadow"
-    if texts["residency"].startswith("split") and "replicas" in parse("miss", texts["miss"]).requires:
+    if (
+        texts["residency"].startswith("split")
+        and "replicas" in parse("miss", texts["miss"]).requires
+    ):
         texts["miss"] = PLAIN["miss"]
     if parse("routing", texts["routing"]).follows_predictions:
         texts["prefetch"] = "next_gate"
@@ -179,7 +203,9 @@ def _check_ranks(plan: Plan, step: Step, shape: Shape) -> None:
     assert ((plan.selected >= -1) & (plan.selected < shape.num_experts)).all()
     for experts in plan.selected.tolist():
         serving = [expert for expert in experts if expert >= 0]
-        assert len(set(serving)) == len(serving), f"one expert serves two ranks of a token: {experts}"
+        assert len(set(serving)) == len(serving), (
+            f"one expert serves two ranks of a token: {experts}"
+        )
     if plan.weights is not None:
         assert plan.weights.shape == step.weights.shape
         assert np.isfinite(plan.weights).all() and (plan.weights >= 0).all()
@@ -205,7 +231,9 @@ def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
 def _check_brought(prefetches: tuple[Place, ...], owner: Controller) -> None:
     brought = [place.key for place in prefetches]
     assert len(set(brought)) == len(brought)
-    assert all(0 <= key < owner.cache.num_keys and owner.cache.state[key] != ABSENT for key in brought)
+    assert all(
+        0 <= key < owner.cache.num_keys and owner.cache.state[key] != ABSENT for key in brought
+    )
 
 
 def _check_devices(plan: Plan, owner: Controller, shape: Shape) -> None:
@@ -214,7 +242,10 @@ def _check_devices(plan: Plan, owner: Controller, shape: Shape) -> None:
     pools, count = owner.cache.pools, owner.cache.partitions.count
     device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]
     there = [place for place in owner.cache.places if place]
-    moved = [*plan.prefetches, *(place for wave in plan.waves for place in (*wave.resident, *wave.loads))]
+    moved = [
+        *plan.prefetches,
+        *(place for wave in plan.waves for place in (*wave.resident, *wave.loads)),
+    ]
     for place in (*there, *moved):
         assert device_of[place.slot] == place.key % shape.num_experts % count, place
     owner.counters.validate()

@@ -13,12 +13,16 @@ from runtime.policies.base import Artefacts, Residents, Step
 SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=160)
 
 
-def prepared(axis: str, text: str, *, replicas: tuple[int, ...] = (16, 4, 2), next_use: NextUse | None = None):
+def prepared(
+    axis: str, text: str, *, replicas: tuple[int, ...] = (16, 4, 2), next_use: NextUse | None = None
+):
     """Return the policy that `text` names, ready for its first step."""
     policy = parse(axis, text)
     nbytes = {bits: SHAPE.expert_nbytes * bits // 16 for bits in replicas}
     loss = np.tile(8.0 / np.maximum(WIDTHS, 0.5), (SHAPE.num_layers, SHAPE.num_experts, 1))
-    policy.prepare(SHAPE, Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0]), next_use=next_use))
+    policy.prepare(
+        SHAPE, Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0]), next_use=next_use)
+    )
     return policy
 
 
@@ -38,11 +42,17 @@ def step(
     ids = np.array(selected, np.int64)
     p = None if probabilities is None else np.array(probabilities, np.float32)
     if weights is None:
-        w = np.full(ids.shape, 1 / ids.shape[1], np.float32) if p is None else np.take_along_axis(p, ids, axis=1)
+        w = (
+            np.full(ids.shape, 1 / ids.shape[1], np.float32)
+            if p is None
+            else np.take_along_axis(p, ids, axis=1)
+        )
     else:
         w = np.array(weights, np.float32)
     ahead = None if predicted is None else np.array(predicted, np.float32)
-    return Step(pass_index, phase, layer, ids, w, p, ahead, None if last is None else np.array(last))
+    return Step(
+        pass_index, phase, layer, ids, w, p, ahead, None if last is None else np.array(last)
+    )
 
 
 def residents(*experts: int, num_free: int = 0, loading: tuple[int, ...] = ()) -> Residents:

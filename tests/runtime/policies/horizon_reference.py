@@ -36,10 +36,16 @@ class Reference:
             self._begin_pass(step, now, is_prompt)
         used = np.isin(np.arange(shape.num_experts) + layer * shape.num_experts, keys)
         self.used_keys[layer] = used
-        rows = np.stack([np.isin(np.arange(shape.num_experts), row) for row in step.selected]) if is_prompt else [used]
+        rows = (
+            np.stack([np.isin(np.arange(shape.num_experts), row) for row in step.selected])
+            if is_prompt
+            else [used]
+        )
         for token, row in zip(self.tokens[-len(rows) :], rows[-len(self.tokens) :], strict=True):
             token[layer] = row
-        share = np.stack([(step.selected == expert).sum() for expert in range(shape.num_experts)]) / len(step.selected)
+        share = np.stack(
+            [(step.selected == expert).sum() for expert in range(shape.num_experts)]
+        ) / len(step.selected)
         share = used if len(step.selected) == 1 else share
         levels = self.levels[layer]
         levels[:5] += self.gains * (share - levels[:5])
@@ -71,9 +77,15 @@ class Reference:
         for ahead in self.ahead:
             ahead.weights = np.linalg.solve(ahead.moments, ahead.products)
         self.before = self.known.copy()
-        self.pass_index, self.was_decode, num_tokens = now.pass_index, step.phase != PREFILL, len(step.selected)
+        self.pass_index, self.was_decode, num_tokens = (
+            now.pass_index,
+            step.phase != PREFILL,
+            len(step.selected),
+        )
         slow = num_tokens / (now.num_tokens + PRIOR_TOKENS)
-        self.gains = np.append(np.maximum(1 - (1 - 1 / TOKENS) ** num_tokens, slow), [[slow]], axis=0)
+        self.gains = np.append(
+            np.maximum(1 - (1 - 1 / TOKENS) ** num_tokens, slow), [[slow]], axis=0
+        )
         empty = np.zeros((self.shape.num_layers, self.shape.num_experts), bool)
         self.tokens += [empty.copy() for _ in range(num_tokens if is_prompt else 1)]
         self.tokens = self.tokens[-self.memory :]
@@ -95,11 +107,15 @@ class Reference:
         alike[0] = 0
         most = self.shape.top_k * (self.shape.num_layers + 1)
         return [
-            self._followed(np.exp(-sharp / most * np.minimum(alike.max() - alike, most)), by_age, mean)
+            self._followed(
+                np.exp(-sharp / most * np.minimum(alike.max() - alike, most)), by_age, mean
+            )
             for sharp in SHARPNESS
         ]
 
-    def _followed(self, weight: np.ndarray, by_age: list[np.ndarray], mean: np.ndarray) -> np.ndarray:
+    def _followed(
+        self, weight: np.ndarray, by_age: list[np.ndarray], mean: np.ndarray
+    ) -> np.ndarray:
         sums, total = 0.5 * mean, 0.5
         for age in range(1, self.memory):  # tokens before the first one have followers too
             for lag in range(1, LAGS + 1):

@@ -23,17 +23,31 @@ def test_counts_are_of_the_requests_under_way() -> None:
             here = step([[0, layer], [0, -1]], layer=layer, phase=phase, pass_index=number)
             assert (activations.follow(here) is not None) == (phase == PREFILL and layer == 0)
             activations.count(here)
-    assert activations.current.tolist() == [[3, 0, 0, 0, 0, 0], [2, 1, 0, 0, 0, 0], [2, 0, 1, 0, 0, 0]]
+    assert activations.current.tolist() == [
+        [3, 0, 0, 0, 0, 0],
+        [2, 1, 0, 0, 0, 0],
+        [2, 0, 1, 0, 0, 0],
+    ]
 
 
 def test_requests_come_and_go_in_one_pass() -> None:
     """Request 7 is read, then decoded while 8 is read, then both are decoded, then 8 and 9."""
     activations, over = Activations(SHAPE), []
-    passes = [([7, 7], PREFILL), ([7, 8], PREFILL), ([7, 8], DECODE), ([8, 9], DECODE), ([8, 9], DECODE)]
+    passes = [
+        ([7, 7], PREFILL),
+        ([7, 8], PREFILL),
+        ([7, 8], DECODE),
+        ([8, 9], DECODE),
+        ([8, 9], DECODE),
+    ]
     for number, (requests, phase) in enumerate(passes):
         selected = [[request - 7, 5] for request in requests]
         prompts = np.array([False, True]) if number == 1 else None
-        here = replace(step(selected, phase=phase, pass_index=number), requests=np.array(requests), prompts=prompts)
+        here = replace(
+            step(selected, phase=phase, pass_index=number),
+            requests=np.array(requests),
+            prompts=prompts,
+        )
         over += activations.follow(here) or []
         activations.count(here)
         if number == 2:
@@ -44,8 +58,12 @@ def test_requests_come_and_go_in_one_pass() -> None:
 
 def test_a_request_that_waits_for_its_turn_goes_on() -> None:
     activations = Activations(SHAPE)
-    for number, (request, phase) in enumerate([(1, PREFILL), (1, DECODE), (2, PREFILL), (1, DECODE)]):
-        here = replace(step([[request, 0]], phase=phase, pass_index=number), requests=np.array([request]))
+    for number, (request, phase) in enumerate(
+        [(1, PREFILL), (1, DECODE), (2, PREFILL), (1, DECODE)]
+    ):
+        here = replace(
+            step([[request, 0]], phase=phase, pass_index=number), requests=np.array([request])
+        )
         activations.follow(here)
         activations.count(here)
     assert activations.current[0].tolist() == [3, 3, 0, 0, 0, 0]
@@ -62,7 +80,9 @@ def test_the_request_most_like_the_one_under_way() -> None:
     earlier.follow(1, np.array([0, 0, 5, 5, 0, 0]))  # and 1 and 0
     assert np.array_equal(earlier.nearest(), shares(SWEET))
     earlier.add(np.zeros_like(SWEET))
-    assert np.array_equal(earlier.nearest(), shares(SWEET)), "another is followed, and equals go by the earlier"
+    assert np.array_equal(earlier.nearest(), shares(SWEET)), (
+        "another is followed, and equals go by the earlier"
+    )
 
 
 def test_a_full_collection_joins_the_two_most_alike() -> None:
@@ -85,7 +105,9 @@ def test_what_stays_is_what_a_slow_search_keeps(seed: int) -> None:
         earlier.add(matrix)
         kept.append([matrix, 1])
         if len(kept) > 5:
-            pairs = [(_alike(kept[i][0], kept[j][0]), -i, -j) for i in range(len(kept)) for j in range(i)]
+            pairs = [
+                (_alike(kept[i][0], kept[j][0]), -i, -j) for i in range(len(kept)) for j in range(i)
+            ]
             _, i, j = max(pairs)
             stays, goes = (-j, -i) if kept[-j][1] >= kept[-i][1] else (-i, -j)
             kept[stays][1] += kept[goes][1]
@@ -104,7 +126,12 @@ def test_the_match_is_prefetched_by_share_and_nearness() -> None:
     policy = prepared("prefetch", "activation:distance=2,overfetch=1")
     for layer in range(3):  # the first request is matched with its own matrix
         policy.propose(step([[0, 1], [0, 2]], layer=layer, phase=PREFILL, pass_index=0), Now())
-    assert policy.propose(step([[0, 3]], pass_index=1), Now()).tolist() == [6, 12, 7, 13]  # (.5, .25) x 3/4, x 2/4
+    assert policy.propose(step([[0, 3]], pass_index=1), Now()).tolist() == [
+        6,
+        12,
+        7,
+        13,
+    ]  # (.5, .25) x 3/4, x 2/4
     # Another request begins and uses new experts: the earlier request's layers are the best guess.
     coming = policy.propose(step([[4, 5]], layer=0, phase=PREFILL, pass_index=2), Now())
     assert coming.tolist() == [6, 12, 7, 13]

@@ -31,7 +31,9 @@ def said(experts: np.ndarray) -> np.ndarray:
     return p / p.sum()
 
 
-def decoded(policy: Blend, num_passes: int, right: str, seed: int = 0) -> list[tuple[list[int], np.ndarray]]:
+def decoded(
+    policy: Blend, num_passes: int, right: str, seed: int = 0
+) -> list[tuple[list[int], np.ndarray]]:
     """Return what was proposed at layer 0, and what layer 1 then used: one source is right, the other names random
     experts."""
     rng = np.random.default_rng(seed)
@@ -41,7 +43,9 @@ def decoded(policy: Blend, num_passes: int, right: str, seed: int = 0) -> list[t
         for layer in range(3):
             true, false = said(uses[layer + 1]), said(rng.permutation(SHAPE.num_experts)[:2])
             routers, fitted = (true, false) if right == "next_gate" else (false, true)
-            here = step([uses[layer].tolist()], layer=layer, pass_index=number, predicted=[[routers]])
+            here = step(
+                [uses[layer].tolist()], layer=layer, pass_index=number, predicted=[[routers]]
+            )
             here = replace(here, learned=fitted[None, None].astype(np.float32))
             proposed = policy.propose(here, Now()).tolist()
             if layer == 0:
@@ -64,7 +68,14 @@ def test_without_predictors_the_routers_alone() -> None:
 
 def test_a_lower_floor_brings_more() -> None:
     sizes = [
-        np.mean([len(proposed) for proposed, _ in decoded(prepared(f"blend:distance=1,floor={floor}"), 60, "learned")])
+        np.mean(
+            [
+                len(proposed)
+                for proposed, _ in decoded(
+                    prepared(f"blend:distance=1,floor={floor}"), 60, "learned"
+                )
+            ]
+        )
         for floor in (0.05, 0.3, 0.9)
     ]
     assert sizes[0] > sizes[1] > sizes[2]
@@ -72,7 +83,12 @@ def test_a_lower_floor_brings_more() -> None:
 
 def test_sooner_layers_come_first_then_likelier_experts() -> None:
     policy = prepared("blend:distance=2,floor=0.01,far=0.01,learned=no")
-    ahead = np.array([[0.05, 0.05, 0.4, 0.3, 0.05, 0.05, 0.05, 0.05], [0.5, 0.1, 0.1, 0.06, 0.06, 0.06, 0.06, 0.06]])
+    ahead = np.array(
+        [
+            [0.05, 0.05, 0.4, 0.3, 0.05, 0.05, 0.05, 0.05],
+            [0.5, 0.1, 0.1, 0.06, 0.06, 0.06, 0.06, 0.06],
+        ]
+    )
     proposed = policy.propose(step([[0, 1]], predicted=[ahead]), Now())
     layers, experts = np.divmod(proposed, SHAPE.num_experts)
     assert (np.diff(layers) >= 0).all() and set(layers) == {1, 2}
@@ -93,7 +109,13 @@ def test_requests_decoded_together_are_one_visit() -> None:
         rows = np.stack([said(experts) for experts in named])[:, None]
         here = step([[0, 1], [0, 1]], pass_index=number, predicted=rows, last=[0, 1])
         proposed = set(policy.propose(here, Now()).tolist())
-        there = step([experts.tolist() for experts in named], layer=1, pass_index=number, predicted=rows, last=[0, 1])
+        there = step(
+            [experts.tolist() for experts in named],
+            layer=1,
+            pass_index=number,
+            predicted=rows,
+            last=[0, 1],
+        )
         policy.propose(there, Now())
     assert proposed == {8 + expert for experts in named for expert in experts.tolist()}
 
@@ -101,7 +123,11 @@ def test_requests_decoded_together_are_one_visit() -> None:
 @pytest.mark.parametrize("text", ["blend", "blend:distance=5,floor=0.1,far=0.2,learned=no"])
 def test_compiled_and_plain_agree(text: str) -> None:
     """Prompts, tokens alone and together, dropped ranks; a prompt's last layer predicts the next pass."""
-    rng, policy, kinds = np.random.default_rng(0), prepared(text), [(PREFILL, 5), (DECODE, 1), (DECODE, 1), (DECODE, 3)]
+    rng, policy, kinds = (
+        np.random.default_rng(0),
+        prepared(text),
+        [(PREFILL, 5), (DECODE, 1), (DECODE, 1), (DECODE, 3)],
+    )
     plain = Reference(SHAPE, policy)
     for number in range(60):
         phase, num_tokens = kinds[rng.integers(4)]
@@ -109,10 +135,28 @@ def test_compiled_and_plain_agree(text: str) -> None:
         for layer in range(SHAPE.num_layers):
             ids = np.stack([rng.permutation(SHAPE.num_experts)[:2] for _ in range(num_tokens)])
             ids[rng.random(ids.shape) < 0.1] = -1
-            predicted, learned = rng.dirichlet(np.full(8, 0.3), (2, num_tokens, 5)).astype(np.float32)
-            here = Step(number, phase, layer, ids, np.ones(ids.shape, np.float32), None, predicted, last, learned)
-            assert sorted(policy.propose(here, Now())) == sorted(plain.propose(here)), (number, layer)
-            assert np.allclose(policy._predicted, plain._chances._predicted, equal_nan=True), (number, layer)
+            predicted, learned = rng.dirichlet(np.full(8, 0.3), (2, num_tokens, 5)).astype(
+                np.float32
+            )
+            here = Step(
+                number,
+                phase,
+                layer,
+                ids,
+                np.ones(ids.shape, np.float32),
+                None,
+                predicted,
+                last,
+                learned,
+            )
+            assert sorted(policy.propose(here, Now())) == sorted(plain.propose(here)), (
+                number,
+                layer,
+            )
+            assert np.allclose(policy._predicted, plain._chances._predicted, equal_nan=True), (
+                number,
+                layer,
+            )
 
 
 @pytest.mark.parametrize("text", ["blend:distance=0", "blend:floor=0", "blend:far=1.5"])
@@ -124,11 +168,16 @@ def test_parameters_out_of_range_are_refused(text: str) -> None:
 def test_what_it_needs_follows_from_its_parameters() -> None:
     assert parse("prefetch", "blend").requires == {"predictors"}
     both = parse("prefetch", "blend:maps=yes")
-    assert both.requires == {"predictors", "maps"} and both.sees_embeddings and both.sees_probabilities
+    assert (
+        both.requires == {"predictors", "maps"} and both.sees_embeddings and both.sees_probabilities
+    )
 
 
 def test_a_step_of_another_kind_changes_nothing_it_saw() -> None:
-    policy, here = prepared("blend:distance=1,learned=no"), step([[0, 1]], predicted=[[said(np.array([1, 2]))]])
+    policy, here = (
+        prepared("blend:distance=1,learned=no"),
+        step([[0, 1]], predicted=[[said(np.array([1, 2]))]]),
+    )
     before = here.predicted.copy()
     policy.propose(here, Now())
     assert np.array_equal(here.predicted, before) and isinstance(here, Step)

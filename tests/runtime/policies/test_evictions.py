@@ -71,11 +71,19 @@ def test_of_equals_the_older_use_leaves_first(name: str) -> None:
 def test_fld_evicts_the_layer_that_comes_again_last() -> None:
     policy = prepared("eviction", "fld")
     by_layer = [1, 7, 13]  # one key of each of the three layers
-    assert [leaving(policy, by_layer, Now(0, 0, layer)) for layer in range(3)] == [[13, 7, 1], [1, 13, 7], [7, 1, 13]]
+    assert [leaving(policy, by_layer, Now(0, 0, layer)) for layer in range(3)] == [
+        [13, 7, 1],
+        [1, 13, 7],
+        [7, 1, 13],
+    ]
     policy.used([2, 13], step([[2, 2]]), Now(9))
     assert leaving(policy, [1, 2, 12, 13], Now(10, 0, 1)) == [1, 2, 12, 13]
     absolute = prepared("eviction", "fld:distance=absolute")
-    assert [leaving(absolute, by_layer, Now(0, 0, layer)) for layer in range(3)] == [[13, 7, 1], [1, 13, 7], [1, 7, 13]]
+    assert [leaving(absolute, by_layer, Now(0, 0, layer)) for layer in range(3)] == [
+        [13, 7, 1],
+        [1, 13, 7],
+        [1, 7, 13],
+    ]
 
 
 def test_lru_takes_a_prefetch_for_a_use_if_told() -> None:
@@ -101,14 +109,19 @@ def test_lcp_is_its_formula() -> None:
     policy.used([0, 1], step([[0, 1]]), Now(0, 0, 0, 4))
     policy.used([1], step([[1, 1]]), Now(1, 1, 0, 12))
     # mu * rho ** (nu / omega): one use 12 tokens ago; two uses, the last 4 tokens ago; none.
-    assert policy.order(np.arange(3), Now(2, 2, 0, 16))[0] == pytest.approx([0.25**1.5, 2 * 0.25**0.5, 0])
+    assert policy.order(np.arange(3), Now(2, 2, 0, 16))[0] == pytest.approx(
+        [0.25**1.5, 2 * 0.25**0.5, 0]
+    )
 
 
 def test_lcp_counts_a_prompt_once_or_token_by_token() -> None:
     """Of a prompt of three tokens two use expert 0, the last of them the second; one uses 1, first of all; 2 stands in
     for an expert that none selected."""
     prompt = step([[0, 1], [0, 4], [3, 4]])
-    for uses, worth in (("passes", [1, 1, 1]), ("tokens", [2 * 0.25 ** (1 / 8), 0.25 ** (2 / 8), 1])):
+    for uses, worth in (
+        ("passes", [1, 1, 1]),
+        ("tokens", [2 * 0.25 ** (1 / 8), 0.25 ** (2 / 8), 1]),
+    ):
         policy = prepared("eviction", f"lcp:omega=8,uses={uses}")
         policy.order(np.arange(3), Now(0, 0, 0, 3))
         policy.used([0, 1, 2], prompt, Now(0, 0, 0, 3))
@@ -144,7 +157,9 @@ def test_what_is_prefetched_past_the_last_layer_is_current_in_the_next_pass() ->
     policy.used([2], step([[2, 2]]), Now(1, 1, 0))
     assert leaving(policy, [1, 2, 7, 13], Now(1, 1, 0)) == [13, 7, 1, 2]
     policy.prefetched([2], Now(1, 1, 0))
-    assert leaving(policy, [1, 2, 7, 13], Now(2, 2, 0)) == [1, 13, 7, 2], "only the next pass, not the one after"
+    assert leaving(policy, [1, 2, 7, 13], Now(2, 2, 0)) == [1, 13, 7, 2], (
+        "only the next pass, not the one after"
+    )
     policy.prefetched([3], Now(2, 2, 1))
     assert leaving(policy, [3, 4, 7], Now(3, 4, 0)) == [3, 4, 7], "and only if it is the very next"
 
@@ -176,7 +191,11 @@ def test_least_stale_evicts_what_is_behind_and_then_the_farthest() -> None:
 
 @pytest.mark.parametrize(
     ("within", "expected"),
-    [("ahead", [6, 13, 1, 7, 14, 8]), ("left", [6, 1, 7, 13, 14, 8]), ("ascending", [6, 13, 1, 7, 8, 14])],
+    [
+        ("ahead", [6, 13, 1, 7, 14, 8]),
+        ("left", [6, 1, 7, 13, 14, 8]),
+        ("ascending", [6, 13, 1, 7, 8, 14]),
+    ],
 )
 def test_what_the_step_still_wants_is_not_behind(within: str, expected: list[int]) -> None:
     """Served one by one: of layer 1 the step wants 7 and 8, and has served 7. 1 and 14 are current too, 6 and 13
@@ -195,11 +214,16 @@ def test_before_a_pass_nothing_of_its_first_layer_is_behind() -> None:
     policy.proposed([1], opening)
     assert leaving(policy, [0, 1, 7, 13], opening) == [13, 7, 0, 1]
     assert leaving(policy, [0, 1, 7, 13], Now(0, 0, 0)) == [0, 13, 7, 1]
-    assert leaving(policy, [0, 1, 7, 13], Now(3, 1, 0)) == [0, 1, 13, 7], "in the next pass it is stale"
+    assert leaving(policy, [0, 1, 7, 13], Now(3, 1, 0)) == [0, 1, 13, 7], (
+        "in the next pass it is stale"
+    )
 
 
 def test_score_sums_what_the_router_says_of_a_layer() -> None:
-    first, second = [[0.5, 0.25, 0.25, 0, 0, 0], [0.25, 0, 0.75, 0, 0, 0]], [[0.125, 0.875, 0, 0, 0, 0]]
+    first, second = (
+        [[0.5, 0.25, 0.25, 0, 0, 0], [0.25, 0, 0.75, 0, 0, 0]],
+        [[0.125, 0.875, 0, 0, 0, 0]],
+    )
     for text, sums in (
         ("score", [0.875, 1.125, 1.0]),
         ("score:decay=0.5", [0.5, 1.0, 0.5]),
@@ -233,9 +257,15 @@ def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int], list[int
     for pass_index in range(draw(st.integers(1, 5))):
         num_tokens += draw(st.integers(1, 5))
         for layer in sorted(draw(st.sets(st.integers(0, 2), min_size=1))):
-            used = draw(st.lists(st.integers(6 * layer, 6 * layer + 5), min_size=1, max_size=4, unique=True))
-            proposed, prefetched = (draw(st.lists(st.integers(0, 17), max_size=3, unique=True)) for _ in range(2))
-            steps.append((Now(len(steps), pass_index, layer, num_tokens), used, proposed, prefetched))
+            used = draw(
+                st.lists(st.integers(6 * layer, 6 * layer + 5), min_size=1, max_size=4, unique=True)
+            )
+            proposed, prefetched = (
+                draw(st.lists(st.integers(0, 17), max_size=3, unique=True)) for _ in range(2)
+            )
+            steps.append(
+                (Now(len(steps), pass_index, layer, num_tokens), used, proposed, prefetched)
+            )
     return steps
 
 
@@ -247,7 +277,9 @@ def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int], list[int
     ),
 )
 @settings(max_examples=100)
-def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: list, text: str) -> None:
+def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(
+    history: list, text: str
+) -> None:
     policy, keys = prepared("eviction", text), np.arange(18)
     uses, last_token = np.zeros(18, np.int64), np.zeros(18, np.int64)
     last_use, last_pass, layers = np.full(18, -1), np.full(18, -1), keys // 6
@@ -261,7 +293,11 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
             expected = {
                 "lru": (last_use,),
                 "lcp": (uses * 0.25 ** ((now.num_tokens - last_token) / 2),),
-                "least_stale": (rank_then_last_use(np.array(stale_ranks(layers, last_pass, now, text)), last_use),),
+                "least_stale": (
+                    rank_then_last_use(
+                        np.array(stale_ranks(layers, last_pass, now, text)), last_use
+                    ),
+                ),
             }[text.partition(":")[0]]
             assert np.array_equal(policy.order(keys, now), expected)
             policy.proposed(proposed, now)
@@ -271,7 +307,9 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(history: li
             if text.endswith("load"):
                 last_use[prefetched] = now.step
         if queues:
-            assert [key for queue in queues for key in queue] == np.lexsort((last_use, layers)).tolist()
+            assert [key for queue in queues for key in queue] == np.lexsort(
+                (last_use, layers)
+            ).tolist()
     if queues:
         policy.last_use[:] = last_use = last_use[::-1]
         policy.used([], step([[0, 1]]), now)
@@ -328,7 +366,10 @@ def test_parameters_at_their_limits(text: str, is_fine: bool) -> None:
             parse("eviction", text)
 
 
-RANKS, STEPS = st.integers(-9, 9) | st.integers(1 - 2**29, 2**29 - 1), st.integers(-1, 3) | st.integers(0, 2**34 - 2)
+RANKS, STEPS = (
+    st.integers(-9, 9) | st.integers(1 - 2**29, 2**29 - 1),
+    st.integers(-1, 3) | st.integers(0, 2**34 - 2),
+)
 
 
 @given(st.lists(st.tuples(RANKS, STEPS)))
@@ -337,4 +378,6 @@ RANKS, STEPS = st.integers(-9, 9) | st.integers(1 - 2**29, 2**29 - 1), st.intege
 def test_two_sort_keys_in_one_sort_as_two(pairs: list[tuple[int, int]]) -> None:
     """Also after months, when a key has been used as many times as there were tokens."""
     rank, last_use = np.array(pairs, np.int64).reshape(-1, 2).T
-    assert np.array_equal(rank_then_last_use(rank, last_use).argsort(kind="stable"), np.lexsort((last_use, rank)))
+    assert np.array_equal(
+        rank_then_last_use(rank, last_use).argsort(kind="stable"), np.lexsort((last_use, rank))
+    )

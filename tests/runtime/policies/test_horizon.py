@@ -17,7 +17,14 @@ from tests.runtime.policies.contract import Case, run
 from tests.runtime.policies.horizon_reference import Reference
 
 DEMO = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
-KINDS = ((PREFILL, 1), (PREFILL, 2), (PREFILL, 9), (DECODE, 1), (DECODE, 1), (DECODE, 3))  # of passes, and tokens
+KINDS = (
+    (PREFILL, 1),
+    (PREFILL, 2),
+    (PREFILL, 9),
+    (DECODE, 1),
+    (DECODE, 1),
+    (DECODE, 3),
+)  # of passes, and tokens
 RIVALS = ("lru", "lfu", "lcp", "least_stale", "fld", "score")
 
 
@@ -41,7 +48,9 @@ def after(shape: Shape, passes: Passes, predicted: np.ndarray | None = None) -> 
             now.step, now.layer = now.step + 1, layer
             phase = DECODE if len(ids) == 1 else PREFILL
             ahead = None if predicted is None else np.tile(predicted, (len(ids), 1, 1))
-            step = Step(now.pass_index, phase, layer, ids, np.ones(ids.shape, np.float32), predicted=ahead)
+            step = Step(
+                now.pass_index, phase, layer, ids, np.ones(ids.shape, np.float32), predicted=ahead
+            )
             policy.used((np.unique(ids) + layer * shape.num_experts).tolist(), step, now)
     return policy, now
 
@@ -68,7 +77,9 @@ def test_tokens_count_by_what_they_have_in_common_with_the_newest() -> None:
     shape = Shape(num_layers=1, num_experts=8, top_k=1, expert_nbytes=1)
     *_, broad, sharp = after(shape, [[[[turn]]] for turn in range(8)])[0]._known[0] ** 2
     assert broad == pytest.approx(np.full(8, 1 / 8)) and sharp == pytest.approx(broad)
-    *_, mean, broad, sharp = after(shape, [[[[turn]]] for turn in (0, 1, 2, 3, 4, 0)])[0]._known[0] ** 2
+    *_, mean, broad, sharp = (
+        after(shape, [[[[turn]]] for turn in (0, 1, 2, 3, 4, 0)])[0]._known[0] ** 2
+    )
     counts = np.array([0, 1, 0.45, 0.45**2, 0.45**3, 0, 0, 0])
     assert broad == pytest.approx((counts + 0.5 * mean) / (counts.sum() + 0.5), abs=1e-5)
     assert sharp == pytest.approx(broad, abs=1e-5)
@@ -78,7 +89,9 @@ def test_nothing_is_expected_later_than_a_wait_without_end_counts() -> None:
     shape = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=1)
     policy, now = after(shape, [[[[0]], [[1]]]] * 400)
     order = policy.order(np.arange(shape.num_keys), now)[0]
-    assert -order[3] == pytest.approx(now.step - 1 + 2 / (1 - 0.85), abs=1), "of layer 0, never used"
+    assert -order[3] == pytest.approx(now.step - 1 + 2 / (1 - 0.85), abs=1), (
+        "of layer 0, never used"
+    )
     assert order.min() >= -now.step - 2 / (1 - 0.85) - 1 / 16
 
 
@@ -105,13 +118,20 @@ def test_one_token_may_say_what_several_layers_ahead_use() -> None:
     assert told[5] > plain[5] and told[6 + 4] > plain[6 + 4]
 
 
-def looked_ahead(predicted: np.ndarray, weights: list[float], is_pending: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def looked_ahead(
+    predicted: np.ndarray, weights: list[float], is_pending: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearness of the layers' experts [L, E] and the least squares after layer 0 ran in step 7, and its
     router gave `predicted` [T, D, E] for the layer after it."""
     from runtime.policies.eviction import horizon_kernels
 
     nearness, moments = np.zeros((2, 4)), np.zeros((1, 3, 3))
-    last, used, waits, known = np.arange(len(predicted)), np.zeros((2, 4)), np.full((2, 4), 4.0), np.ones((1, 2, 3, 4))
+    last, used, waits, known = (
+        np.arange(len(predicted)),
+        np.zeros((2, 4)),
+        np.full((2, 4), 4.0),
+        np.ones((1, 2, 3, 4)),
+    )
     fitted = known, np.array([weights]), moments, np.zeros((1, 3))
     horizon_kernels.look_ahead(0, 7, 1, predicted, last, used, waits, nearness, is_pending, *fitted)
     return nearness, moments
@@ -136,7 +156,9 @@ def test_a_wait_below_a_pass_weighs_as_a_pass_does() -> None:
     heard = []
     for weight in (1.0, -0.5):
         moments, products, known = np.zeros((1, 1)), np.zeros(1), np.ones((1, 1, 3))
-        horizon_kernels.learn(np.array([weight]), known, 0 * known, np.array([[1.0, 0, 0]]), moments, products)
+        horizon_kernels.learn(
+            np.array([weight]), known, 0 * known, np.array([[1.0, 0, 0]]), moments, products
+        )
         heard.append((moments.item(), products.item()))
     assert heard[0] == heard[1] == (3, 3)
 
@@ -174,10 +196,18 @@ def test_compiled_and_plain_agree(seed: int, monkeypatch: pytest.MonkeyPatch) ->
             now.step, now.layer = now.step + 1, layer
             said = {}
             if seed // 2:
-                said["predicted"] = rng.dirichlet(np.full(shape.num_experts, 0.2), (num_tokens, 2)).astype(np.float32)
-                said["last"] = np.arange(num_tokens) if phase == DECODE else np.array([num_tokens - 1])
+                said["predicted"] = rng.dirichlet(
+                    np.full(shape.num_experts, 0.2), (num_tokens, 2)
+                ).astype(np.float32)
+                said["last"] = (
+                    np.arange(num_tokens) if phase == DECODE else np.array([num_tokens - 1])
+                )
             step = Step(now.pass_index, phase, layer, ids, np.ones(ids.shape, np.float32), **said)
-            keys = [layer * shape.num_experts + expert for expert in dict.fromkeys(ids.ravel().tolist()) if expert >= 0]
+            keys = [
+                layer * shape.num_experts + expert
+                for expert in dict.fromkeys(ids.ravel().tolist())
+                if expert >= 0
+            ]
             policy.used(keys, step, now)
             plain.used(keys, step, now)
             found = -policy.order(np.arange(shape.num_keys), now)[0].reshape(plain.expected.shape)
@@ -194,7 +224,9 @@ def demo_trace() -> Trace:
 @pytest.mark.parametrize("slots", [16, 32, 64, 128])
 def test_no_online_policy_has_more_hits_on_the_demo_trace(scope: Scope, slots: int) -> None:
     case = Case(DEMO, demo_trace(), slots, scope, 0)
-    hits = {name: run(case, eviction=name).counters.totals()["hits"] for name in ("horizon", *RIVALS)}
+    hits = {
+        name: run(case, eviction=name).counters.totals()["hits"] for name in ("horizon", *RIVALS)
+    }
     if scope is Scope.LAYER and slots <= DEMO.top_k * DEMO.num_layers:
         # A single token leaves nothing to choose: only the prompts' last waves differ.
         assert hits["horizon"] >= 0.99 * max(hits.values()), hits

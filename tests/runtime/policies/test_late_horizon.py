@@ -12,8 +12,15 @@ SHAPE = Shape(num_layers=2, num_experts=6, top_k=2, expert_nbytes=1)
 
 
 def test_it_ranks_as_horizon_did_a_pass_before() -> None:
-    rng, late, now, every = np.random.default_rng(3), LateHorizon(), Now(), np.arange(SHAPE.num_keys)
-    passes = [[[rng.permutation(6)[:2].tolist()] for _ in range(SHAPE.num_layers)] for _ in range(12)]
+    rng, late, now, every = (
+        np.random.default_rng(3),
+        LateHorizon(),
+        Now(),
+        np.arange(SHAPE.num_keys),
+    )
+    passes = [
+        [[rng.permutation(6)[:2].tolist()] for _ in range(SHAPE.num_layers)] for _ in range(12)
+    ]
     late.prepare(SHAPE, Artefacts())
     for number, layers in enumerate(passes):
         now.pass_index += 1
@@ -26,4 +33,6 @@ def test_it_ranks_as_horizon_did_a_pass_before() -> None:
             order = np.argsort(late.turns(now), axis=1)
             assert np.array_equal(order, known.reshape(2, 6).argsort(axis=1, kind="stable"))
     now.pass_index += 1  # the last pass is learned from before the next one has used anything
-    assert np.array_equal(late.turns(now).argsort(axis=1), ranked(SHAPE, passes).reshape(2, 6).argsort(1, "stable"))
+    assert np.array_equal(
+        late.turns(now).argsort(axis=1), ranked(SHAPE, passes).reshape(2, 6).argsort(1, "stable")
+    )

@@ -38,13 +38,17 @@ def some_maps(capacity: int = NUM_MAPS) -> ExpertMaps:
     return maps
 
 
-def steps(said: np.ndarray, given: np.ndarray, *, pass_index: int = 0, phase: int = DECODE) -> list[Step]:
+def steps(
+    said: np.ndarray, given: np.ndarray, *, pass_index: int = 0, phase: int = DECODE
+) -> list[Step]:
     """Return the steps of a pass of R requests of one token each: probabilities `said` [R, L, E], embeddings `given`
     [R, H]."""
     last, selected = np.arange(len(said)), np.tile([0, 1], (len(said), 1))
     weights = np.full(selected.shape, 0.5, np.float32)
     return [
-        Step(pass_index, phase, layer, selected, weights, said[:, layer], last=last, embedding=given)
+        Step(
+            pass_index, phase, layer, selected, weights, said[:, layer], last=last, embedding=given
+        )
         for layer in range(4)
     ]
 
@@ -60,7 +64,11 @@ def test_an_answer_is_that_of_the_steps_before(lag: int) -> None:
         if layer < -1:
             assert match is None
             continue
-        scores = maps.semantic_scores(given) if layer < 0 else maps.trajectory_scores(said[:, : layer + 1])
+        scores = (
+            maps.semantic_scores(given)
+            if layer < 0
+            else maps.trajectory_scores(said[:, : layer + 1])
+        )
         assert match.layer == layer
         assert match.scores == pytest.approx(scores.max(axis=1), abs=1e-6)
         assert np.array_equal(match.probabilities, maps.probabilities[scores.argmax(axis=1)])
@@ -85,18 +93,24 @@ def test_what_it_brings() -> None:
         for expert in select_experts(maps.probabilities[best, layer], score, 2)
     ]
     first, second, third, fourth = steps(said, given)
-    assert policy.propose(first, Now()).tolist() == [key for _, key in sorted(expected, key=lambda at: -at[0])]
+    assert policy.propose(first, Now()).tolist() == [
+        key for _, key in sorted(expected, key=lambda at: -at[0])
+    ]
     scores = maps.trajectory_scores(said[:, :1])[0]
     best, score = int(scores.argmax()), scores.max()
     coming = select_experts(maps.probabilities[best, 3], score, 2)
     still = [key for _, key in expected if key >= 12]
-    assert sorted(policy.propose(second, Now()).tolist()) == sorted([*still, *(18 + expert for expert in coming)])
+    assert sorted(policy.propose(second, Now()).tolist()) == sorted(
+        [*still, *(18 + expert for expert in coming)]
+    )
     assert sorted(policy.propose(third, Now()).tolist()) == sorted(18 + expert for expert in coming)
     assert policy.propose(fourth, Now()).tolist() == []
 
 
 @pytest.mark.parametrize(("distance", "lag"), [(1, 0), (2, 0), (2, 1)])
-def test_before_the_first_layer_the_embedding_brings_the_first_layers(distance: int, lag: int) -> None:
+def test_before_the_first_layer_the_embedding_brings_the_first_layers(
+    distance: int, lag: int
+) -> None:
     maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
     policy = parse("prefetch", f"map:distance={distance},lag={lag},threshold=no")
     policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
@@ -105,7 +119,9 @@ def test_before_the_first_layer_the_embedding_brings_the_first_layers(distance: 
     chosen = [
         (-best[:, layer].sum(axis=0)[expert] / (layer + 1), layer * 6 + expert)
         for layer in range(distance)
-        for expert in sorted({expert for p in best[:, layer] for expert in selected(p, 1.0, 2).tolist()})
+        for expert in sorted(
+            {expert for p in best[:, layer] for expert in selected(p, 1.0, 2).tolist()}
+        )
     ]
     first = policy.propose_first(Opening(0, DECODE, given), Now()).tolist()
     assert first == [key for _, key in sorted(chosen, key=lambda at: at[0])]
@@ -122,7 +138,10 @@ def test_blend_brings_what_the_embedding_makes_likely_in_the_first_layer() -> No
     assert policy.opens_passes and not parse("prefetch", "blend").opens_passes
     chance = 2 * maps.probabilities[maps.semantic_scores(given).argmax(axis=1), 0].max(axis=0)
     likely = [expert for expert in np.argsort(-chance) if chance[expert] >= 0.4]
-    assert policy.propose_first(Opening(0, DECODE, given), Now()).tolist() == likely and 0 < len(likely) < 6
+    assert (
+        policy.propose_first(Opening(0, DECODE, given), Now()).tolist() == likely
+        and 0 < len(likely) < 6
+    )
 
 
 def test_parts_can_be_left_out() -> None:
@@ -145,8 +164,12 @@ def test_a_guide_predicts_the_layer_at_its_distance() -> None:
     assert found[3] is None
     rows = [maps.semantic_scores(given).argmax(axis=1)]
     rows += [maps.trajectory_scores(said[:, :seen]).argmax(axis=1) for seen in (1, 2)]
-    for layer, (row, (probabilities, scores)) in enumerate(zip(rows, found[:3], strict=True), start=1):
-        assert np.array_equal(probabilities, maps.probabilities[row, layer]) and scores.shape == (2,)
+    for layer, (row, (probabilities, scores)) in enumerate(
+        zip(rows, found[:3], strict=True), start=1
+    ):
+        assert np.array_equal(probabilities, maps.probabilities[row, layer]) and scores.shape == (
+            2,
+        )
 
 
 def test_what_leaves_first_is_least_probable_by_use() -> None:
@@ -156,7 +179,9 @@ def test_what_leaves_first_is_least_probable_by_use() -> None:
     matching, keys = Matching(maps, SHAPE), np.array([0, 1, 2, 7, 8, 13, 19])
     policy = parse("eviction", "map:distance=2")
     policy.prepare(SHAPE, Artefacts(matching=matching))
-    policy.used([0, 1], steps(said, given, pass_index=4)[1], Now())  # a pass without its first layer
+    policy.used(
+        [0, 1], steps(said, given, pass_index=4)[1], Now()
+    )  # a pass without its first layer
     assert policy.order(keys, Now())[0].tolist() == [1, 1, 0, 0, 0, 0, 0], "no match: uses alone"
     policy.used([0, 7, 13, 19], steps(said, given, pass_index=5)[0], Now())
     p = np.maximum(6 * matching.match().probabilities.mean(axis=0).ravel(), 1)
@@ -186,7 +211,10 @@ def test_in_one_cache_it_keeps_what_is_wanted_better_than_uses_alone(distance: i
     case = Case(shape, recorded.take(recorded.request < 2), 64, Scope.GLOBAL, 4 * 160)
     others = maps(recorded.take(recorded.request >= 2), shape, capacity=200)
     ahead = f"map:distance={distance}"
-    hits = [run(case, others, prefetch=ahead, eviction=way).counters.totals()["hits"] for way in (ahead, "lfu")]
+    hits = [
+        run(case, others, prefetch=ahead, eviction=way).counters.totals()["hits"]
+        for way in (ahead, "lfu")
+    ]
     assert hits[0] > hits[1]
 
 
@@ -219,7 +247,11 @@ def test_whole_iterations_join_the_maps_before_the_next_pass(in_background: bool
     learned = matching.learned()
     matching.close()
     assert np.array_equal(learned.maps.probabilities, by_hand.probabilities)
-    assert (len(learned.maps), learned.num_iterations, learned.maps.num_replaced) == (NUM_MAPS + 3, 4, 1)
+    assert (len(learned.maps), learned.num_iterations, learned.maps.num_replaced) == (
+        NUM_MAPS + 3,
+        4,
+        1,
+    )
     assert len(maps) == NUM_MAPS, "what the store gave stays as it is"
     assert learned.newcomers.tolist()[:2] == [5, 6] and len(learned.newcomers) in (3, 4)
     assert learned.origins.tolist()[-1] == [1, 0] and [0, 1] in learned.origins.tolist()
@@ -233,7 +265,11 @@ def test_what_cannot_be_is_refused() -> None:
         Matching(some_maps(), Shape(3, 6, 2, 1))
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([-0.5, 0.0, 0.3, 0.7, 0.95, 1.0, 2.0]), st.integers(1, 6))
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([-0.5, 0.0, 0.3, 0.7, 0.95, 1.0, 2.0]),
+    st.integers(1, 6),
+)
 def test_compiled_choice_is_the_plain_one(seed: int, score: float, top_k: int) -> None:
     probabilities = distributions(seed, 1)[0, 0].round(1)  # some are equal
     chosen = map_kernels.likeliest(probabilities, score, top_k)

@@ -26,7 +26,9 @@ def test_substitute_takes_the_closest_score_within_the_tolerance() -> None:
     assert policy.choose(step([[0, 1]], P), residents(1, 2)).selected.tolist() == [[0, 1]]
     # Only an equal score is close enough.
     same = prepared("miss", "substitute:tolerance=0,rank=0")
-    assert same.choose(step([[4, 1]], [[0.4, 0.2, 0.1, 0.1, 0.1, 0.1]]), residents(0, 3)).selected.tolist() == [[3, 1]]
+    assert same.choose(
+        step([[4, 1]], [[0.4, 0.2, 0.1, 0.1, 0.1, 0.1]]), residents(0, 3)
+    ).selected.tolist() == [[3, 1]]
     free = prepared("miss", "substitute:tolerance=1,rank=0")
     assert free.choose(step([[0, 1]], P), residents(1, 2)).selected.tolist() == [[2, 1]]
 
@@ -44,7 +46,9 @@ def test_best_resident_takes_the_highest_score_that_the_token_does_not_use() -> 
     assert policy.choose(step([[1, 2]], P), residents(0, 3)).selected.tolist() == [[0, 3]]
     # Only one stand-in for two missing experts: the second is fetched. A loading expert is not absent.
     assert policy.choose(step([[1, 2]], P), residents(0)).selected.tolist() == [[0, 2]]
-    assert policy.choose(step([[1, 2]], P), residents(0, loading=(1,))).selected.tolist() == [[1, 0]]
+    assert policy.choose(step([[1, 2]], P), residents(0, loading=(1,))).selected.tolist() == [
+        [1, 0]
+    ]
 
 
 def test_each_token_is_served_by_itself() -> None:
@@ -57,7 +61,11 @@ def test_each_token_is_served_by_itself() -> None:
 def test_random_resident_is_seeded_and_reaches_every_resident() -> None:
     draws = [
         [prepared.choose(step([[0, 1]]), residents(1, 2, 3)).selected[0, 0] for _ in range(50)]
-        for prepared in (prepared_policy("seed=1"), prepared_policy("seed=1"), prepared_policy("seed=2"))
+        for prepared in (
+            prepared_policy("seed=1"),
+            prepared_policy("seed=1"),
+            prepared_policy("seed=2"),
+        )
     ]
     assert draws[0] == draws[1] != draws[2]
     assert set(draws[0]) == {2, 3}
@@ -88,13 +96,22 @@ def test_drop_leaves_out_as_much_as_the_layer_bears() -> None:
     ):
         policy = parse("miss", f"drop:tolerance={tolerance}")
         policy.prepare(SHAPE, Artefacts(sensitivity=np.full(SHAPE.num_layers, sensitivity)))
-        assert policy.choose(taken, residents()).selected.tolist() == [selected], (tolerance, sensitivity)
+        assert policy.choose(taken, residents()).selected.tolist() == [selected], (
+            tolerance,
+            sensitivity,
+        )
     policy.prepare(SHAPE, Artefacts())
-    assert policy.choose(taken, residents(2)).selected.tolist() == [[0, -1, 2]], "what is there is computed"
+    assert policy.choose(taken, residents(2)).selected.tolist() == [[0, -1, 2]], (
+        "what is there is computed"
+    )
     assert ["sensitivity" in note for note in policy.fallbacks] == [True]
     plain = prepared("miss", "drop")
-    assert plain.choose(taken, residents()).selected.tolist() == [[0, -1, -1]] and not plain.fallbacks
-    beyond = prepared("miss", "drop:rank=2")  # SpecMD's: its rank 3, counted from 1, and weaker ones
+    assert (
+        plain.choose(taken, residents()).selected.tolist() == [[0, -1, -1]] and not plain.fallbacks
+    )
+    beyond = prepared(
+        "miss", "drop:rank=2"
+    )  # SpecMD's: its rank 3, counted from 1, and weaker ones
     assert beyond.choose(taken, residents()).selected.tolist() == [[0, 1, -1]]
 
 
@@ -106,7 +123,9 @@ def test_zero_drops_every_miss_and_may_keep_the_sum() -> None:
 
 
 def test_each_token_keeps_its_sum() -> None:
-    weights = np.array([[0.5, 0.25, 0.25], [0.125, 0.25, 0.125], [0.5, 0.25, 0.25], [0.25, 0.25, 0.25]])
+    weights = np.array(
+        [[0.5, 0.25, 0.25], [0.125, 0.25, 0.125], [0.5, 0.25, 0.25], [0.25, 0.25, 0.25]]
+    )
     selected = np.array([[0, -1, 2], [-1, 4, -1], [-1, -1, -1], [3, 4, 5]])
     assert keep_sum(weights, selected) == pytest.approx(
         np.array([[2 / 3, 0, 1 / 3], [0, 0.5, 0], [0, 0, 0], [0.25, 0.25, 0.25]])
@@ -142,7 +161,9 @@ def test_qstar_minimises_the_longer_of_both_times(ratio: float, misses: int, fet
 
 
 def test_qstar_fetches_the_first_wanted() -> None:
-    choice = prepared("miss", "qstar:ratio=0.5").choose(step([[5, 1], [3, 5], [2, 0]]), residents(1))
+    choice = prepared("miss", "qstar:ratio=0.5").choose(
+        step([[5, 1], [3, 5], [2, 0]]), residents(1)
+    )
     assert choice.near == {3, 2, 0} and choice.selected.tolist() == [[5, 1], [3, 5], [2, 0]]
 
 
@@ -166,13 +187,17 @@ def test_qstar_fetches_what_most_tokens_want_and_weighs_what_they_take_near() ->
         ("qstar:ratio=0.1", 0, 0.4),
     ],
 )
-def test_what_the_near_tier_takes_longer_is_lent_to_prefetches(text: str, num_free: int, lent: float) -> None:
+def test_what_the_near_tier_takes_longer_is_lent_to_prefetches(
+    text: str, num_free: int, lent: float
+) -> None:
     choice = prepared("miss", text).choose(step([[0, 1], [2, 3]]), residents(num_free=num_free))
     assert choice.lent == pytest.approx(lent)
 
 
 def test_fetch_lowest_takes_the_fewest_bits_there_are() -> None:
-    choice = prepared("miss", "fetch_lowest", replicas=(16, 4, 3)).choose(step([[0, 1], [2, 3]]), residents(1))
+    choice = prepared("miss", "fetch_lowest", replicas=(16, 4, 3)).choose(
+        step([[0, 1], [2, 3]]), residents(1)
+    )
     assert choice.bits == {0: 3, 2: 3, 3: 3}
 
 
@@ -182,12 +207,16 @@ def test_fetch_priority_lowers_the_bottom_share() -> None:
     wanted = step([[0, 1], [2, 3]], weights=weights)
     assert prepared("miss", "fetch_priority").choose(wanted, residents()).bits == {1: 4, 3: 4}
     assert prepared("miss", "fetch_priority").choose(wanted, residents(1)).bits == {3: 4}
-    assert prepared("miss", "fetch_priority:bits=2,percentile=10").choose(wanted, residents()).bits == {3: 2}
+    assert prepared("miss", "fetch_priority:bits=2,percentile=10").choose(
+        wanted, residents()
+    ).bits == {3: 2}
 
 
 def test_cascade_follows_the_weight_of_stronger_ranks() -> None:
     policy = prepared("miss", "cascade")
-    wanted = step([[0, 1, 2, 3]], weights=[[0.5, 0.3, 0.12, 0.08]])  # before each rank: 0, .5, .8, .92
+    wanted = step(
+        [[0, 1, 2, 3]], weights=[[0.5, 0.3, 0.12, 0.08]]
+    )  # before each rank: 0, .5, .8, .92
     assert policy.choose(wanted, residents()).bits == {2: 4, 3: 2}
     # Another token wants 3 first: it is fetched at full precision.
     both = step([[0, 1, 2, 3], [3, 1, 0, 2]], weights=[[0.5, 0.3, 0.12, 0.08]] * 2)
@@ -231,16 +260,26 @@ def test_cold_fetches_what_a_prompt_wants_beside_answers() -> None:
 def test_cold_swaps_in_what_most_tokens_want_at_its_rate() -> None:
     """Three tokens a step at .2 make .6 of an expert due: one at every second step but one."""
     policy, wanted = prepared("miss", "cold:swap=0.2"), [[1, 2], [0, 2], [3, 2]]
-    assert policy.choose(step(wanted, phase=PREFILL), residents(0)).near == frozenset(), "prompts are fetched"
+    assert policy.choose(step(wanted, phase=PREFILL), residents(0)).near == frozenset(), (
+        "prompts are fetched"
+    )
     assert policy.choose(step(wanted), residents(0)).near == {1, 2, 3}
-    assert policy.choose(step(wanted), residents(0)).near == {1, 3}, "1.2 are due, and two is wanted most"
+    assert policy.choose(step(wanted), residents(0)).near == {1, 3}, (
+        "1.2 are due, and two is wanted most"
+    )
     assert policy.choose(step(wanted), residents(0)).near == {1, 2, 3}
-    assert policy.choose(step(wanted), residents(0, 2)).near == {3}, "1.4 are due: of equals the first wanted"
-    assert policy.choose(step(wanted, layer=1), residents(0)).near == {1, 2, 3}, "each layer by itself"
+    assert policy.choose(step(wanted), residents(0, 2)).near == {3}, (
+        "1.4 are due: of equals the first wanted"
+    )
+    assert policy.choose(step(wanted, layer=1), residents(0)).near == {1, 2, 3}, (
+        "each layer by itself"
+    )
     assert policy.choose(step(wanted), residents(0, 1, 3, loading=(2,))).near == {2}, (
         "an expert that is loading is computed near"
     )
-    assert policy.choose(step(wanted), residents(0)).near == {1, 3}, "what was due then is due still"
+    assert policy.choose(step(wanted), residents(0)).near == {1, 3}, (
+        "what was due then is due still"
+    )
 
 
 def test_shadow_waits_for_nothing_and_brings_what_pays() -> None:

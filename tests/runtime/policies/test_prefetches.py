@@ -20,13 +20,19 @@ def test_score_takes_what_lies_above_the_percentile() -> None:
     # Percentile 80 of six is the fifth smallest, .30: only .40 lies above. At 60 it is .10: .40 and .30 do.
     propose = step([[0, 1]], predicted=[[AHEAD]])
     assert prepared("prefetch", "score").propose(propose, Now()).tolist() == [6 + 1]
-    assert prepared("prefetch", "score:percentile=60").propose(propose, Now()).tolist() == [6 + 1, 6 + 4]
+    assert prepared("prefetch", "score:percentile=60").propose(propose, Now()).tolist() == [
+        6 + 1,
+        6 + 4,
+    ]
 
 
 def test_score_joins_tokens_and_wraps_to_the_last_of_each_request() -> None:
     other = [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
     propose = step([[0, 1], [2, 3]], predicted=[[AHEAD], [other]], layer=1)
-    assert prepared("prefetch", "score").propose(propose, Now()).tolist() == [12 + 0, 12 + 1]  # .55 and .50 in sum
+    assert prepared("prefetch", "score").propose(propose, Now()).tolist() == [
+        12 + 0,
+        12 + 1,
+    ]  # .55 and .50 in sum
     past = step([[0, 1], [2, 3]], predicted=[[AHEAD], [other]], layer=2, last=[1])
     assert prepared("prefetch", "score").propose(past, Now()).tolist() == [0]
 
@@ -34,7 +40,10 @@ def test_score_joins_tokens_and_wraps_to_the_last_of_each_request() -> None:
 def test_next_gate_goes_through_the_layers_ahead_the_nearest_first() -> None:
     farther = [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]
     here = step([[0, 1]], predicted=[[AHEAD, farther]])
-    assert prepared("prefetch", "next_gate:distance=2").propose(here, Now()).tolist() == [12 + 5, 12 + 0]
+    assert prepared("prefetch", "next_gate:distance=2").propose(here, Now()).tolist() == [
+        12 + 5,
+        12 + 0,
+    ]
     through = prepared("prefetch", "next_gate:distance=2,through=yes")
     assert through.propose(here, Now()).tolist() == [6 + 1, 6 + 4, 12 + 5, 12 + 0]
 
@@ -55,7 +64,10 @@ def test_frequency_counts_the_requests_under_way() -> None:
 def test_frequency_begins_anew_with_a_prefill_and_falls_back_on_all_requests() -> None:
     policy = prepared("prefetch", "frequency")
     policy.propose(step([[4, 5]], layer=1, phase=PREFILL, pass_index=0), Now())
-    assert policy.propose(step([[0, 1]], phase=PREFILL, pass_index=1), Now()).tolist() == [6 + 4, 6 + 5]
+    assert policy.propose(step([[0, 1]], phase=PREFILL, pass_index=1), Now()).tolist() == [
+        6 + 4,
+        6 + 5,
+    ]
     policy.propose(step([[2, 3]], layer=1, phase=PREFILL, pass_index=1), Now())
     assert policy.propose(step([[0, 1]], pass_index=2), Now()).tolist() == [6 + 2, 6 + 3]
 
@@ -101,7 +113,12 @@ def test_frequency_discounts_layers_far_ahead() -> None:
     policy.propose(step([[0, 1]], layer=1, phase=PREFILL), Now())
     policy.propose(step([[2, 3], [2, 4], [2, 5]], layer=2, phase=PREFILL), Now())
     # Shares .5 and .5 one layer ahead (3/4), .5 and 1/6 two layers ahead (2/4).
-    assert policy.propose(step([[0, 1]], pass_index=1), Now()).tolist() == [6 + 0, 6 + 1, 12 + 2, 12 + 3]
+    assert policy.propose(step([[0, 1]], pass_index=1), Now()).tolist() == [
+        6 + 0,
+        6 + 1,
+        12 + 2,
+        12 + 3,
+    ]
 
 
 def test_controls_take_as_many_as_a_token_selects() -> None:
@@ -109,8 +126,13 @@ def test_controls_take_as_many_as_a_token_selects() -> None:
     assert popular.propose(step([[0, 1]]), Now()).tolist() == []
     popular.propose(step([[3, 4], [5, 4], [5, 1]], layer=1), Now())
     assert popular.propose(step([[0, 1]], pass_index=1), Now()).tolist() == [6 + 4, 6 + 5]
-    drawn = [prepared("prefetch", f"random:seed={seed}").propose(step([[0, 1]]), Now()).tolist() for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] and all(len(set(keys)) == 2 and min(keys) >= 6 and max(keys) < 12 for keys in drawn)
+    drawn = [
+        prepared("prefetch", f"random:seed={seed}").propose(step([[0, 1]]), Now()).tolist()
+        for seed in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] and all(
+        len(set(keys)) == 2 and min(keys) >= 6 and max(keys) < 12 for keys in drawn
+    )
 
 
 def test_the_oracle_knows_the_next_steps() -> None:
@@ -118,12 +140,25 @@ def test_the_oracle_knows_the_next_steps() -> None:
     future = NextUse(np.full(18, NEVER), steps, steps)
     now = Now(step=1)
     wanted = step([[1, 0]], layer=1)
-    assert prepared("prefetch", "oracle:distance=1", next_use=future).propose(wanted, now).tolist() == [12, 13]
-    assert prepared("prefetch", "oracle", next_use=future).propose(wanted, now).tolist() == [12, 13, 1, 2, 6, 8]
-    assert prepared("prefetch", "oracle", next_use=future).propose(wanted, Now(step=4)).tolist() == []
+    assert prepared("prefetch", "oracle:distance=1", next_use=future).propose(
+        wanted, now
+    ).tolist() == [12, 13]
+    assert prepared("prefetch", "oracle", next_use=future).propose(wanted, now).tolist() == [
+        12,
+        13,
+        1,
+        2,
+        6,
+        8,
+    ]
+    assert (
+        prepared("prefetch", "oracle", next_use=future).propose(wanted, Now(step=4)).tolist() == []
+    )
 
 
-@pytest.mark.parametrize("text", ["score:percentile=101", "frequency:distance=0", "oracle:distance=0"])
+@pytest.mark.parametrize(
+    "text", ["score:percentile=101", "frequency:distance=0", "oracle:distance=0"]
+)
 def test_parameters_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(BadUsage, match=text.split(":")[0]):
         parse("prefetch", text)

@@ -38,7 +38,11 @@ def test_one_width_leaves_the_rest_to_slots() -> None:
     """18 replicas of 30 bytes are 540; 480 more are a whole expert for each of the three layers, and less are none."""
     fast = shadow("shadow:bits=3").share(1020)
     assert fast.shadows.tolist() == [3] * 18 and fast.num_slots == 3
-    assert shadow("shadow:bits=3,slots=no").share(1020).num_slots == shadow("shadow:bits=3").share(1019).num_slots == 0
+    assert (
+        shadow("shadow:bits=3,slots=no").share(1020).num_slots
+        == shadow("shadow:bits=3").share(1019).num_slots
+        == 0
+    )
     assert shadow("shadow:bits=3").share(10**9).num_slots == SHAPE.num_keys
 
 
@@ -69,9 +73,13 @@ def test_prefix_and_random_spend_no_more_than_the_budget() -> None:
     for bits in ("mixed", "prefix", "random"):
         found = shadow(f"shadow:bits={bits}", use=use).share(budget).shadows
         assert budget - 60 < sum(NBYTES[width] for width in found.tolist()) <= budget, bits
-    mixed, random = (shadow(f"shadow:bits={bits}", use=use).share(budget).shadows for bits in ("mixed", "random"))
+    mixed, random = (
+        shadow(f"shadow:bits={bits}", use=use).share(budget).shadows for bits in ("mixed", "random")
+    )
     assert sorted(mixed) == sorted(random) and mixed.tolist() != random.tolist()
-    for layer, widths in enumerate(shadow("shadow:bits=prefix", use=use).share(budget).shadows.reshape(3, 6)):
+    for layer, widths in enumerate(
+        shadow("shadow:bits=prefix", use=use).share(budget).shadows.reshape(3, 6)
+    ):
         assert (np.diff(widths[np.argsort(-use[layer])]) <= 0).all()
 
 
@@ -83,27 +91,40 @@ def test_only_widths_that_were_built() -> None:
 
 
 def test_a_budget_that_does_not_hold_them_is_refused_with_one_that_does() -> None:
-    with pytest.raises(BadUsage, match=r"does not hold a replica of every expert at 1 bits: give at least 180 bytes"):
+    with pytest.raises(
+        BadUsage,
+        match=r"does not hold a replica of every expert at 1 bits: give at least 180 bytes",
+    ):
         shadow("shadow").share(179)
-    with pytest.raises(BadUsage, match="one of mixed, pruned, uniform, prefix, random, 0.6, 0.8, 1, .* 8, not '5'"):
+    with pytest.raises(
+        BadUsage, match="one of mixed, pruned, uniform, prefix, random, 0.6, 0.8, 1, .* 8, not '5'"
+    ):
         parse("residency", "shadow:bits=5")
 
 
 def test_the_prompt_places_by_counts_and_weights() -> None:
     """Layer 0: expert 1 counts twice, expert 5 weighs most; S is the mean of both shares."""
     policy = prepared("residency", "hot")
-    policy.observe(step([[1, 5], [1, 2], [3, 5]], phase=PREFILL, weights=[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]))
+    policy.observe(
+        step([[1, 5], [1, 2], [3, 5]], phase=PREFILL, weights=[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]])
+    )
     counts, weights = np.array([0, 2, 1, 1, 0, 2]) / 6, np.array([0, 0.7, 0.5, 0.1, 0, 1.7]) / 3
     assert np.allclose(policy.importance(0), (counts + weights) / 2)
     placed = policy.place(step([[1, 2]]), (2,))
     assert placed.resident.tolist() == [5, 1] and placed.near_bits.tolist() == [16] * 6
     assert policy.place(step([[1, 2]]), (2,)) is None, "once per sequence"
     policy.observe(step([[4, 0]], phase=PREFILL))
-    assert policy.place(step([[1, 2]]), (2,)).resident.tolist() == [0, 4], "the next prompt counts alone"
+    assert policy.place(step([[1, 2]]), (2,)).resident.tolist() == [0, 4], (
+        "the next prompt counts alone"
+    )
 
 
-@pytest.mark.parametrize(("scores", "weighed"), [("shares", [1.0, 0.75, 0.25]), ("router", [0.7, 0.375, 0.125])])
-def test_a_token_weighs_by_how_sure_the_router_is_of_it_or_like_any_other(scores: str, weighed: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("scores", "weighed"), [("shares", [1.0, 0.75, 0.25]), ("router", [0.7, 0.375, 0.125])]
+)
+def test_a_token_weighs_by_how_sure_the_router_is_of_it_or_like_any_other(
+    scores: str, weighed: list[float]
+) -> None:
     """The router gives the first token's expert 70 %, those of the second 37.5 and 12.5 %; the model renormalises."""
     policy = prepared("residency", f"hot:balance=0,scores={scores}")
     assert policy.sees_probabilities == (scores == "router")
@@ -117,16 +138,27 @@ def test_placed_for_all_that_are_decoded_and_that_wait() -> None:
     """Request 1 is read, then decoded while the two halves of 2 are read, then both are decoded."""
     policy = prepared("residency", "hot")
 
-    def told(selected: list[list[int]], requests: list[int], prompts: list[bool] | None, phase: int = PREFILL):
+    def told(
+        selected: list[list[int]],
+        requests: list[int],
+        prompts: list[bool] | None,
+        phase: int = PREFILL,
+    ):
         mask = None if prompts is None else np.array(prompts)
         here = replace(step(selected, phase=phase), requests=np.array(requests), prompts=mask)
         policy.observe(here)
         return policy.place(here, [2])
 
     assert told([[0, 1], [0, 1]], [1, 1], None) is None
-    assert told([[5, 4], [2, 3]], [1, 2], [False, True]).resident.tolist() == [0, 1], "2 has been seen by half"
-    assert told([[5, 4], [2, 3], [2, 3]], [1, 2, 2], [False, True, True]) is None, "no other is decoded yet"
-    assert told([[5, 4], [5, 4]], [1, 2], None, DECODE).resident.tolist() == [2, 3], "3 tokens beside 2"
+    assert told([[5, 4], [2, 3]], [1, 2], [False, True]).resident.tolist() == [0, 1], (
+        "2 has been seen by half"
+    )
+    assert told([[5, 4], [2, 3], [2, 3]], [1, 2, 2], [False, True, True]) is None, (
+        "no other is decoded yet"
+    )
+    assert told([[5, 4], [5, 4]], [1, 2], None, DECODE).resident.tolist() == [2, 3], (
+        "3 tokens beside 2"
+    )
     assert told([[5, 4], [5, 4]], [1, 2], None, DECODE) is None
 
 
@@ -145,14 +177,18 @@ def test_cold_experts_get_the_prefix_split() -> None:
     policy.observe(step([[4, 1], [4, 2], [4, 0]], phase=PREFILL))
     bits = policy.place(step([[1, 2]]), (1,)).near_bits
     order = [0, 1, 2, 3, 5]  # equal counts go to the lower expert
-    assert bits[4] == 16 and bits[order].tolist() == prefix_split(loss[0, order][:, columns_of(USUAL_WIDTHS)], 2.5)
+    assert bits[4] == 16 and bits[order].tolist() == prefix_split(
+        loss[0, order][:, columns_of(USUAL_WIDTHS)], 2.5
+    )
     assert policy.widths == (1, 2, 3, 4)
 
 
 def test_cold_experts_are_alike_without_the_selector() -> None:
     policy = parse("residency", "hot:avg_bits=3,bits=uniform")
     loss = table(np.ones(4), (1, 6))
-    policy.prepare(Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(NBYTES, loss, loss, loss[..., 0])))
+    policy.prepare(
+        Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(NBYTES, loss, loss, loss[..., 0]))
+    )
     policy.observe(step([[4, 1]], phase=PREFILL))
     assert policy.place(step([[1, 2]]), (1,)).near_bits.tolist() == [3, 16, 3, 3, 3, 3]
 

@@ -7,7 +7,10 @@ from artifacts.errors import BadUsage
 from runtime.policies import parse
 from tests.runtime.policies.examples import prepared, step
 
-P = np.exp([[0.0, -1.0, -2.0, -3.0, -4.0, -5.0]]) / np.exp([[0.0, -1.0, -2.0, -3.0, -4.0, -5.0]]).sum()
+P = (
+    np.exp([[0.0, -1.0, -2.0, -3.0, -4.0, -5.0]])
+    / np.exp([[0.0, -1.0, -2.0, -3.0, -4.0, -5.0]]).sum()
+)
 
 
 def resident(*experts: int) -> np.ndarray:
@@ -42,7 +45,11 @@ def test_the_original_probabilities_weigh_in_the_scale_of_the_router() -> None:
 
 
 def test_tokens_whose_experts_stay_keep_their_weights_to_the_bit() -> None:
-    two = step([[0, 1], [0, 2]], [*P.tolist(), P[0, [0, 2, 1, 3, 4, 5]].tolist()], weights=[[0.7, 0.2], [0.6, 0.1]])
+    two = step(
+        [[0, 1], [0, 2]],
+        [*P.tolist(), P[0, [0, 2, 1, 3, 4, 5]].tolist()],
+        weights=[[0.7, 0.2], [0.6, 0.1]],
+    )
     routed = prepared("routing", "cache_aware:strength=0.3").route(two, resident(2))
     assert routed.selected.tolist() == [[0, 2], [0, 2]]
     assert routed.weights[1].tolist() == two.weights[1].tolist()
@@ -51,10 +58,14 @@ def test_tokens_whose_experts_stay_keep_their_weights_to_the_bit() -> None:
 def test_the_spread_is_a_running_mean_of_each_layer() -> None:
     policy = prepared("routing", "cache_aware:strength=0.3")
     flat = np.exp([[0.0, -0.1, -0.2, -0.3, -0.4, -1.0]])
-    policy.route(step([[0, 1]] * 3, (flat / flat.sum()).tolist() * 3), resident())  # spread 1, three tokens
+    policy.route(
+        step([[0, 1]] * 3, (flat / flat.sum()).tolist() * 3), resident()
+    )  # spread 1, three tokens
     # (3 * 1 + 5) / 4 = 2, a gain of .6: expert 2 does not pass. Another layer is not affected.
     assert policy.route(step([[0, 1]], P.tolist()), resident(2)).selected.tolist() == [[0, 1]]
-    assert policy.route(step([[0, 1]], P.tolist(), layer=1), resident(2)).selected.tolist() == [[0, 2]]
+    assert policy.route(step([[0, 1]], P.tolist(), layer=1), resident(2)).selected.tolist() == [
+        [0, 2]
+    ]
 
 
 def test_probabilities_that_underflow_are_no_infinity() -> None:
@@ -77,9 +88,13 @@ def test_what_was_foretold_a_layer_before_is_selected() -> None:
     policy = prepared("routing", "pre_gated")
     first = step([[2, 3]], weights=[[0.6, 0.4]], predicted=AHEAD)
     assert policy.route(first, resident()) is first, "no layer comes before"
-    routed = policy.route(step([[5, 0]], weights=[[0.6, 0.4]], layer=1, predicted=AHEAD), resident())
+    routed = policy.route(
+        step([[5, 0]], weights=[[0.6, 0.4]], layer=1, predicted=AHEAD), resident()
+    )
     assert routed.selected.tolist() == [[0, 1]] and routed.weights[0] == pytest.approx([0.4, 0.4])
-    routed = policy.route(step([[0, 5]], weights=[[0.5, 0.5]], layer=2, predicted=AHEAD), resident())
+    routed = policy.route(
+        step([[0, 5]], weights=[[0.5, 0.5]], layer=2, predicted=AHEAD), resident()
+    )
     assert routed.selected.tolist() == [[0, 1]] and routed.weights[0] == pytest.approx([0.5, 3 / 7])
     own = step([[1, 0]], weights=[[0.6, 0.4]], layer=0, pass_index=1, predicted=AHEAD)
     assert policy.route(own, resident()) is own, "the next pass begins"

@@ -62,7 +62,9 @@ def test_every_preset_builds_and_names_its_paper() -> None:
         policies.build(row.texts())
         assert row.paper and row.summary and len(row.summary) <= 42
         if row.waits_for:
-            with pytest.raises(Incompatible, match=f"preset {name} cannot run yet: it waits for .*inspect presets"):
+            with pytest.raises(
+                Incompatible, match=f"preset {name} cannot run yet: it waits for .*inspect presets"
+            ):
                 preset(name)
     with pytest.raises(BadUsage, match=r"did you mean on-demand\?"):
         preset("ondemand")
@@ -74,7 +76,10 @@ def test_a_preset_is_named_with_parameters_of_its_policies() -> None:
         "prefetch": "next_gate:overfetch=2.0",
         "miss": "buddy:keep=0.25,rho=3",
     }
-    assert changed.name == "buddymoe:rho=3,keep=0.25,overfetch=2" and preset("buddymoe").miss == "buddy:keep=0.5"
+    assert (
+        changed.name == "buddymoe:rho=3,keep=0.25,overfetch=2"
+        and preset("buddymoe").miss == "buddy:keep=0.5"
+    )
     for name, says in (
         ("buddymoe:rh=3", "unknown parameter of buddymoe 'rh'; did you mean rho"),
         ("fmoe:distance=3", "distance is a parameter of several policies"),
@@ -87,7 +92,9 @@ def test_a_preset_is_named_with_parameters_of_its_policies() -> None:
 def test_lossless_presets_are_those_of_lossless_policies() -> None:
     """As their modules say themselves; few bits near their memory are asked for by a parameter."""
     for row in presets().values():
-        kinds = (POLICIES[axis][getattr(row, axis).partition(":")[0]] for axis in ("routing", "miss"))
+        kinds = (
+            POLICIES[axis][getattr(row, axis).partition(":")[0]] for axis in ("routing", "miss")
+        )
         is_lossy = any("lossy" in sys.modules[kind.__module__].__doc__ for kind in kinds)
         assert row.is_lossless == (not is_lossy and "avg_bits" not in row.residency), row.name
 
@@ -116,7 +123,9 @@ def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> 
         if path.parent.name == "routing" or path == folder / "__init__.py":
             continue
         for name in _imported(path):
-            assert any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path.name} imports {name}"
+            assert any(name == a or name.startswith(f"{a}.") for a in allowed), (
+                f"{path.name} imports {name}"
+            )
 
 
 def test_only_policies_with_compiled_loops_import_numba() -> None:
@@ -136,7 +145,12 @@ def test_only_policies_with_compiled_loops_import_numba() -> None:
 
 def _imported(path: Path) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names = [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
     return names + [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
 
 
@@ -149,10 +163,14 @@ def test_every_system_of_the_design_has_a_preset() -> None:
 
 
 @pytest.mark.parametrize(("axis", "name"), EVERY)
-def test_every_policy_has_its_paragraph_and_every_parameter_its_default(axis: str, name: str) -> None:
+def test_every_policy_has_its_paragraph_and_every_parameter_its_default(
+    axis: str, name: str
+) -> None:
     page = (Path(policies.__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
     section = page.split(f"## {axis.capitalize()}\n")[1].split("\n## ")[0]
-    paragraph = next((text for text in section.strip().split("\n\n") if text.startswith(f"**`{name}`**")), None)
+    paragraph = next(
+        (text for text in section.strip().split("\n\n") if text.startswith(f"**`{name}`**")), None
+    )
     assert paragraph, f"docs/policies.md says nothing of {axis} {name}"
     shown = re.match(r"\*\*`\w+`\*\*(?:`:(.*?)`)?", paragraph)[1]
     written = parse(axis, f"{name}:{shown}") if shown else None

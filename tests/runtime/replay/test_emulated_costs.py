@@ -19,7 +19,9 @@ from runtime.replay.workload import Workload
 SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=6144)
 MODEL = ModelShape("small", SHAPE, hidden=32, vocabulary=100)
 TRACE = generate(Dials(tokens=20, requests=1, prompt=4), SHAPE)
-COSTS = Costs(Work(1.0), load_s=50.0, load_latency_s=0.0, near=Work(0.0), rest=Work(10.0), head=Work(0.0))
+COSTS = Costs(
+    Work(1.0), load_s=50.0, load_latency_s=0.0, near=Work(0.0), rest=Work(10.0), head=Work(0.0)
+)
 
 
 def ms(costs: Costs, **policies: str) -> float:
@@ -33,7 +35,9 @@ def test_near_experts_take_time_of_the_computing_thread() -> None:
     all_near = {"miss": "near:fill=no"}
     assert ms(COSTS, **all_near) == pytest.approx(20)
     assert ms(replace(COSTS, near_host=Work(3.0)), **all_near) == pytest.approx(20 + 4 * 3)
-    assert ms(replace(COSTS, near=Work(7.0), near_host=Work(3.0)), **all_near) == pytest.approx(20 + 4 * 7)
+    assert ms(replace(COSTS, near=Work(7.0), near_host=Work(3.0)), **all_near) == pytest.approx(
+        20 + 4 * 7
+    )
 
 
 def test_few_bits_take_the_share_that_was_measured() -> None:
@@ -46,10 +50,12 @@ def test_few_bits_take_the_share_that_was_measured() -> None:
 def test_a_policys_own_work_counts_in_every_layer() -> None:
     deciding = {"prefetch frequency": 0.5, "eviction lfu": 0.25, "eviction lru": 9.0}
     plain = ms(COSTS, prefetch="frequency", eviction="lfu")
-    assert ms(replace(COSTS, deciding=deciding), prefetch="frequency", eviction="lfu") == pytest.approx(
-        plain + 1.5, rel=0.02
-    )
+    assert ms(
+        replace(COSTS, deciding=deciding), prefetch="frequency", eviction="lfu"
+    ) == pytest.approx(plain + 1.5, rel=0.02)
     farther = {"prefetch": "frequency:distance=2", "eviction": "lfu"}
     as_named = ms(replace(COSTS, deciding=deciding), **farther)
     told_apart = deciding | {"prefetch frequency:distance=2": 0.75}
-    assert ms(replace(COSTS, deciding=told_apart), **farther) == pytest.approx(as_named + 0.5, rel=0.02)
+    assert ms(replace(COSTS, deciding=told_apart), **farther) == pytest.approx(
+        as_named + 0.5, rel=0.02
+    )

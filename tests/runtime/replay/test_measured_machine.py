@@ -39,11 +39,22 @@ def test_a_step_with_none_of_its_experts() -> None:
 
 def test_a_load_takes_latency_bytes_and_the_engines_work() -> None:
     costs = costs_of(made(), SHAPE)
-    assert (costs.load_s, costs.load_latency_s, costs.host_s, costs.reads_whole) == (4.0, 1.0, 9.0, True)
+    assert (costs.load_s, costs.load_latency_s, costs.host_s, costs.reads_whole) == (
+        4.0,
+        1.0,
+        9.0,
+        True,
+    )
     assert not costs_of(made(), SHAPE, link="ram").reads_whole
-    older = replace(made(), loads=tuple(replace(load, host=None, latency=None) for load in made().loads))
+    older = replace(
+        made(), loads=tuple(replace(load, host=None, latency=None) for load in made().loads)
+    )
     costs = costs_of(older, SHAPE)
-    assert (costs.load_s, costs.load_latency_s, costs.host_s) == (5.0, 0.0, 9.0)  # host: the miss less its load
+    assert (costs.load_s, costs.load_latency_s, costs.host_s) == (
+        5.0,
+        0.0,
+        9.0,
+    )  # host: the miss less its load
 
 
 def test_experts_faster_together_than_alone() -> None:

@@ -35,7 +35,9 @@ from tools.gpu.checks.made_replicas import made
 def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:
     rng = np.random.default_rng(0)
     size = (shape.num_layers, shape.num_experts)
-    buddies = np.stack([[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])])
+    buddies = np.stack(
+        [[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])]
+    )
     q = rng.random((*size, 3))
     return Artefacts(
         buddies=buddies,
@@ -55,8 +57,13 @@ HIDDEN = 32  # of the checkpoints
 def random_maps(shape: Shape) -> ExpertMaps:
     """Return a store for ten maps with seven in it: a run that learns fills it and goes on."""
     rng = np.random.default_rng(1)
-    maps = ExpertMaps(10, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=HIDDEN, distance=1)
-    maps.add(rng.normal(size=(7, HIDDEN)), rng.dirichlet(np.ones(shape.num_experts), (7, shape.num_layers)))
+    maps = ExpertMaps(
+        10, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=HIDDEN, distance=1
+    )
+    maps.add(
+        rng.normal(size=(7, HIDDEN)),
+        rng.dirichlet(np.ones(shape.num_experts), (7, shape.num_layers)),
+    )
     return maps
 
 
@@ -86,7 +93,9 @@ def live_and_replayed(
     return session.controller, replayed(session, recorder.trace(), settings, known, path)
 
 
-def replayed(session: Session, trace: Trace, settings: Settings, known: Artefacts, path: Path) -> Controller:
+def replayed(
+    session: Session, trace: Trace, settings: Settings, known: Artefacts, path: Path
+) -> Controller:
     """Replay what a session recorded, as `live_and_replayed` does."""
     write_parquet(trace, path)
     again = build_controller(
@@ -118,13 +127,20 @@ def replicas(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -
     "policies",
     [
         {},
-        {"prefetch": "next_gate:distance=2,overfetch=1.5,through=yes", "miss": "buddy:eta=1,quota=0.4,temperature=0.8"},
+        {
+            "prefetch": "next_gate:distance=2,overfetch=1.5,through=yes",
+            "miss": "buddy:eta=1,quota=0.4,temperature=0.8",
+        },
         {"prefetch": "learned:distance=2", "routing": "standard", "miss": "near:ratio=0.5"},
         {"prefetch": "frequency:distance=2", "routing": "cache_aware", "miss": "random_resident"},
     ],
 )
 def test_live_equals_replay(
-    checkpoint: Checkpoint, replicas: Replicas, tmp_path: Path, preset: str, policies: dict[str, str]
+    checkpoint: Checkpoint,
+    replicas: Replicas,
+    tmp_path: Path,
+    preset: str,
+    policies: dict[str, str],
 ) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     known = artefacts(opened.shape, replicas)
@@ -151,7 +167,11 @@ def test_live_equals_replay(
     ],
 )
 def test_requests_that_share_passes_equal_their_replay(
-    checkpoint: Checkpoint, replicas: Replicas, tmp_path: Path, preset: str, policies: dict[str, str]
+    checkpoint: Checkpoint,
+    replicas: Replicas,
+    tmp_path: Path,
+    preset: str,
+    policies: dict[str, str],
 ) -> None:
     """Five requests of different lengths, three at a time, whose prompts are read six tokens a pass."""
     opened = open_model(str(checkpoint("olmoe")))
@@ -161,7 +181,10 @@ def test_requests_that_share_passes_equal_their_replay(
         recorder = session.record()
         with RequestBatch(session, rows=3, tile=6) as batch:
             for length in (4, 9, 2, 7, 1):
-                batch.add(torch.randint(3, VOCABULARY, (1, length)), Sampling(2 + length % 3, ignore_eos=True))
+                batch.add(
+                    torch.randint(3, VOCABULARY, (1, length)),
+                    Sampling(2 + length % 3, ignore_eos=True),
+                )
             while not batch.is_idle:
                 batch.step()
         session.validate()
@@ -169,7 +192,9 @@ def test_requests_that_share_passes_equal_their_replay(
     again = replayed(session, trace, settings, known, tmp_path / "trace.parquet")
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
-    assert any(len({*step.request.tolist()}) == 3 and step.phase == PREFILL for step in trace.steps())
+    assert any(
+        len({*step.request.tolist()}) == 3 and step.phase == PREFILL for step in trace.steps()
+    )
 
 
 def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
@@ -210,12 +235,18 @@ def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Pat
     ],
 )
 def test_a_slow_search_of_maps_decides_the_same(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: str, eviction: str
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prefetch: str,
+    eviction: str,
 ) -> None:
     """A live run learns with a slow thread; the replay, through Parquet, searches at once."""
     opened = open_model(str(checkpoint("olmoe")))
     maps = {"prefetch": prefetch, "eviction": eviction}
-    settings = Settings(preset="fmoe", policies=maps, budget="50%", window="5KiB", link="1GB/s", learn=True)
+    settings = Settings(
+        preset="fmoe", policies=maps, budget="50%", window="5KiB", link="1GB/s", learn=True
+    )
     known = artefacts(opened.shape)
     search, pauses, threads = Matching._best, np.random.default_rng(3), set()
 
@@ -232,12 +263,18 @@ def test_a_slow_search_of_maps_decides_the_same(
     assert "matching" in threads and learned.num_iterations == 6
     write_parquet(recorder.trace(), tmp_path / "trace.parquet")
     policies = build(settings.texts())
-    where = {"num_slots": session.parts.fast.num_slots, "scope": session.parts.scope, "window": 5 * 1024}
+    where = {
+        "num_slots": session.parts.fast.num_slots,
+        "scope": session.parts.scope,
+        "window": 5 * 1024,
+    }
     again = build_controller(policies, opened.shape, **where, artefacts=known)
     replay(read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts), again)
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
-    assert np.array_equal(policies.matching.learned().maps.probabilities, learned.maps.probabilities)
+    assert np.array_equal(
+        policies.matching.learned().maps.probabilities, learned.maps.probabilities
+    )
     assert again.counters.totals()["prefetches"] > 0
 
 

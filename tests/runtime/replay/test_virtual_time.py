@@ -13,7 +13,9 @@ from runtime.control.plan import NO_SLOT, Place, Plan, Wave
 from runtime.control.split_solver import latencies_of
 from runtime.replay.virtual_time import ReplayTiming
 
-COSTS = Costs(expert=Work(2, 1), load_s=5, load_latency_s=0, near=Work(3), rest=Work(1), head=Work(0.5))
+COSTS = Costs(
+    expert=Work(2, 1), load_s=5, load_latency_s=0, near=Work(3), rest=Work(1), head=Work(0.5)
+)
 NUM_EXPERTS = 8
 NBYTES = {16: 1600, 4: 400, 2: 200}
 
@@ -37,7 +39,9 @@ def plan(
     tokens: int = 1,
     is_ahead: bool = False,
 ) -> Plan:
-    return Plan(0, np.zeros((tokens, 2), np.int64), None, waves, near, low, prefetches, is_ahead, placed)
+    return Plan(
+        0, np.zeros((tokens, 2), np.int64), None, waves, near, low, prefetches, is_ahead, placed
+    )
 
 
 def taken(*plans: Plan, costs: Costs = COSTS) -> tuple[float, float]:
@@ -111,7 +115,9 @@ def test_what_is_placed_at_once_is_waited_for_where_it_is_used() -> None:
     assert taken(plan(Wave(places(6), ()), placed=places(6, 5))) == (8, 5)
     assert taken(plan(near=elsewhere(1), placed=places(5, 6))) == (4, 0)
     waves = (Wave(places(5), ()), Wave((), places(2)))
-    assert taken(plan(*waves, placed=places(5))) == (15, 5 + 5), "5 is computed at 8, and the next load sets out"
+    assert taken(plan(*waves, placed=places(5))) == (15, 5 + 5), (
+        "5 is computed at 8, and the next load sets out"
+    )
 
 
 def test_near_experts_are_computed_at_the_same_time() -> None:
@@ -152,10 +158,18 @@ def test_near_memory_may_be_slower_in_arithmetic_than_in_reading() -> None:
     near = Costs.of(model, machine("h100-cxl-ndp")).near
     assert near.seconds(1) == near.seconds(4) == pytest.approx(352.3e6 / 512e9, rel=1e-3)
     assert near.seconds(8) == pytest.approx(2 * near.seconds(1))
-    assert near.seconds(8, share=1 / 8) == near.scaled(1 / 8).seconds(8) == pytest.approx(near.seconds(8) / 8)
+    assert (
+        near.seconds(8, share=1 / 8)
+        == near.scaled(1 / 8).seconds(8)
+        == pytest.approx(near.seconds(8) / 8)
+    )
     host = Costs.of(model, machine("a100-pcie4")).near
     assert host.seconds(1, share=1 / 8) == host.seconds(1) / 8
-    assert host.seconds(99, share=1 / 8) == host.seconds(99) == pytest.approx(99 * 352.3e6 / 2e12, rel=1e-3)
+    assert (
+        host.seconds(99, share=1 / 8)
+        == host.seconds(99)
+        == pytest.approx(99 * 352.3e6 / 2e12, rel=1e-3)
+    )
 
 
 def test_a_load_of_the_next_wave_sets_out_when_its_slot_is_free() -> None:
@@ -164,13 +178,18 @@ def test_a_load_of_the_next_wave_sets_out_when_its_slot_is_free() -> None:
     first = Wave(places(0), places(1))
     assert taken(plan(first, Wave((), (Place(2, 0),)))) == (13, 3 + 3)
     assert taken(plan(first, Wave((), (Place(2, 1),)))) == (15, 3 + 5)
-    assert taken(plan(first, Wave((), (Place(2, 7),)))) == (15, 3 + 5), "into a slot that none had, after the wave"
+    assert taken(plan(first, Wave((), (Place(2, 7),)))) == (15, 3 + 5), (
+        "into a slot that none had, after the wave"
+    )
     three = plan(first, Wave((), (Place(2, 0), Place(3, 1))), Wave((), (Place(4, 0),)))
     assert taken(three) == (23, 3 + 3 + 3 + 3)
 
 
 def test_replicas_take_their_share_of_bytes() -> None:
-    assert taken(plan(Wave((), places(0, bits=4)))) == (1 + 1.25 + 1, 1.25)  # a second of arithmetic remains
+    assert taken(plan(Wave((), places(0, bits=4)))) == (
+        1 + 1.25 + 1,
+        1.25,
+    )  # a second of arithmetic remains
     assert taken(plan(near=elsewhere(0, 1, bits=4))) == (1 + 2 * 0.75, 0)
 
 
@@ -187,7 +206,9 @@ def test_many_tokens_are_bound_by_arithmetic() -> None:
 
 
 def test_latency_comes_with_every_transfer() -> None:
-    costs = Costs(COSTS.expert, load_s=5, load_latency_s=0.25, near=Work(3), rest=COSTS.rest, head=COSTS.head)
+    costs = Costs(
+        COSTS.expert, load_s=5, load_latency_s=0.25, near=Work(3), rest=COSTS.rest, head=COSTS.head
+    )
     assert taken(plan(Wave((), places(0, 1))), costs=costs) == (1 + 10.5 + 2, 5.25 + 3.25)
 
 
@@ -232,7 +253,9 @@ def test_the_summary_tells_prefill_from_decode() -> None:
     assert told["exposed_ms"] == 0
 
 
-def test_a_pass_with_a_prompt_and_answers_counts_what_it_decodes_and_a_head_for_each_request() -> None:
+def test_a_pass_with_a_prompt_and_answers_counts_what_it_decodes_and_a_head_for_each_request() -> (
+    None
+):
     """A layer with three experts takes 7 s, the head half a second for each request."""
     costs = replace(COSTS, head=Work(0, 0.5))
     timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
@@ -243,7 +266,11 @@ def test_a_pass_with_a_prompt_and_answers_counts_what_it_decodes_and_a_head_for_
     timing.end_pass()
     assert timing.ends_s().tolist() == [8.5, 16.5]
     told = timing.summary()
-    assert (told["ttft_ms"], told["tpot_ms"], told["tokens_per_s"]) == (None, 8250, pytest.approx(4 / 16.5))
+    assert (told["ttft_ms"], told["tpot_ms"], told["tokens_per_s"]) == (
+        None,
+        8250,
+        pytest.approx(4 / 16.5),
+    )
 
 
 def test_what_a_trace_does_not_have_is_not_made_up() -> None:
@@ -266,7 +293,9 @@ def test_costs_of_a_named_model_on_a_named_machine() -> None:
     assert costs.expert.seconds(1) == pytest.approx(352.3e6 / 1935e9, rel=1e-3)
     assert costs.load_s == pytest.approx(352.3e6 / 25e9, rel=1e-3)
     assert costs.expert.seconds(10_000) == pytest.approx(10_000 * 352.3e6 / 312e12, rel=1e-3)
-    assert costs.rest.seconds(1) == pytest.approx(84e6 / 1935e9, rel=2e-3), "eight heads of keys and values, not 32"
+    assert costs.rest.seconds(1) == pytest.approx(84e6 / 1935e9, rel=2e-3), (
+        "eight heads of keys and values, not 32"
+    )
     assert costs.window_nbytes(model.shape.expert_nbytes, 2) == model.shape.expert_nbytes // 32
 
 
@@ -279,6 +308,8 @@ def test_a_machine_s_own_seconds_replace_those_of_its_bandwidths() -> None:
     assert (costs.expert, costs.near) == (plain.expert, plain.near)
 
 
-@pytest.mark.parametrize(("experts", "nbytes"), [(1, 1000), (1.3, 1000), (1.5, 2000), (0.3, 250), (1e-9, 1)])
+@pytest.mark.parametrize(
+    ("experts", "nbytes"), [(1, 1000), (1.3, 1000), (1.5, 2000), (0.3, 250), (1e-9, 1)]
+)
 def test_windows_are_powers_of_two_of_experts(experts: float, nbytes: int) -> None:
     assert rounded_window(experts, 1000) == nbytes

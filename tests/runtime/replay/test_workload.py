@@ -52,7 +52,9 @@ def test_what_the_store_knows_goes_before_what_is_counted() -> None:
     first = counted.run(setting)
     assert len(counted.assumed) == 2
     buddies = np.tile((np.arange(12) + 1) % 12, (3, 1))[:, :, None]
-    artefacts = Artefacts(buddies=buddies, buddy_q=np.ones(buddies.shape), entropy=np.zeros((3, 101)))
+    artefacts = Artefacts(
+        buddies=buddies, buddy_q=np.ones(buddies.shape), entropy=np.zeros((3, 101))
+    )
     stored = workload(artefacts=artefacts)
     assert stored.run(setting).counters["replaced_ranks"] < first.counters["replaced_ranks"]
     assert stored.assumed == []
@@ -96,7 +98,10 @@ def test_replicas_cost_their_share_of_the_link() -> None:
 
 def test_8_bits_are_assumed_where_a_policy_names_them_and_nowhere_else() -> None:
     tried = workload()
-    eight, shadow = {"miss": "fetch_priority:bits=8"}, {"miss": "shadow", "residency": "shadow:bits=8,slots=no"}
+    eight, shadow = (
+        {"miss": "fetch_priority:bits=8"},
+        {"miss": "shadow", "residency": "shadow:bits=8,slots=no"},
+    )
     assert tried.run(Setting("eight", policies=eight, budget="25%")).counters["at_8_bits"] > 0
     assert tried.run(Setting("all", policies=shadow, budget="60%")).counters["at_8_bits"] > 0
     mixed = tried.run(Setting("mixed", "shadow", budget="90%"))
@@ -121,7 +126,9 @@ def test_a_trace_that_cannot_be_this_model_is_refused() -> None:
 def test_a_trace_whose_layers_count_from_one() -> None:
     later = TRACE.take(np.flatnonzero(TRACE.layer > 0))
     tried = workload(trace=later)
-    assert tried.assumed == ["layers 0 never occur in the trace and have their share of the budget all the same"]
+    assert tried.assumed == [
+        "layers 0 never occur in the trace and have their share of the budget all the same"
+    ]
     assert tried.run(Setting("buddymoe", "buddymoe")).by_layer[0]["requests"] == 0
 
 

@@ -25,9 +25,15 @@ MODEL = ModelShape("small", SHAPE, hidden=64, vocabulary=100)
 TRACE = generate(Dials(tokens=100, requests=3, prompt=8, predictability=0.7), SHAPE)
 FAST = [
     Combination(prefetch=prefetch, eviction=eviction, miss=miss)
-    for prefetch, eviction, miss in product(("none", "next_gate"), ("lru", "lfu"), ("fetch", "near"))
+    for prefetch, eviction, miss in product(
+        ("none", "next_gate"), ("lru", "lfu"), ("fetch", "near")
+    )
 ]
-LOSSY = [Combination(miss=miss, eviction=eviction) for miss in ("drop:rank=2", "zero") for eviction in ("lru", "lfu")]
+LOSSY = [
+    Combination(miss=miss, eviction=eviction)
+    for miss in ("drop:rank=2", "zero")
+    for eviction in ("lru", "lfu")
+]
 PLAN = SearchPlan(candidates=8, passes=200, climbing=4, seed=0, max_loss=0.5)
 
 
@@ -48,7 +54,9 @@ def test_it_finds_what_trying_everything_finds() -> None:
     tried = search()
     found = tried.run(PLAN, spaces=(FAST, LOSSY))
     times = {one: tried.replay(one, PLAN.passes).ms for one in FAST}
-    assert found.lossless[0].ms == min(times.values()) and times[found.lossless[0].combination] == min(times.values())
+    assert found.lossless[0].ms == min(times.values()) and times[
+        found.lossless[0].combination
+    ] == min(times.values())
     lossy = {one: tried.replay(one, PLAN.passes) for one in LOSSY}
     assert min(found.lossy, key=lambda one: one.ms).ms == min(one.ms for one in lossy.values())
 
@@ -56,7 +64,11 @@ def test_it_finds_what_trying_everything_finds() -> None:
 def test_it_is_the_same_for_a_seed() -> None:
     few = replace(PLAN, candidates=3, climbing=6, passes=60)
     first, again = (search().run(few) for _ in range(2))
-    assert (first.lossless, first.lossy, first.num_replays) == (again.lossless, again.lossy, again.num_replays)
+    assert (first.lossless, first.lossy, first.num_replays) == (
+        again.lossless,
+        again.lossy,
+        again.num_replays,
+    )
     other = search().run(replace(few, seed=1))
     assert {one.combination for one in (*other.lossless, *other.lossy)} != {
         one.combination for one in (*first.lossless, *first.lossy)
@@ -76,7 +88,9 @@ def test_losses_come_from_the_tables() -> None:
     drop = Combination(miss="zero:fill=no")
     outcome = search().replay(drop, 60)
     tripled = search(similarity=similar(0.03)).replay(drop, 60)
-    assert 0 < outcome.loss < tripled.loss and tripled.damage[1] == pytest.approx(3 * outcome.damage[1])
+    assert 0 < outcome.loss < tripled.loss and tripled.damage[1] == pytest.approx(
+        3 * outcome.damage[1]
+    )
     assert search().replay(FAST[0], 60).loss == 0.0
     with pytest.raises(BadInput, match="moectl profile"):
         search(similarity=None).replay(drop, 60)
@@ -89,7 +103,9 @@ def test_few_bits_cost_by_their_width() -> None:
     use = np.ones((SHAPE.num_layers, SHAPE.num_experts))
     known = Artefacts(replicas=typical(use, expert_nbytes=SHAPE.expert_nbytes))
     wide, narrow = (
-        search(artefacts=known).replay(Combination(miss="shadow", residency=f"shadow:bits={bits},slots=no"), 60)
+        search(artefacts=known).replay(
+            Combination(miss="shadow", residency=f"shadow:bits={bits},slots=no"), 60
+        )
         for bits in (3, 1)
     )
     assert narrow.damage[0] / wide.damage[0] == pytest.approx(0.139 / 0.0037)
@@ -120,18 +136,34 @@ def test_nothing_is_brought_or_evicted_where_replicas_leave_no_slot() -> None:
     """Prefetching for no slot costs nothing on virtual time, and keeps a live run from computing all layers at once."""
     use = np.ones((SHAPE.num_layers, SHAPE.num_experts))
     known = Artefacts(replicas=typical(use, expert_nbytes=SHAPE.expert_nbytes))
-    busy = Combination(prefetch="next_gate", eviction="lfu", miss="shadow:margin=8", residency="shadow", scope="global")
-    plain, slots = Combination(miss="shadow", residency="shadow"), search(artefacts=known, budget="60%")
+    busy = Combination(
+        prefetch="next_gate",
+        eviction="lfu",
+        miss="shadow:margin=8",
+        residency="shadow",
+        scope="global",
+    )
+    plain, slots = (
+        Combination(miss="shadow", residency="shadow"),
+        search(artefacts=known, budget="60%"),
+    )
     assert search(artefacts=known, budget="12.5%").replay(busy, 60).combination == plain
     assert slots.replay(busy, 60).combination == busy
-    found = search(artefacts=known, budget="12.5%").run(PLAN, spaces=(FAST, [busy, busy._replace(eviction="lru")]))
+    found = search(artefacts=known, budget="12.5%").run(
+        PLAN, spaces=(FAST, [busy, busy._replace(eviction="lru")])
+    )
     assert [one.combination for one in found.lossy].count(plain) == 1
 
 
 def test_an_assumption_of_many_replays_is_told_once() -> None:
     found = search()
     before = found.assumed
-    found.count(["the split of 10% is solved (even, 1.2): here", "the split of 10% is solved (greedy, 1.1): here"])
+    found.count(
+        [
+            "the split of 10% is solved (even, 1.2): here",
+            "the split of 10% is solved (greedy, 1.1): here",
+        ]
+    )
     assert found.assumed == [*before, "the split of 10% is solved (even, 1.2): here"]
 
 
@@ -144,14 +176,18 @@ def test_the_front_has_nothing_that_another_beats() -> None:
 
 def test_a_trace_is_cut_between_requests() -> None:
     first, rest = cut_by_request(TRACE, 0.25)
-    assert set(first.request.tolist()).isdisjoint(rest.request.tolist()) and len(first) + len(rest) == len(TRACE)
+    assert set(first.request.tolist()).isdisjoint(rest.request.tolist()) and len(first) + len(
+        rest
+    ) == len(TRACE)
     with pytest.raises(BadInput, match="one request"):
         cut_by_request(first.take(np.flatnonzero(first.request == 0)), 0.25)
 
 
 def test_traces_of_one_request_at_a_time_are_told_from_batches() -> None:
     assert is_one_by_one(TRACE)
-    assert not is_one_by_one(replace(TRACE, pass_=np.zeros_like(TRACE.pass_), request=TRACE.token // 8))
+    assert not is_one_by_one(
+        replace(TRACE, pass_=np.zeros_like(TRACE.pass_), request=TRACE.token // 8)
+    )
     assert not is_one_by_one(TRACE.take(np.flatnonzero(TRACE.phase == PREFILL)))
 
 

@@ -26,8 +26,15 @@ def test_the_lossless_space_has_no_replicas_stand_ins_or_other_routing() -> None
         "lossy": {False},
     }
     assert {one.routing for one in SPACES["lossless"]} == {"standard"}
-    assert {one.miss.partition(":")[0] for one in SPACES["lossless"]} == {"fetch", "near", "qstar", "cold"}
-    assert not any("bits" in one.residency or "shadow" in one.residency for one in SPACES["lossless"])
+    assert {one.miss.partition(":")[0] for one in SPACES["lossless"]} == {
+        "fetch",
+        "near",
+        "qstar",
+        "cold",
+    }
+    assert not any(
+        "bits" in one.residency or "shadow" in one.residency for one in SPACES["lossless"]
+    )
 
 
 def test_parts_go_together() -> None:
@@ -43,7 +50,10 @@ def test_stored_replicas_of_8_bits_join_the_space_and_others_change_nothing() ->
     assert {(one.miss, one.residency) for one in more if "shadow" not in one.miss} == {
         ("fetch_priority:bits=8", residency) for residency in ("uniform", "allocated")
     }
-    assert {one.residency for one in more if "shadow" in one.miss} == {"shadow:bits=8", "shadow:bits=8,slots=no"}
+    assert {one.residency for one in more if "shadow" in one.miss} == {
+        "shadow:bits=8",
+        "shadow:bits=8,slots=no",
+    }
 
 
 def test_drawing_gives_every_family_its_turn_and_is_the_same_for_a_seed() -> None:
@@ -58,5 +68,8 @@ def test_drawing_gives_every_family_its_turn_and_is_the_same_for_a_seed() -> Non
 def test_neighbours_differ_on_one_axis_or_in_miss_and_residency_together() -> None:
     one = Combination(miss="cold", residency="hot", prefetch="next_gate")
     near = neighbours(one, SPACES["lossless"])
-    assert Combination(prefetch="next_gate") in near and Combination(miss="cold", residency="hot") in near
+    assert (
+        Combination(prefetch="next_gate") in near
+        and Combination(miss="cold", residency="hot") in near
+    )
     assert Combination() not in near and one not in near

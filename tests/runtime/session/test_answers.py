@@ -12,7 +12,10 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
 PROMPTS = ("It was a dark and stormy night;", "sheep", "the old gate")
-LONG, SHORT = Sampling(max_new_tokens=64, ignore_eos=True), Sampling(max_new_tokens=6, ignore_eos=True)
+LONG, SHORT = (
+    Sampling(max_new_tokens=64, ignore_eos=True),
+    Sampling(max_new_tokens=6, ignore_eos=True),
+)
 
 
 @pytest.fixture
@@ -31,7 +34,10 @@ def test_pieces_are_the_text(session: Session) -> None:
     answer = stream.answer()
     assert "".join(pieces) == answer.text and len(answer.token_ids) == 6
     assert answer.effort == session.effort() and answer.receipt == session.receipt()
-    assert answer.effort.hit_rate == answer.effort.counters["hits"] / answer.effort.counters["requests"]
+    assert (
+        answer.effort.hit_rate
+        == answer.effort.counters["hits"] / answer.effort.counters["requests"]
+    )
     assert answer.ttft_ms > 0 and answer.tpot_ms > 0
     assert stream.answer() == answer
 
@@ -89,9 +95,13 @@ def test_a_prompt_that_the_model_cannot_take_is_refused(session: Session) -> Non
         session.stream("\udc80")
 
 
-def test_options_that_leave_no_token_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_leave_no_token_are_refused(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Plain generate() fails in the midst of a draw."""
-    monkeypatch.setattr(session.opened.model.generation_config, "suppress_tokens", list(range(VOCABULARY)))
+    monkeypatch.setattr(
+        session.opened.model.generation_config, "suppress_tokens", list(range(VOCABULARY))
+    )
     with pytest.raises(BadInput, match="leave no token to draw"):
         session.stream("a", Sampling(2, temperature=1.0)).answer()
     monkeypatch.undo()

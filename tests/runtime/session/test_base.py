@@ -43,20 +43,30 @@ LOSSLESS = {
     "near, from disk": Settings("near", budget="50%", policies={"miss": "near:fill=no"}),
     "the hot ones placed": Settings("monde-static", budget="50%", link="1GB/s", window="1KiB"),
     "the hot ones waited for": Settings(
-        "monde-static", policies={"residency": "hot:migrate=before"}, budget="50%", link="1GB/s", window="1KiB"
+        "monde-static",
+        policies={"residency": "hot:migrate=before"},
+        budget="50%",
+        link="1GB/s",
+        window="1KiB",
     ),
     "swapped in": Settings("monde", policies={"miss": "cold:swap=0.5"}, budget="50%", link="1GB/s"),
 }
 REPLAYED = {
-    "fetched at fewer bits": Settings("specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%"),
+    "fetched at fewer bits": Settings(
+        "specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%"
+    ),
     "shadows of 1 bit": Settings("shadow", policies={"residency": "shadow:bits=1"}, budget="60%"),
     "near": Settings("near", budget="25%"),
-    "near at fewer bits": Settings("context-aware", policies={"residency": "hot:avg_bits=2.5"}, budget="25%"),
+    "near at fewer bits": Settings(
+        "context-aware", policies={"residency": "hot:avg_bits=2.5"}, budget="25%"
+    ),
     "near at fewer bits, the hot ones waited for": Settings(
         "context-aware", policies={"residency": "hot:avg_bits=2.5,migrate=before"}, budget="25%"
     ),
     "swapped in": Settings("monde", policies={"miss": "cold:swap=0.5"}, budget="25%"),
-    "dropped": Settings("adapmoe", policies={"residency": "uniform", "miss": "drop:rank=1"}, budget="50%"),
+    "dropped": Settings(
+        "adapmoe", policies={"residency": "uniform", "miss": "drop:rank=1"}, budget="50%"
+    ),
 }
 
 
@@ -73,7 +83,9 @@ def known(
     opened.store.close()
 
 
-def session_on(opened: MoeModel, artefacts: Artefacts, settings: Settings, *, bits: int = 4) -> Session:
+def session_on(
+    opened: MoeModel, artefacts: Artefacts, settings: Settings, *, bits: int = 4
+) -> Session:
     based, artefacts = model_on_base(opened, artefacts, bits)
     return Session(based, settings, artefacts=artefacts)
 
@@ -93,7 +105,9 @@ def test_lossless_presets_give_the_logits_of_the_replicas(known: tuple, name: st
     """Logits equal those of `uniform-bits` at that width to the bit, and those of the plain model with the unpacked
     replicas within 2e-4."""
     plain, opened, artefacts = known
-    uniform = Settings(budget="100%", policies={"miss": "shadow", "residency": "shadow:bits=4,slots=no"})
+    uniform = Settings(
+        budget="100%", policies={"miss": "shadow", "residency": "shadow:bits=4,slots=no"}
+    )
     right = logits_of(Session(opened, uniform, artefacts=artefacts))
     session = session_on(opened, artefacts, LOSSLESS[name])
     for mine, other in zip(logits_of(session), right, strict=True):
@@ -126,7 +140,9 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
     assert moved < live["fetched"] * opened.shape.expert_nbytes or not live["fetched"]
 
 
-def replayed_and_live(opened: MoeModel, artefacts: Artefacts, settings: Settings, base: int) -> dict[str, int]:
+def replayed_and_live(
+    opened: MoeModel, artefacts: Artefacts, settings: Settings, base: int
+) -> dict[str, int]:
     """The counters of a run, which those of its replay equal."""
     settings = replace(settings, window="5KiB", link="1GB/s")
     with session_on(opened, artefacts, settings, bits=base) as session:
@@ -136,7 +152,9 @@ def replayed_and_live(opened: MoeModel, artefacts: Artefacts, settings: Settings
     trace = recorder.trace()
     based = trace_on_base(OpenedTrace("live", trace, guessed(opened.stored_shape), artefacts), base)
     window = session.parts.window
-    workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=window)
+    workload = Workload(
+        trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=window
+    )
     setting = Setting("replayed", settings.preset, settings.policies, budget=settings.budget)
     outcome = workload.run(setting)
     assert outcome.counters == live
@@ -149,7 +167,13 @@ def replayed_and_live(opened: MoeModel, artefacts: Artefacts, settings: Settings
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, MoeModel, Artefacts]]:
     """A model in bfloat16, which 8-bit replicas are multiplied in whole numbers for, with inputs in groups of 64."""
     folder = tmp_path_factory.mktemp("narrow")
-    families.save("olmoe", "hub", folder / "model", torch.bfloat16, fields={"hidden_size": 64, "intermediate_size": 64})
+    families.save(
+        "olmoe",
+        "hub",
+        folder / "model",
+        torch.bfloat16,
+        fields={"hidden_size": 64, "intermediate_size": 64},
+    )
     opened = open_model(str(folder / "model"))
     yield folder / "model", opened, Artefacts(replicas=made(opened, folder))
     opened.store.close()
@@ -186,7 +210,9 @@ def test_a_base_of_8_bits(narrow: tuple, name: str, experts: str) -> None:
     ],
     ids=lambda value: getattr(value, "preset", value),
 )
-def test_a_replay_with_8_bits_counts_what_the_run_counted(narrow: tuple, base: int, settings: Settings) -> None:
+def test_a_replay_with_8_bits_counts_what_the_run_counted(
+    narrow: tuple, base: int, settings: Settings
+) -> None:
     _, opened, artefacts = narrow
     counted = replayed_and_live(opened, artefacts, settings, base)
     assert counted["at_8_bits" if base == FULL_BITS else "misses"] > 0
@@ -208,7 +234,10 @@ def test_losses_count_from_the_base(known: tuple) -> None:
     assert replicas.widths == [1, 2] and replicas.base == 3
     assert replicas.nbytes[FULL_BITS] == artefacts.replicas.nbytes[3]
     assert replicas.loss[0, 0, column_of(1)] == pytest.approx(0.5 + 0.125)
-    assert np.isnan(replicas.loss[..., column_of(3) + 1 :]).all() and not replicas.lost[..., column_of(3)].any()
+    assert (
+        np.isnan(replicas.loss[..., column_of(3) + 1 :]).all()
+        and not replicas.lost[..., column_of(3)].any()
+    )
 
 
 def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:
@@ -221,10 +250,26 @@ def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:
 @pytest.mark.parametrize(
     ("settings", "bits", "message"),
     [
-        (Settings("moepic"), 4, "split cuts experts of the checkpoint, and a base of 4 bits has them packed"),
-        (Settings("context-aware"), 3, "hot needs replicas of 4 bits; there are 1, 2 below a base of 3"),
-        (Settings("hobbit"), 4, "cascade needs replicas of 4 bits; there are 1, 2, 3 below a base of 4"),
-        (Settings("shadow", policies={"residency": "shadow:bits=3"}), 3, "there are 1, 2 below a base of 3"),
+        (
+            Settings("moepic"),
+            4,
+            "split cuts experts of the checkpoint, and a base of 4 bits has them packed",
+        ),
+        (
+            Settings("context-aware"),
+            3,
+            "hot needs replicas of 4 bits; there are 1, 2 below a base of 3",
+        ),
+        (
+            Settings("hobbit"),
+            4,
+            "cascade needs replicas of 4 bits; there are 1, 2, 3 below a base of 4",
+        ),
+        (
+            Settings("shadow", policies={"residency": "shadow:bits=3"}),
+            3,
+            "there are 1, 2 below a base of 3",
+        ),
         (Settings("shadow", budget="10%"), 4, "does not hold a replica of every expert at 1 bits"),
     ],
 )
@@ -239,14 +284,26 @@ def test_settings_that_a_base_excludes_are_refused_in_one_line(
 
 def test_missing_replicas_are_refused_with_the_command_that_builds_them(known: tuple) -> None:
     _, opened, artefacts = known
-    with pytest.raises(Incompatible, match="--base 4 takes stored replicas, and there are none: run `moectl quantize`"):
+    with pytest.raises(
+        Incompatible,
+        match="--base 4 takes stored replicas, and there are none: run `moectl quantize`",
+    ):
         model_on_base(opened, Artefacts(), 4)
-    only = replace(artefacts.replicas, nbytes={bits: artefacts.replicas.nbytes[bits] for bits in (FULL_BITS, 3)})
-    with pytest.raises(Incompatible, match="no replicas of 4 bits are stored: run `moectl quantize --bits 4`"):
+    only = replace(
+        artefacts.replicas,
+        nbytes={bits: artefacts.replicas.nbytes[bits] for bits in (FULL_BITS, 3)},
+    )
+    with pytest.raises(
+        Incompatible, match="no replicas of 4 bits are stored: run `moectl quantize --bits 4`"
+    ):
         model_on_base(opened, Artefacts(replicas=only), 4)
-    with pytest.raises(Incompatible, match="needs replicas below a base of 3 bits, .* run `moectl quantize`"):
+    with pytest.raises(
+        Incompatible, match="needs replicas below a base of 3 bits, .* run `moectl quantize`"
+    ):
         session_on(opened, Artefacts(replicas=only), Settings("shadow", budget="90%"), bits=3)
-    with pytest.raises(BadUsage, match="--base 6 is none: 16 is the checkpoint as it is, 8, 4, 3, 2 are stored"):
+    with pytest.raises(
+        BadUsage, match="--base 6 is none: 16 is the checkpoint as it is, 8, 4, 3, 2 are stored"
+    ):
         check_base(6)
 
 
@@ -265,8 +322,15 @@ def test_costs_are_those_of_the_width() -> None:
     )
     based = costs.on_base(4, 0.25)
     assert based.expert == Work(4e-6, 1e-7)
-    assert (based.load_s, based.load_latency_s, based.near_host.memory_s, based.copy_s) == (1e-6, 1e-6, 3e-6, 2e-7)
-    assert based.expert.memory_s * based.shares[2] == pytest.approx(costs.expert.memory_s * costs.shares[2])
+    assert (based.load_s, based.load_latency_s, based.near_host.memory_s, based.copy_s) == (
+        1e-6,
+        1e-6,
+        3e-6,
+        2e-7,
+    )
+    assert based.expert.memory_s * based.shares[2] == pytest.approx(
+        costs.expert.memory_s * costs.shares[2]
+    )
     assert based.shares.keys() == {2}
     assert replace(costs, shares={}).on_base(4, 0.25).expert == Work(2e-6, 1e-7)
     assert costs.on_base(FULL_BITS, 1.0) == costs

@@ -29,7 +29,10 @@ from tests.helpers.families import FAMILIES, save
 from tests.helpers.uncollected import live_nbytes, uncollected
 
 SETTINGS = Settings(budget="50%", threads=1, preset="specmd")
-PROMPTS = [torch.tensor([ids]) for ids in ([5, 9, 2, 14], [7, 7], [3, 1, 4, 1, 5, 9, 2, 6], [11], [5, 9, 2, 15])]
+PROMPTS = [
+    torch.tensor([ids])
+    for ids in ([5, 9, 2, 14], [7, 7], [3, 1, 4, 1, 5, 9, 2, 6], [11], [5, 9, 2, 15])
+]
 SIX = Sampling(max_new_tokens=6, ignore_eos=True)
 
 
@@ -68,9 +71,15 @@ def alone(session: Session, sampling: Sampling = SIX) -> list[list[int]]:
 WINDOWED = [("mixtral", 4), ("gpt_oss", 4)]  # shorter than the prompts
 
 
-@pytest.mark.parametrize(("family", "window"), [*((family, None) for family in FAMILIES), *WINDOWED])
+@pytest.mark.parametrize(
+    ("family", "window"), [*((family, None) for family in FAMILIES), *WINDOWED]
+)
 def test_logits_of_every_family_are_those_of_a_run_alone(
-    family: str, window: int | None, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    window: int | None,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[NextToken, list[torch.Tensor]] = defaultdict(list)
 
@@ -80,7 +89,11 @@ def test_logits_of_every_family_are_those_of_a_run_alone(
         return draw(next_tokens, logits)
 
     monkeypatch.setattr(batch_module, "draw", seen_draw)
-    path = save(family, "hub", tmp_path, fields={"sliding_window": window}) if window else checkpoint(family)
+    path = (
+        save(family, "hub", tmp_path, fields={"sliding_window": window})
+        if window
+        else checkpoint(family)
+    )
     with Session(open_model(str(path)), SETTINGS) as session:
         with RequestBatch(session, rows=3, tile=5) as batch:
             answered = answers(batch)
@@ -93,7 +106,9 @@ def test_logits_of_every_family_are_those_of_a_run_alone(
 
 def test_a_drawn_answer_follows_its_own_seed_and_options(session: Session) -> None:
     drawn = [
-        Sampling(max_new_tokens=9, temperature=0.9, seed=3, ignore_eos=True, repetition_penalty=1.3),
+        Sampling(
+            max_new_tokens=9, temperature=0.9, seed=3, ignore_eos=True, repetition_penalty=1.3
+        ),
         Sampling(max_new_tokens=5, temperature=1.5, seed=4, top_k=7),
         Sampling(max_new_tokens=7, repetition_penalty=1.2),
         Sampling(max_new_tokens=1),
@@ -153,7 +168,9 @@ def test_charges_add_up_to_the_counters(session: Session) -> None:
 
 def test_equal_beginnings_are_computed_once(session: Session) -> None:
     system = list(range(3, 43))
-    prompts = [torch.tensor([[*system, *tail]]) for tail in ([50, 51], [52], [53, 54, 55], [50, 51, 60])]
+    prompts = [
+        torch.tensor([[*system, *tail]]) for tail in ([50, 51], [52], [53, 54, 55], [50, 51, 60])
+    ]
     expected = [[token.token_id for token in session.generate(prompt, SIX)] for prompt in prompts]
     with RequestBatch(session, tile=32) as batch:
         found, reused = defaultdict(list), {}
@@ -222,7 +239,9 @@ def test_requests_that_cannot_share_a_pass_go_one_by_one(opened: MoeModel) -> No
 
 
 @pytest.mark.parametrize(("way", "num_failed"), [(RequestBatch, 2), (Turns, 1)])
-def test_a_pass_that_fails_ends_the_requests_in_it(session: Session, way: type, num_failed: int) -> None:
+def test_a_pass_that_fails_ends_the_requests_in_it(
+    session: Session, way: type, num_failed: int
+) -> None:
     def fail(requests: np.ndarray) -> None:
         session.watcher.on_pass = None
         raise ValueError("broken")
@@ -239,12 +258,16 @@ def test_a_pass_that_fails_ends_the_requests_in_it(session: Session, way: type, 
         found: dict[int, list[int]] = defaultdict(list)
         for result in to_end(batch):
             found[result.request].append(result.token_id)
-    assert [found[number] for number in numbers[num_failed:]] == expected and len(found) == 3 - num_failed
+    assert [found[number] for number in numbers[num_failed:]] == expected and len(
+        found
+    ) == 3 - num_failed
     session.validate()
 
 
 @pytest.mark.parametrize("way", [RequestBatch, Turns])
-def test_requests_that_are_over_hold_no_memory(session: Session, way: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_over_hold_no_memory(
+    session: Session, way: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many bytes after many requests as after a few, without the collector; some are drawn, some fail, some are
     left."""
     drawn = Sampling(max_new_tokens=2, temperature=0.9, ignore_eos=True)
@@ -261,7 +284,9 @@ def test_requests_that_are_over_hold_no_memory(session: Session, way: type, monk
                 with monkeypatch.context() as patched:
                     patched.setattr(session.opened.layers[1].experts, "moectl_forward", broken)
                     [failed] = batch.step()
-                assert "in broken" in failed.error.__notes__[0] and failed.error.__traceback__ is None
+                assert (
+                    "in broken" in failed.error.__notes__[0] and failed.error.__traceback__ is None
+                )
             elif number % 4 == 2:
                 batch.step()
                 batch.cancel(request)
@@ -274,7 +299,9 @@ def test_requests_that_are_over_hold_no_memory(session: Session, way: type, monk
         assert batch.kept.nbytes <= batch.kept.most_nbytes == (0 if way is Turns else 1 << 14)
 
 
-def test_the_row_that_goes_on_does_not_hold_what_was_forgotten_of_its_prompt(session: Session) -> None:
+def test_the_row_that_goes_on_does_not_hold_what_was_forgotten_of_its_prompt(
+    session: Session,
+) -> None:
     with RequestBatch(session, kept_nbytes=0) as batch:
         batch.add(PROMPTS[0], SIX)
         batch.step()
@@ -290,7 +317,10 @@ def test_a_step_may_prefetch_what_the_link_moves_beside_so_many_rows(opened: Moe
         with RequestBatch(session, rows=64):
             assert arrivals.window > 1
         assert arrivals.window == 1 and session.num_passes == 0
-    with Session(opened, Settings(budget="50%", preset="specmd", window="1KiB")) as told, RequestBatch(told, rows=64):
+    with (
+        Session(opened, Settings(budget="50%", preset="specmd", window="1KiB")) as told,
+        RequestBatch(told, rows=64),
+    ):
         assert told.controller.mover.arrivals.window == 1024
 
 

@@ -34,7 +34,11 @@ def case(
 ) -> Iterator[tuple[PreTrainedModel, MoeModel, Artefacts]]:
     folder = checkpoint(request.param, "hub", "float32")
     opened = open_model(str(folder))
-    yield plain_model(folder), opened, Artefacts(replicas=made(opened, tmp_path_factory.mktemp("replicas")))
+    yield (
+        plain_model(folder),
+        opened,
+        Artefacts(replicas=made(opened, tmp_path_factory.mktemp("replicas"))),
+    )
     opened.store.close()
 
 
@@ -65,7 +69,9 @@ def test_resident_replicas(case: tuple, settings: Settings) -> None:
     assert totals["low"] == totals["misses"] == totals["requests"]
     assert sum(totals[name] for name in AT_BITS.values()) == totals["requests"]
     assert sum(receipt["replicas"]["resident"].values()) == opened.shape.num_keys
-    assert receipt["fast_bytes"] == receipt["replicas"]["resident_bytes"] <= opened.shape.nbytes * 0.6
+    assert (
+        receipt["fast_bytes"] == receipt["replicas"]["resident_bytes"] <= opened.shape.nbytes * 0.6
+    )
 
 
 @pytest.mark.parametrize("experts", [EXACT, FUSED])
@@ -76,12 +82,16 @@ def test_settled_layers_give_the_results_of_decided_ones(
     _, opened, artefacts = case
     results = []
     for listens in (False, True):
-        with Session(opened, Settings("shadow", budget="13%", experts=experts), artefacts=artefacts) as session:
+        with Session(
+            opened, Settings("shadow", budget="13%", experts=experts), artefacts=artefacts
+        ) as session:
             session.watcher.on_step = (lambda step: None) if listens else None
             past = session.forward(PROMPT).past_key_values
             decided = Mock(wraps=session.controller.step)
             monkeypatch.setattr(session.controller, "step", decided)
-            logits = [session.forward(torch.tensor([[token]]), past=past).logits for token in range(3, 8)]
+            logits = [
+                session.forward(torch.tensor([[token]]), past=past).logits for token in range(3, 8)
+            ]
             assert session.controller.holds_low
             assert decided.call_count == (5 * opened.shape.num_layers if listens else 0)
             results.append((torch.cat(logits), session.controller.counters.by_layer()))
@@ -93,7 +103,9 @@ def test_settled_layers_give_the_results_of_decided_ones(
 def test_fetched_replicas(case: tuple, link: str) -> None:
     """Every miss is fetched at 1 bit, and so every expert is computed at 1 bit."""
     plain, opened, artefacts = case
-    settings = Settings(policies={"miss": "fetch_lowest"}, budget=f"{opened.shape.num_layers}x", link=link)
+    settings = Settings(
+        policies={"miss": "fetch_lowest"}, budget=f"{opened.shape.num_layers}x", link=link
+    )
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         ours = session.forward(PROMPT).logits
         totals = session.controller.counters.totals()
@@ -104,15 +116,21 @@ def test_fetched_replicas(case: tuple, link: str) -> None:
 
 
 @pytest.mark.parametrize("link", ["disk", "1GB/s"])
-def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(case: tuple, link: str) -> None:
+def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(
+    case: tuple, link: str
+) -> None:
     plain, opened, artefacts = case
-    settings = Settings("context-aware", budget=f"{opened.shape.num_layers}x", link=link, window="1KiB")
+    settings = Settings(
+        "context-aware", budget=f"{opened.shape.num_layers}x", link=link, window="1KiB"
+    )
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, FULL_BITS))
         ours, theirs = session.forward(PROMPT), plain(PROMPT, use_cache=True)
         assert_same(ours.logits, theirs.logits)
         cache = session.controller.cache
-        was_resident = np.array([place is not None for place in cache.places])  # and serves the next token still
+        was_resident = np.array(
+            [place is not None for place in cache.places]
+        )  # and serves the next token still
         ahead = session.forward(NEXT, past=ours.past_key_values).logits
         bits = cache.near_bits
         put(plain, opened, artefacts.replicas, np.where(was_resident, FULL_BITS, bits))
@@ -127,7 +145,9 @@ def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(case: tuple
     assert all((row[row < FULL_BITS]).mean() <= 3 for row in cold)
 
 
-def test_a_prompt_that_is_read_again_has_its_cold_experts_at_the_bits_of_the_placement(case: tuple) -> None:
+def test_a_prompt_that_is_read_again_has_its_cold_experts_at_the_bits_of_the_placement(
+    case: tuple,
+) -> None:
     plain, opened, artefacts = case
     settings = Settings("context-aware", budget=f"{opened.shape.num_layers}x", window="1KiB")
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
@@ -142,7 +162,9 @@ def test_a_prompt_that_is_read_again_has_its_cold_experts_at_the_bits_of_the_pla
     assert totals["near"] > 0 and totals["fetched"] == 0 and (bits < FULL_BITS).any()
 
 
-def test_damaged_missing_and_foreign_files_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_damaged_missing_and_foreign_files_are_refused(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     replicas = made(opened, tmp_path)
     store = open_replicas(opened, replicas, [2])[2]
@@ -150,7 +172,9 @@ def test_damaged_missing_and_foreign_files_are_refused(checkpoint: Checkpoint, t
     store.read(0, 1, out)
     damaged = replicas.files[1]
     damaged.write_bytes(damaged.read_bytes()[: -replicas.nbytes[4] - replicas.nbytes[3] - 40])
-    with pytest.raises(BadInput, match="changed while in use and is damaged: run moectl quantize again"):
+    with pytest.raises(
+        BadInput, match="changed while in use and is damaged: run moectl quantize again"
+    ):
         store.read(0, 1, out)
     with pytest.raises(BadInput, match="truncated or no safetensors"):
         open_replicas(opened, replicas, [2])
@@ -159,6 +183,11 @@ def test_damaged_missing_and_foreign_files_are_refused(checkpoint: Checkpoint, t
         store.read(0, 1, out)
     made(opened, tmp_path)
     (tmp_path / "foreign").mkdir()
-    foreign = made(open_model(str(checkpoint("gpt_oss"))), tmp_path / "foreign").files[:1] + replicas.files[1:]
-    with pytest.raises(BadInput, match="holds replicas of another model: run moectl quantize again"):
+    foreign = (
+        made(open_model(str(checkpoint("gpt_oss"))), tmp_path / "foreign").files[:1]
+        + replicas.files[1:]
+    )
+    with pytest.raises(
+        BadInput, match="holds replicas of another model: run moectl quantize again"
+    ):
         open_replicas(opened, dataclasses.replace(replicas, files=foreign), [2])

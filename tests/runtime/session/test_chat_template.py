@@ -19,7 +19,9 @@ TURNS = [
     {"role": "assistant", "content": "<think>hm</think>\nYes.\u2028"},
     {"role": "user", "content": "日本 🐑 {{ 7 * 7 }}"},
 ]
-TEMPLATES = {path.stem: path.read_text() for path in (ROOT / "tests" / "data" / "chat_templates").iterdir()}
+TEMPLATES = {
+    path.stem: path.read_text() for path in (ROOT / "tests" / "data" / "chat_templates").iterdir()
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,10 @@ def test_the_text_is_that_of_transformers(
     [
         ("{{ 'a' * 3000000000 }}", "takes more than 1024 MiB of memory"),
         (3 * "{% for _ in range(99999) %}" + 3 * "{% endfor %}", "takes more than 0.5 s"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", r"cannot be used \(access to attribute '__class__'"),
+        (
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+            r"cannot be used \(access to attribute '__class__'",
+        ),
         ("{{ raise_exception('no system turns') }}", r"refuses these messages \(no system turns\)"),
         ("{{ " + 50_000 * "(" + " }}", "cannot be used"),
     ],
@@ -57,7 +62,9 @@ def test_a_template_without_measure_is_ended_in_one_line(
     templates: ChatTemplates, tokenizer: PreTrainedTokenizerBase, template: str, told: str
 ) -> None:
     tokenizer.chat_template = template
-    with pytest.raises(BadInput, match=f"^the model's chat template {told}.*.*give a prompt of plain text instead$"):
+    with pytest.raises(
+        BadInput, match=f"^the model's chat template {told}.*.*give a prompt of plain text instead$"
+    ):
         templates.render(tokenizer, TURNS)
     tokenizer.chat_template = "{{ messages|length }}"
     assert templates.render(tokenizer, TURNS) == "4"

@@ -29,9 +29,18 @@ SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=64)
     [
         ({"decide": "gpu"}, "host, device"),
         ({"preset": "horizon"}, "give --preset on-demand"),
-        ({"policies": {"prefetch": "next_gate:distance=2"}}, "and --prefetch next_gate, for the next layer"),
-        ({"policies": {"eviction": "lfu:decay=0.9"}}, "no other policies than --eviction lfu or late_horizon"),
-        ({"policies": {"eviction": "late_horizon", "prefetch": "next_gate"}}, "leave out --prefetch or late_horizon"),
+        (
+            {"policies": {"prefetch": "next_gate:distance=2"}},
+            "and --prefetch next_gate, for the next layer",
+        ),
+        (
+            {"policies": {"eviction": "lfu:decay=0.9"}},
+            "no other policies than --eviction lfu or late_horizon",
+        ),
+        (
+            {"policies": {"eviction": "late_horizon", "prefetch": "next_gate"}},
+            "leave out --prefetch or late_horizon",
+        ),
         ({"policies": {"residency": "split:theta=0.5"}}, "give --preset on-demand"),
         ({"scope": "global"}, "give --scope layer"),
         ({"experts": "exact"}, "give --experts fused"),
@@ -57,7 +66,9 @@ def decided(
     return SimpleNamespace(
         settings=settings,
         fused=fused,
-        opened=SimpleNamespace(model=SimpleNamespace(device=torch.device(device)), shape=shape, family="olmoe"),
+        opened=SimpleNamespace(
+            model=SimpleNamespace(device=torch.device(device)), shape=shape, family="olmoe"
+        ),
         link=SimpleNamespace(kind=kind),
         policies=build(settings.texts()),
     )
@@ -71,13 +82,19 @@ def controller_of(num_slots: int, shape: Shape = SHAPE) -> Controller:
 @pytest.mark.parametrize(
     ("chosen", "num_slots", "told"),
     [
-        (decided(fused=CpuOutput, device="cpu", kind="disk"), 8, "none for olmoe on cpu.*leave it out"),
+        (
+            decided(fused=CpuOutput, device="cpu", kind="disk"),
+            8,
+            "none for olmoe on cpu.*leave it out",
+        ),
         (decided(kind="disk"), 8, "give --link cuda"),
         (decided(kind="emulated"), 8, "give --link cuda"),
         (decided(), 3, "give --budget 4x"),
     ],
 )
-def test_machines_and_budgets_for_which_it_is_not_made_are_refused(chosen: object, num_slots: int, told: str) -> None:
+def test_machines_and_budgets_for_which_it_is_not_made_are_refused(
+    chosen: object, num_slots: int, told: str
+) -> None:
     with pytest.raises(BadUsage, match=told):
         cache_on_device(chosen, controller_of(num_slots))
 
@@ -92,9 +109,13 @@ AHEAD = {"policies": {"prefetch": "next_gate"}}
 
 
 @pytest.mark.parametrize(
-    ("chosen", "measured", "window"), [({}, 200, 192), ({}, 16, 64), ({"window": "150B"}, 150, 128)], ids=str
+    ("chosen", "measured", "window"),
+    [({}, 200, 192), ({}, 16, 64), ({"window": "150B"}, 150, 128)],
+    ids=str,
 )
-def test_a_step_prefetches_whole_experts(chosen: dict[str, str], measured: int, window: int) -> None:
+def test_a_step_prefetches_whole_experts(
+    chosen: dict[str, str], measured: int, window: int
+) -> None:
     assert whole_experts(decided(**AHEAD, **chosen), measured) == window
     assert whole_experts(decided("host", **AHEAD), measured) == measured
 

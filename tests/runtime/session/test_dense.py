@@ -27,12 +27,16 @@ from tools.gpu.checks.made_replicas import made, put
 
 PROMPT = torch.randint(3, VOCABULARY, (1, 14), generator=torch.Generator().manual_seed(1))
 NEXT = torch.tensor([[5]])
-_WIDE = {"hidden_size": 160, "intermediate_size": 96}  # rows of a step of 128 weights, and of a block besides
+_WIDE = {
+    "hidden_size": 160,
+    "intermediate_size": 96,
+}  # rows of a step of 128 weights, and of a block besides
 
 
 @pytest.mark.parametrize("bits", DENSE)
 @pytest.mark.parametrize(
-    ("family", "dtype"), [*((name, "float32") for name in FAMILIES), ("olmoe", "bfloat16"), ("phimoe", "bfloat16")]
+    ("family", "dtype"),
+    [*((name, "float32") for name in FAMILIES), ("olmoe", "bfloat16"), ("phimoe", "bfloat16")],
 )
 def test_exact_sessions_have_the_bits_of_the_dequantised_model(
     family: str, dtype: str, bits: int, checkpoint: Checkpoint
@@ -41,7 +45,10 @@ def test_exact_sessions_have_the_bits_of_the_dequantised_model(
     opened, plain = open_model(str(folder), dense=bits), plain_model(folder)
     whole = plain(PROMPT).logits.detach()
     assert put_dense(plain, opened) > 1
-    with Session(opened, Settings("near", budget="50%", dense=bits)) as session, torch.inference_mode():
+    with (
+        Session(opened, Settings("near", budget="50%", dense=bits)) as session,
+        torch.inference_mode(),
+    ):
         ours = session.forward(PROMPT)
         ahead = session.forward(NEXT, past=ours.past_key_values).logits
         theirs = plain(PROMPT, use_cache=True)
@@ -82,12 +89,20 @@ def test_experts_and_dense_weights_of_few_bits(family: str, bits: int, tmp_path:
 
     full = Settings("full", dense=bits)
     right = logits_of(Session(based, full, artefacts=artefacts))
-    for settings in (Settings(budget="50%", dense=bits), Settings("near", budget="50%", dense=bits)):
-        assert all(map(torch.equal, logits_of(Session(based, settings, artefacts=artefacts)), right))
+    for settings in (
+        Settings(budget="50%", dense=bits),
+        Settings("near", budget="50%", dense=bits),
+    ):
+        assert all(
+            map(torch.equal, logits_of(Session(based, settings, artefacts=artefacts)), right)
+        )
     fused = logits_of(Session(based, replace(full, experts=FUSED), artefacts=artefacts))
     with torch.inference_mode():
         whole = plain(PROMPT, use_cache=True)
-        theirs = [whole.logits, *(plain(NEXT, past_key_values=whole.past_key_values).logits for _ in range(2))]
+        theirs = [
+            whole.logits,
+            *(plain(NEXT, past_key_values=whole.past_key_values).logits for _ in range(2)),
+        ]
     for mine, compiled, plain_logits in zip(right, fused, theirs, strict=True):
         assert (mine - plain_logits).abs().max() <= 2e-4 * plain_logits.abs().max()
         assert (compiled - mine).abs().max() <= TOLERANCE[torch.float32] * mine.abs().max()
@@ -95,8 +110,12 @@ def test_experts_and_dense_weights_of_few_bits(family: str, bits: int, tmp_path:
 
 @pytest.mark.parametrize("bits", DENSE)
 def test_a_replay_of_both_counts_what_the_run_counted(bits: int, tmp_path: Path) -> None:
-    opened = open_model(str(families.save("olmoe", "hub", tmp_path / "model", fields=_WIDE)), dense=bits)
-    settings = Settings("specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%", dense=bits)
+    opened = open_model(
+        str(families.save("olmoe", "hub", tmp_path / "model", fields=_WIDE)), dense=bits
+    )
+    settings = Settings(
+        "specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%", dense=bits
+    )
     counted = replayed_and_live(opened, Artefacts(replicas=made(opened, tmp_path)), settings, bits)
     assert counted["at_2_bits"] > 0
 
@@ -109,19 +128,30 @@ def test_the_receipt_says_what_is_in_force(checkpoint: Checkpoint) -> None:
             receipt, memory = session.receipt(), session.parts.memory["dense"]
         held[bits] = receipt["dense"].pop("bytes")
         assert held[bits] == sum(tensor.nbytes for tensor in memory)
-        assert receipt["dense"] == ({} if bits is None else {"bits": bits, "matrices": 5, "as_published": 4})
+        assert receipt["dense"] == (
+            {} if bits is None else {"bits": bits, "matrices": 5, "as_published": 4}
+        )
         lines = [line for line in receipt["fallbacks"] if line.startswith("dense")]
-        assert lines == ["dense: 4 linear layers stay as published: too small, or no whole blocks of 32"] * bool(bits)
+        assert lines == [
+            "dense: 4 linear layers stay as published: too small, or no whole blocks of 32"
+        ] * bool(bits)
     matrices = 2 * 2 * 32 * 32 + 96 * 32  # q and o of two layers, the head; k and v have 16 rows
     assert held[None] - held[8] == matrices * 4 - matrices // 32 * 34
     assert held[None] - held[4] == matrices * 4 - matrices // 32 * 18
     with Session.open(folder, Settings("full", dense=8)) as session:
-        assert "dense: 8 bits are dequantised at each use on cpu" in session.receipt()["fallbacks"][1]
+        assert (
+            "dense: 8 bits are dequantised at each use on cpu" in session.receipt()["fallbacks"][1]
+        )
 
 
 def test_settings_of_another_width_than_the_models_are_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(BadUsage, match="--dense 3 is no width"):
         Settings(dense=3)
-    for opened in (open_model(str(checkpoint("olmoe"))), open_model(str(checkpoint("olmoe")), dense=4)):
-        with pytest.raises(BadUsage, match=r"dense=8 is a matter of opening: open_model\(name, dense=8\)"):
+    for opened in (
+        open_model(str(checkpoint("olmoe"))),
+        open_model(str(checkpoint("olmoe")), dense=4),
+    ):
+        with pytest.raises(
+            BadUsage, match=r"dense=8 is a matter of opening: open_model\(name, dense=8\)"
+        ):
             Session(opened, Settings(dense=8))

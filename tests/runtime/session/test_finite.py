@@ -30,7 +30,9 @@ def too_large(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize("experts", ["exact", "fused"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_each_way_to_answer_names_the_first_expert(too_large: Path, experts: str, temperature: float) -> None:
+def test_each_way_to_answer_names_the_first_expert(
+    too_large: Path, experts: str, temperature: float
+) -> None:
     sampling = Sampling(max_new_tokens=3, temperature=temperature)
     with Session.open(too_large, Settings(budget="50%", experts=experts)) as session:
         with pytest.raises(NotFinite, match=NAMED):
@@ -56,7 +58,9 @@ def test_each_way_to_measure_names_the_first_expert(too_large: Path) -> None:
             likelihoods(session, [([5, 6, 7], [8])], rows=2)
 
 
-def test_routers_that_cannot_choose_name_the_expert_before_them(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_routers_that_cannot_choose_name_the_expert_before_them(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder = overflowing(checkpoint("olmoe"), tmp_path / "model", layer=0)
     with Session.open(folder, Settings(budget="50%")) as session:
         profile = RoutingProfile(session.opened.shape.num_layers, session.opened.shape.num_experts)

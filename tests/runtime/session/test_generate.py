@@ -24,7 +24,10 @@ class Listed:
     `steps`, of one token or more."""
 
     def __init__(
-        self, *steps: list[int], fails: BaseException | None = None, begins: Callable[[], object] = lambda: None
+        self,
+        *steps: list[int],
+        fails: BaseException | None = None,
+        begins: Callable[[], object] = lambda: None,
     ) -> None:
         self.config = SimpleNamespace(max_position_embeddings=8)
         self.dtype = torch.float32
@@ -61,7 +64,15 @@ def alive() -> list[threading.Thread]:
 
 def test_defaults_are_greedy() -> None:
     sampling = Sampling()
-    assert [getattr(sampling, one.name) for one in fields(sampling)] == [128, 0.0, 50, 1.0, None, 0, False]
+    assert [getattr(sampling, one.name) for one in fields(sampling)] == [
+        128,
+        0.0,
+        50,
+        1.0,
+        None,
+        0,
+        False,
+    ]
     assert sampling.options() == FOUND | {"max_new_tokens": 128}
 
 
@@ -136,7 +147,8 @@ def test_values_cannot_be_changed(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "ttft_ms", "tpot_ms"), [([], 0, 0), ([0.25], 250, 0), ([0.25, 0.5], 250, 250), ([1, 2, 2, 4], 1e3, 1e3)]
+    ("seconds", "ttft_ms", "tpot_ms"),
+    [([], 0, 0), ([0.25], 250, 0), ([0.25, 0.5], 250, 250), ([1, 2, 2, 4], 1e3, 1e3)],
 )
 def test_times_are_to_the_first_token_and_from_one_to_the_next(
     seconds: list[float], ttft_ms: float, tpot_ms: float

@@ -53,7 +53,9 @@ def in_turns(generations: list[Generation]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_other_generations_change_no_token(session: Session, rows: Interleave, temperature: float) -> None:
+def test_other_generations_change_no_token(
+    session: Session, rows: Interleave, temperature: float
+) -> None:
     sampling = Sampling(max_new_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
     expected = alone(session, sampling)
     assert in_turns([rows.begin(prompt, sampling) for prompt in PROMPTS]) == expected
@@ -72,7 +74,9 @@ def test_the_models_own_settings_hold_in_turns(
     assert expected[0] == without[0][:3] and expected[1][0] != without[1][0]
 
 
-def test_the_counters_of_the_turns_add_up_to_those_of_the_session(session: Session, rows: Interleave) -> None:
+def test_the_counters_of_the_turns_add_up_to_those_of_the_session(
+    session: Session, rows: Interleave
+) -> None:
     passes: list[set[int]] = []
     session.watcher.on_pass = lambda requests: passes.append(set(requests.tolist()))
     generations = [rows.begin(prompt, GREEDY) for prompt in PROMPTS]
@@ -101,7 +105,9 @@ def test_an_error_ends_only_its_own_generation(session: Session, rows: Interleav
     expected = alone(session, GREEDY)
     stays, fails = rows.begin(PROMPTS[0], GREEDY), rows.begin(PROMPTS[2], GREEDY)
     tokens = [stays.step().token.token_id]
-    session.watcher.on_step = lambda step: (_ for _ in ()).throw(RuntimeError("broken")) if step.layer == 1 else None
+    session.watcher.on_step = lambda step: (
+        (_ for _ in ()).throw(RuntimeError("broken")) if step.layer == 1 else None
+    )
     with pytest.raises(RuntimeError, match="broken"):
         fails.step()
     session.watcher.on_step = None

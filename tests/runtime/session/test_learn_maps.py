@@ -36,7 +36,9 @@ def built(tmp_path: Path) -> Path:
     with Store.open(path) as store:
         store.add_model(MODEL)
         rows = map_rows(maps_of(0, 3), np.array([[0, 0], [0, 1], [4, 0]]))
-        store.write_run(RunInfo(COMMAND, MODEL.model_id, utc_now(), 1.0, parameters=parameters), {TABLE: rows})
+        store.write_run(
+            RunInfo(COMMAND, MODEL.model_id, utc_now(), 1.0, parameters=parameters), {TABLE: rows}
+        )
     return path
 
 
@@ -55,7 +57,9 @@ def test_the_next_run_begins_with_the_learned_maps(built: Path) -> None:
     assert runs == [(1, COMMAND), (2, LEARN)]
     keep(built, learned(2, 1, maps), 2)
     maps, _, runs = read(built)
-    assert (len(maps), runs) == (6, [(1, COMMAND), (3, LEARN)]), "run 3 replaces run 2, and the built maps stay"
+    assert (len(maps), runs) == (6, [(1, COMMAND), (3, LEARN)]), (
+        "run 3 replaces run 2, and the built maps stay"
+    )
     assert keep(built, LearnedMaps(maps, *np.zeros((2, 0), np.int64), 0), 3) is None
 
 
@@ -65,7 +69,11 @@ def test_of_two_runs_on_one_store_neither_is_lost(built: Path) -> None:
     keep(built, other, 1)
     assert keep(built, mine, 1) == WrittenMaps(3, num_maps=7, num_iterations=2, others=2)
     maps, origins, _ = read(built)
-    assert holds(maps, mine.maps, slice(3, 5)) and holds(maps, other.maps, slice(3, 5)) and holds(maps, base, slice(3))
+    assert (
+        holds(maps, mine.maps, slice(3, 5))
+        and holds(maps, other.maps, slice(3, 5))
+        and holds(maps, base, slice(3))
+    )
     assert origins[3:].tolist() == [[5, 0], [5, 1], [6, 0], [6, 1]]
 
 
@@ -74,7 +82,9 @@ def test_a_full_store_of_maps_stays_as_large(built: Path) -> None:
     full = read(built)[0]
     newcomer = learned(2, 1)
     assert keep(built, newcomer, None).num_maps == CAPACITY
-    assert holds(read(built)[0], newcomer.maps, slice(1)) and not holds(read(built)[0], full, slice(CAPACITY))
+    assert holds(read(built)[0], newcomer.maps, slice(1)) and not holds(
+        read(built)[0], full, slice(CAPACITY)
+    )
 
 
 def spawn(code: str, *arguments: object) -> subprocess.Popen:
@@ -86,7 +96,9 @@ def spawn(code: str, *arguments: object) -> subprocess.Popen:
 HOLD = "connection = Store.open(sys.argv[1])\nprint('open', flush=True)\ntime.sleep(float(sys.argv[2]))\nos._exit(0)"
 
 
-def test_a_store_in_use_is_waited_for_and_then_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_in_use_is_waited_for_and_then_named(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine, holder = learned(1, 1, read(built)[0]), spawn(HOLD, built, 0.5)
     assert holder.stdout.readline() == "open\n"
     assert keep(built, mine, 1).run_id == 2
@@ -95,7 +107,9 @@ def test_a_store_in_use_is_waited_for_and_then_named(built: Path, monkeypatch: p
     monkeypatch.setattr(database, "PATIENCE_S", 0.3)
     try:
         assert holder.stdout.readline() == "open\n"
-        with pytest.raises(OutOfResources, match=f"in use by process {holder.pid}; wait until it ends"):
+        with pytest.raises(
+            OutOfResources, match=f"in use by process {holder.pid}; wait until it ends"
+        ):
             keep(built, learned(2, 1), 2)
     finally:
         holder.kill()
@@ -146,17 +160,23 @@ def test_a_full_disk_leaves_the_store_unchanged(built: Path) -> None:
     assert said.startswith("OutOfResources no space left") and said.count("\n") == 1
     with Store.open(built, read_only=True) as store:
         assert np.array_equal(stored_maps(store, run_id=1).probabilities, base.probabilities)
-    assert len(read(built)[0]) in (3, 9000), "whole or not at all: it may have been committed before the disk was full"
+    assert len(read(built)[0]) in (3, 9000), (
+        "whole or not at all: it may have been committed before the disk was full"
+    )
 
 
 def generated(session: Session, count: int) -> None:
     list(session.generate(torch.arange(3, 9)[None], Sampling(count, ignore_eos=True)))
 
 
-def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_writes_its_whole_iterations(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     """It begins without maps; the second run loads those of the first, and adds its own."""
     name, path = str(checkpoint("olmoe")), tmp_path / "moe.duckdb"
-    settings = Settings(preset="fmoe", learn=True, budget="50%", link="1GB/s", window="5KiB", device="cpu")
+    settings = Settings(
+        preset="fmoe", learn=True, budget="50%", link="1GB/s", window="5KiB", device="cpu"
+    )
     with (
         pytest.raises(KeyboardInterrupt),
         Session.open(name, settings) as session,
@@ -169,7 +189,10 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
     assert session.controller.now.step == num_steps + 1, "stopped within a pass"
     with Store.open(path, read_only=True) as store:
         assert len(stored_maps(store)) == 4
-    with Session.open(name, settings, store=path) as session, keeping_maps(session, name, store=path):
+    with (
+        Session.open(name, settings, store=path) as session,
+        keeping_maps(session, name, store=path),
+    ):
         assert (
             session.receipt()["maps"] | {"held": 4, "capacity": 1000, "learned_iterations": 0}
             == (session.receipt()["maps"])
@@ -181,7 +204,9 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
 
 
 def test_a_run_that_holds_every_expert_learns_too(checkpoint: Checkpoint) -> None:
-    settings = Settings(preset="fmoe", policies={"prefetch": "none"}, learn=True, budget="100%", device="cpu")
+    settings = Settings(
+        preset="fmoe", policies={"prefetch": "none"}, learn=True, budget="100%", device="cpu"
+    )
     with Session.open(str(checkpoint("olmoe")), settings) as session:
         generated(session, 5)
         assert session.parts.policies.matching.learned().num_iterations == 5

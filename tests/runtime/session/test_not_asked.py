@@ -23,7 +23,9 @@ def told(opened: MoeModel) -> Iterator[MoeModel]:
     own = layer.gate.__class__, block.__class__
 
     class Router(own[0]):
-        def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        def forward(
+            self, x: torch.Tensor, state: torch.Tensor | None = None
+        ) -> tuple[torch.Tensor, ...]:
             return super().forward(x if state is None else x + state)
 
     class Block(own[1]):
@@ -49,4 +51,8 @@ def test_what_cannot_do_without_predictions_is_refused(told: MoeModel) -> None:
     with pytest.raises(BadUsage, match=f"--routing pre_gated follows predictions: {REASON}"):
         Session(told, Settings("pre-gated", budget="50%"))
     with Session(told, Settings(budget="50%")) as session, pytest.raises(BadInput, match=REASON):
-        next(observe_inputs(session, Batching(batch=1, length=8, prefill=0).batches([np.arange(3, 9)]), 1))
+        next(
+            observe_inputs(
+                session, Batching(batch=1, length=8, prefill=0).batches([np.arange(3, 9)]), 1
+            )
+        )

@@ -26,14 +26,24 @@ def test_observers_are_called_in_the_order_in_which_they_came() -> None:
         observe(watcher, Heard(name, told))
     watcher.on_pass(1)
     watcher.on_step(2)
-    assert told == [(name, *what) for what in (("pass", 1), ("step", 2)) for name in ("first", "second", "third")]
+    assert told == [
+        (name, *what)
+        for what in (("pass", 1), ("step", 2))
+        for name in ("first", "second", "third")
+    ]
 
 
 @pytest.mark.parametrize("every", [0, 500])
-def test_a_split_is_solved_anew_only_where_it_may_be(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+def test_a_split_is_solved_anew_only_where_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
     told: list = []
-    monkeypatch.setattr(observers, "tokens_between", lambda asked, split, policies, *, num_devices: every)
-    monkeypatch.setattr(observers, "Reconfiguration", lambda *given, every, lay_out: Heard(f"every {every}", told))
+    monkeypatch.setattr(
+        observers, "tokens_between", lambda asked, split, policies, *, num_devices: every
+    )
+    monkeypatch.setattr(
+        observers, "Reconfiguration", lambda *given, every, lay_out: Heard(f"every {every}", told)
+    )
     settings = SimpleNamespace(reconfigure_every=None, devices=1)
     parts = SimpleNamespace(
         settings=settings,

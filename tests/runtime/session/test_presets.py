@@ -39,7 +39,9 @@ def test_a_preset_finds_what_it_requires(whole: Path) -> None:
         ("fmoe", "needs maps, .*moectl build-maps"),
     ],
 )
-def test_what_is_missing_is_said_with_its_command(whole: Path, tmp_path: Path, name: str, said: str) -> None:
+def test_what_is_missing_is_said_with_its_command(
+    whole: Path, tmp_path: Path, name: str, said: str
+) -> None:
     add_run(empty := tmp_path / "moe.duckdb", RunInfo("bench", None, utc_now(), 1.0), {})
     for store in (empty, tmp_path / "none.duckdb"):
         with pytest.raises(Incompatible, match=said):
@@ -59,5 +61,7 @@ def test_another_models_artefacts_are_not_this_ones(whole: Path, tmp_path: Path)
 
 
 def test_tuned_is_what_tune_makes() -> None:
-    with pytest.raises(BadUsage, match="there is no preset tuned in the store: `moectl tune` makes it"):
+    with pytest.raises(
+        BadUsage, match="there is no preset tuned in the store: `moectl tune` makes it"
+    ):
         preset("tuned")

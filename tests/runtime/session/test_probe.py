@@ -9,7 +9,13 @@ import torch
 from runtime.links.link import DEMAND
 from runtime.model.open import MoeModel
 from runtime.session import probe
-from runtime.session.probe import Rates, link_bytes_per_second, prefetch_window, scaled_rates, scaled_window
+from runtime.session.probe import (
+    Rates,
+    link_bytes_per_second,
+    prefetch_window,
+    scaled_rates,
+    scaled_window,
+)
 
 CPU = torch.device("cpu")
 MACHINE = SimpleNamespace(link_gbps=25.0, near_gbps=50.0, fast_gbps=100.0)
@@ -104,7 +110,13 @@ def test_calls_of_the_warm_up_are_left_out(now_s: list[float]) -> None:
         turns.append(turn)
         now_s[0] += 9.0 if turn < 2 else turn
 
-    assert probe.seconds_of(work, CPU, warm_up=2, turns=3) == [2.0, 3.0, 4.0] and turns == [0, 1, 2, 3, 4]
+    assert probe.seconds_of(work, CPU, warm_up=2, turns=3) == [2.0, 3.0, 4.0] and turns == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert probe._median_seconds(work, CPU, warm_up=2, turns=3) == 3.0
 
 
@@ -130,21 +142,27 @@ def test_several_experts_of_the_first_layer_take_turns_on_one_token(
     assert {x.shape for _, _, x in calls} == {(1, opened.config.hidden_size)}
     assert len(calls) == 10 + 200, "the first ten only warm up"
     first = [views["down_proj"] for _, views, _ in calls[:4]]
-    assert first[0].data_ptr() == first[3].data_ptr() and len({part.data_ptr() for part in first}) == 3
+    assert (
+        first[0].data_ptr() == first[3].data_ptr() and len({part.data_ptr() for part in first}) == 3
+    )
     content = torch.empty(opened.store.layout.nbytes, dtype=torch.uint8)
     for expert in range(3):
         opened.store.read(0, expert, content)
         assert torch.equal(opened.store.layout.views(content)["down_proj"], first[expert])
 
 
-def test_a_fused_expert_is_timed_by_its_own_code(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_expert_is_timed_by_its_own_code(
+    opened: MoeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turns: list[int] = []
 
     def timed_expert(opened: MoeModel, contents: list[torch.Tensor]) -> Callable[[int], None]:
         assert len(contents) == opened.shape.num_experts and contents[0].dtype is torch.uint8
         return turns.append
 
-    monkeypatch.setattr(probe, "choose_output", lambda opened: SimpleNamespace(timed_expert=timed_expert))
+    monkeypatch.setattr(
+        probe, "choose_output", lambda opened: SimpleNamespace(timed_expert=timed_expert)
+    )
     assert probe.expert_seconds(opened, is_fused=True) >= 0 and turns == list(range(210))
 
 
@@ -159,13 +177,20 @@ class Dense:
         self.calls.append("uninstall")
 
 
-def test_the_rest_of_a_token_is_timed_without_experts_and_with_what_computes_it(opened: MoeModel) -> None:
+def test_the_rest_of_a_token_is_timed_without_experts_and_with_what_computes_it(
+    opened: MoeModel,
+) -> None:
     seen, dense = [], Dense()
     handle = opened.model.register_forward_pre_hook(
-        lambda model, args, kwargs: seen.append((kwargs["input_ids"].shape, model.config._experts_implementation)),
+        lambda model, args, kwargs: seen.append(
+            (kwargs["input_ids"].shape, model.config._experts_implementation)
+        ),
         with_kwargs=True,
     )
-    assert 0 < probe.rest_seconds(opened, dense=dense) < 1 and dense.calls == ["install", "uninstall"]
+    assert 0 < probe.rest_seconds(opened, dense=dense) < 1 and dense.calls == [
+        "install",
+        "uninstall",
+    ]
     assert probe.rest_seconds(opened) > 0
     handle.remove()
     assert len(seen) == 2 * (2 + 8)

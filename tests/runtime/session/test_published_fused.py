@@ -34,19 +34,29 @@ def published(method: str, folder: Path) -> Path:
         return gguf_files.write("qwen3_moe", folder / "model.gguf", mixed)
     family = METHODS[method]
     has_one_size = family in ("mixtral", "gpt_oss")
-    fields = {name: size for name, size in SIZES.items() if not has_one_size or name != "moe_intermediate_size"}
+    fields = {
+        name: size
+        for name, size in SIZES.items()
+        if not has_one_size or name != "moe_intermediate_size"
+    }
     plain = families.save(family, "hub", folder / "plain", torch.float32, fields=fields)
     return publish(plain, folder / "published", method)
 
 
 @pytest.fixture(scope="module", params=[*METHODS, "gguf"])
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MoeModel]:
-    opened = open_model(str(published(request.param, tmp_path_factory.mktemp("published"))), dtype=torch.float32)
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MoeModel]:
+    opened = open_model(
+        str(published(request.param, tmp_path_factory.mktemp("published"))), dtype=torch.float32
+    )
     yield opened
     opened.store.close()
 
 
-@pytest.mark.parametrize("settings", [Settings(preset="near"), Settings(preset="specmd", link="100MB/s+20us")])
+@pytest.mark.parametrize(
+    "settings", [Settings(preset="near"), Settings(preset="specmd", link="100MB/s+20us")]
+)
 def test_decoding_gives_the_logits_of_torch(opened: MoeModel, settings: Settings) -> None:
     fused, exact = decoded(opened, settings, experts=FUSED), decoded(opened, Settings())
     assert (fused - exact).abs().max() <= TOLERANCE[torch.float32] * exact.abs().max()
@@ -60,5 +70,8 @@ def test_it_counts_as_torch(opened: MoeModel, tmp_path: Path) -> None:
         settings = Settings(budget="50%", experts=experts)
         runs.append(live_and_replayed(opened, settings, Artefacts(), tmp_path / "trace.parquet")[0])
     exact, fused = runs
-    assert np.array_equal(fused.counters.passes, exact.counters.passes) and fused.counters.totals()["misses"] > 0
+    assert (
+        np.array_equal(fused.counters.passes, exact.counters.passes)
+        and fused.counters.totals()["misses"] > 0
+    )
     assert np.array_equal(fused.cache.state, exact.cache.state)

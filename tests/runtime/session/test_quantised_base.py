@@ -31,7 +31,9 @@ PRESETS = {
     "shadow": Settings("shadow", budget="70%"),
     "uniform-bits": Settings("uniform-bits", budget="60%"),
     "hot ones whole, the others near": Settings("context-aware", budget="50%"),
-    "fetched at 2 bits": Settings("specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%"),
+    "fetched at 2 bits": Settings(
+        "specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%"
+    ),
 }
 
 
@@ -54,8 +56,14 @@ def test_widths_are_those_that_are_smaller(known: tuple) -> None:
     method, _, opened, artefacts = known
     replicas = artefacts.replicas
     is_4_bits = method == "mxfp4"
-    assert replicas.widths == [1, 2, 3, 4][: 4 - is_4_bits] and replicas.at_full == (4, 8)[1 - is_4_bits :]
-    assert max(size for bits, size in replicas.nbytes.items() if bits != FULL_BITS) < opened.shape.expert_nbytes
+    assert (
+        replicas.widths == [1, 2, 3, 4][: 4 - is_4_bits]
+        and replicas.at_full == (4, 8)[1 - is_4_bits :]
+    )
+    assert (
+        max(size for bits, size in replicas.nbytes.items() if bits != FULL_BITS)
+        < opened.shape.expert_nbytes
+    )
     assert (replicas.loss[..., column_of(4)] == 0).all() == is_4_bits
     assert opened.expert_format.startswith(f"{method}, {4 if is_4_bits else 8}.")
 
@@ -86,10 +94,16 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
         live, slots = session.controller.counters.totals(), len(session.parts.slots)
         window = session.parts.window
     workload = Workload(
-        recorder.trace(), guessed(opened.stored_shape), machine("a100-pcie4"), artefacts=artefacts, window=window
+        recorder.trace(),
+        guessed(opened.stored_shape),
+        machine("a100-pcie4"),
+        artefacts=artefacts,
+        window=window,
     )
     settings = PRESETS[name]
-    outcome = workload.run(Setting("replayed", settings.preset, settings.policies, budget=settings.budget))
+    outcome = workload.run(
+        Setting("replayed", settings.preset, settings.policies, budget=settings.budget)
+    )
     assert (outcome.counters, outcome.num_slots) == (live, slots)
     assert live["low"] + live["near"] + live["fetched"] > 0
 
@@ -99,14 +113,23 @@ def test_a_base_of_fewer_bits(known: tuple) -> None:
     method, plain, opened, artefacts = known
     based, on_base = model_on_base(opened, artefacts, 2)
     assert on_base.replicas.widths == [1] and based.expert_format.startswith("replicas, 2.")
-    with Session(based, Settings(budget="50%"), artefacts=on_base) as session, torch.inference_mode():
+    with (
+        Session(based, Settings(budget="50%"), artefacts=on_base) as session,
+        torch.inference_mode(),
+    ):
         logits = session.forward(PROMPT).logits
         put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, 2))
         _assert_same(logits, plain(PROMPT).logits)
     if method == "mxfp4":
-        with pytest.raises(Incompatible, match="4 bits are no smaller than the experts of the checkpoint: leave out"):
+        with pytest.raises(
+            Incompatible,
+            match="4 bits are no smaller than the experts of the checkpoint: leave out",
+        ):
             model_on_base(opened, artefacts, 4)
-        with pytest.raises(Incompatible, match="cascade needs replicas of 4 bits, which are no smaller .* of 1, 2, 3"):
+        with pytest.raises(
+            Incompatible,
+            match="cascade needs replicas of 4 bits, which are no smaller .* of 1, 2, 3",
+        ):
             Session(opened, Settings("hobbit"), artefacts=artefacts)
 
 

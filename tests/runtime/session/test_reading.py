@@ -51,7 +51,9 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     read(known, range(40))
     assert [read(known, range(count)).num_reused for count in (40, 30, 41)] == [39, 29, 40]
     one = np.arange(3)
-    assert [shared_beginning(one, np.array(others)) for others in ([0, 1, 2, 3], [0, 9], [9], [])] == [2, 1, 0, 0]
+    assert [
+        shared_beginning(one, np.array(others)) for others in ([0, 1, 2, 3], [0, 9], [9], [])
+    ] == [2, 1, 0, 0]
 
 
 def test_a_prompt_waits_for_one_under_way_that_reads_more_of_it() -> None:

@@ -19,7 +19,13 @@ CPU, GPUS = (torch.device("cpu"),), (torch.device("cuda", 0), torch.device("cuda
 def parts_of(**own: object) -> SimpleNamespace:
     """A session's parts, as far as a receipt reads them."""
     devices = own.pop("devices", CPU)
-    settings = {"preset": "on-demand", "experts": EXACT, "devices": len(devices), "scaled_to": None, "verify": False}
+    settings = {
+        "preset": "on-demand",
+        "experts": EXACT,
+        "devices": len(devices),
+        "scaled_to": None,
+        "verify": False,
+    }
     config = SimpleNamespace(name_or_path=own.pop("name", "a/model"))
     opened = SimpleNamespace(
         config=config,
@@ -28,7 +34,9 @@ def parts_of(**own: object) -> SimpleNamespace:
         base=16,
         shape=SimpleNamespace(num_keys=16, expert_nbytes=64),
         expert_format="mxfp4, 4.25 bits",
-        model=SimpleNamespace(device=devices[0], parameters=lambda: (torch.zeros(3), torch.zeros(5, device="meta"))),
+        model=SimpleNamespace(
+            device=devices[0], parameters=lambda: (torch.zeros(3), torch.zeros(5, device="meta"))
+        ),
         dense=own.pop("width", None),
         unfollowed=own.pop("unfollowed", ()),
     )
@@ -36,10 +44,16 @@ def parts_of(**own: object) -> SimpleNamespace:
     link = SimpleNamespace(conditions=lambda: {"kind": "disk"})
     made = {
         "opened": opened,
-        "settings": SimpleNamespace(**settings | {key: own.pop(key) for key in settings.keys() & own}),
-        "policies": SimpleNamespace(fallbacks=["a policy's"], matching=None, widths=(4,), wants={"buddies"}),
+        "settings": SimpleNamespace(
+            **settings | {key: own.pop(key) for key in settings.keys() & own}
+        ),
+        "policies": SimpleNamespace(
+            fallbacks=["a policy's"], matching=None, widths=(4,), wants={"buddies"}
+        ),
         "origins": {},
-        "controller": SimpleNamespace(cache=cache, by_device=lambda: [{"hits": number} for number in range(2)]),
+        "controller": SimpleNamespace(
+            cache=cache, by_device=lambda: [{"hits": number} for number in range(2)]
+        ),
         "fused": SimpleNamespace(name="fused"),
         "is_fused": False,
         "dense": None,
@@ -56,7 +70,9 @@ def parts_of(**own: object) -> SimpleNamespace:
         "packed_widths": [4],
         "has_trellis": False,
         "shadows": None,
-        "engine": SimpleNamespace(steps=SimpleNamespace(num_not_landed=3), road=None, captured=None),
+        "engine": SimpleNamespace(
+            steps=SimpleNamespace(num_not_landed=3), road=None, captured=None
+        ),
         "link": SimpleNamespace(kind="emulated"),
         "devices": devices,
     }
@@ -67,15 +83,25 @@ def parts_of(**own: object) -> SimpleNamespace:
 def policies_are_named_by_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLICIES", {})
     monkeypatch.setattr(module.split_solver, "receipt", lambda split, shape: {})
-    monkeypatch.setattr(module, "tokens_between", lambda asked, split, policies: split is not None and 1)
+    monkeypatch.setattr(
+        module, "tokens_between", lambda asked, split, policies: split is not None and 1
+    )
 
 
 def test_what_is_not_there_leaves_its_line_empty() -> None:
     said = receipt(parts_of(), None, fallbacks=["one"])
-    assert [said[name] for name in ("reconfigured", "replicas", "predictors", "maps", "near", "compiled")] == [{}] * 6
+    assert [
+        said[name]
+        for name in ("reconfigured", "replicas", "predictors", "maps", "near", "compiled")
+    ] == [{}] * 6
     assert said["model"] == "a/model" and said["dtype"] == "bfloat16" and said["device"] == "cpu"
     assert said["experts_of_a_token"] == "torch" and said["fallbacks"] == ["one"]
-    assert (said["slots"], said["experts"], said["expert_bytes"], said["fast_bytes"]) == (4, 16, 64, 256)
+    assert (said["slots"], said["experts"], said["expert_bytes"], said["fast_bytes"]) == (
+        4,
+        16,
+        64,
+        256,
+    )
     assert (said["expert_format"], said["base_bits"]) == ("mxfp4, 4.25 bits", 16)
     assert said["dense"] == {"bytes": 12}
     assert receipt(parts_of(name=""), None, fallbacks=[])["model"] == "olmoe"
@@ -95,9 +121,14 @@ def test_it_names_the_runs_whose_artefacts_are_in_force() -> None:
 
 
 def test_what_is_there_has_a_receipt_of_its_own() -> None:
-    own = [SimpleNamespace(receipt=lambda name=name: {"of": name}) for name in ("solver", "predictor", "maps", "dense")]
+    own = [
+        SimpleNamespace(receipt=lambda name=name: {"of": name})
+        for name in ("solver", "predictor", "maps", "dense")
+    ]
     matching = SimpleNamespace(fallbacks=[], matching=own[2], widths=(), wants=set())
-    parts = parts_of(is_fused=True, watcher=SimpleNamespace(predictor=own[1]), policies=matching, dense=own[3])
+    parts = parts_of(
+        is_fused=True, watcher=SimpleNamespace(predictor=own[1]), policies=matching, dense=own[3]
+    )
     said = receipt(parts, own[0], fallbacks=[])
     told = [said[name]["of"] for name in ("reconfigured", "predictors", "maps", "compiled")]
     assert told == ["solver", "predictor", "maps", "dense"]
@@ -114,7 +145,9 @@ def test_what_is_there_has_a_receipt_of_its_own() -> None:
         (CPU, ["cpu part 0"]),
     ],
 )
-def test_devices_have_their_names_and_parts_of_one_have_numbers(devices: tuple, names: list[str]) -> None:
+def test_devices_have_their_names_and_parts_of_one_have_numbers(
+    devices: tuple, names: list[str]
+) -> None:
     said = receipt(parts_of(devices=devices), None, fallbacks=[])["devices"]
     assert said == {name: {"hits": number} for number, name in enumerate(names)}
 
@@ -132,7 +165,9 @@ def test_replicas_are_counted_by_their_width(monkeypatch: pytest.MonkeyPatch) ->
         "kernel": "of cpu: {'has_packed': True, 'has_trellis': False}",
     }
     resident, shadows = np.array([2, 2, 3]), SimpleNamespace(nbytes=99)
-    said = receipt(parts_of(computed_widths=[2, 3], resident=resident, shadows=shadows), None, fallbacks=[])["replicas"]
+    said = receipt(
+        parts_of(computed_widths=[2, 3], resident=resident, shadows=shadows), None, fallbacks=[]
+    )["replicas"]
     assert said["resident"] == {"2_bits": 2, "3_bits": 1} and said["resident_bytes"] == 99
     widths = {"computed_widths": [1.25, 2], "has_trellis": True}
     both = parts_of(**widths, resident=np.array([1.25]), shadows=shadows)
@@ -165,8 +200,14 @@ SPLIT = SimpleNamespace(split="split", holds=lambda shape: False)
         ({"link": SimpleNamespace(kind="disk")}, []),
         ({"width": DenseWidth(8, 5, 0), "dense": "compiled"}, []),
         ({"width": DenseWidth(8, 5, 2), "dense": "compiled"}, [LEFT]),
-        ({"width": DenseWidth(8, 5, 0)}, [AT_USE.format(8, "cpu", "--experts fused multiplies where it lies")]),
-        ({"width": DenseWidth(4, 5, 0), "devices": GPUS[:1]}, [AT_USE.format(4, "cuda", "there is no kernel")]),
+        (
+            {"width": DenseWidth(8, 5, 0)},
+            [AT_USE.format(8, "cpu", "--experts fused multiplies where it lies")],
+        ),
+        (
+            {"width": DenseWidth(4, 5, 0), "devices": GPUS[:1]},
+            [AT_USE.format(4, "cuda", "there is no kernel")],
+        ),
         (
             {"fast": SimpleNamespace(split=None, holds=lambda shape: True)},
             ["budget 25% holds the whole model: every expert stays resident"],
@@ -184,5 +225,9 @@ def test_each_fallback_has_a_line(own: dict, lines: list[str]) -> None:
 def test_tokens_that_are_not_replayed_are_a_fallback(reason: str | None, lines: list[str]) -> None:
     told = {"tokens": 3, "graphs": 1, "captures": 1, "why_not": reason}
     steps, captured = SimpleNamespace(num_not_landed=0), SimpleNamespace(receipt=lambda: told)
-    said = receipt(parts_of(engine=SimpleNamespace(steps=steps, road=None, captured=captured)), None, fallbacks=[])
+    said = receipt(
+        parts_of(engine=SimpleNamespace(steps=steps, road=None, captured=captured)),
+        None,
+        fallbacks=[],
+    )
     assert said["captured"] == told and said["fallbacks"] == lines

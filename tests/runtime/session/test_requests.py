@@ -29,13 +29,17 @@ def test_a_checkpoint_is_opened_by_its_name(checkpoint: Checkpoint, tmp_path: Pa
         Session.open(checkpoint("olmoe"), store=str(tmp_path / "none.duckdb"))
 
 
-def test_tokens_outside_the_vocabulary_and_beyond_the_positions_are_refused(session: Session) -> None:
+def test_tokens_outside_the_vocabulary_and_beyond_the_positions_are_refused(
+    session: Session,
+) -> None:
     longest = session.opened.config.max_position_embeddings
     with pytest.raises(BadInput, match="token 96 is outside the vocabulary of 96"):
         session.forward(torch.full((1, 2), 96))
     past = session.forward(torch.full((1, longest), 5)).past_key_values
     for ids, given in ((torch.full((1, longest + 1), 5), None), (torch.full((1, 1), 5), past)):
-        with pytest.raises(BadInput, match=f"{longest + 1} tokens exceed the model's {longest} positions"):
+        with pytest.raises(
+            BadInput, match=f"{longest + 1} tokens exceed the model's {longest} positions"
+        ):
             session.forward(ids, past=given)
     session._check(torch.zeros(1, 0, dtype=torch.int64), None)  # no token is too many or unknown
     session.forward(torch.full((longest // 16 + 1, 2), 5))  # a batch may have any number of rows
@@ -89,7 +93,9 @@ def test_a_generation_that_is_stopped_while_another_runs_never_begins(session: S
         assert not may_begin
 
 
-def test_a_session_that_lost_its_slots_is_closed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_lost_its_slots_is_closed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(parts: object) -> None:
         raise MemoryError("for slots")
 
@@ -104,7 +110,9 @@ def test_a_fast_tier_beyond_the_budget_is_seen(session: Session) -> None:
     """Slots begin on borders, which may cost one border each and one more."""
     session.validate()
     slots, parts = session.parts.slots, session.parts
-    most = parts.controller.cache.num_slots * parts.opened.shape.expert_nbytes + ALIGNMENT * (len(slots) + 1)
+    most = parts.controller.cache.num_slots * parts.opened.shape.expert_nbytes + ALIGNMENT * (
+        len(slots) + 1
+    )
     slots.nbytes = most
     session.validate()
     slots.nbytes = most + 1

@@ -24,9 +24,15 @@ LOSSLESS = {
         budget="50%", link="1GB/s+5us", policies={"prefetch": "next_gate:distance=2"}, window="1KiB"
     ),
     "near, paced": Settings(preset="near", budget="25%", near="1GB/s", link="1GB/s"),
-    "near, from disk": Settings(preset="near", budget="{least}x", policies={"miss": "near:fill=no"}),
+    "near, from disk": Settings(
+        preset="near", budget="{least}x", policies={"miss": "near:fill=no"}
+    ),
     "some near and some fetched, in waves": Settings(
-        budget="25%", link="1GB/s", near="1GB/s", window="1KiB", policies={"prefetch": "next_gate", "miss": "qstar"}
+        budget="25%",
+        link="1GB/s",
+        near="1GB/s",
+        window="1KiB",
+        policies={"prefetch": "next_gate", "miss": "qstar"},
     ),
     "everything resident": Settings(preset="full"),
 }
@@ -45,7 +51,9 @@ def settings_for(name: str, opened: MoeModel) -> Settings:
     chosen = LOSSLESS[name]
     least = max(opened.shape.num_layers, 1)
     quarter = -(-opened.shape.num_keys // 4)
-    budget = {"{least}x": f"{least}x", "25%": f"{max(quarter, least)}x"}.get(chosen.budget, chosen.budget)
+    budget = {"{least}x": f"{least}x", "25%": f"{max(quarter, least)}x"}.get(
+        chosen.budget, chosen.budget
+    )
     return Settings(
         preset=chosen.preset,
         policies=chosen.policies,
@@ -56,8 +64,14 @@ def settings_for(name: str, opened: MoeModel) -> Settings:
     )
 
 
-@pytest.fixture(scope="module", params=[*((name, "float32") for name in FAMILIES), ("olmoe", "bfloat16")], ids="-".join)
-def pair(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[tuple[PreTrainedModel, MoeModel]]:
+@pytest.fixture(
+    scope="module",
+    params=[*((name, "float32") for name in FAMILIES), ("olmoe", "bfloat16")],
+    ids="-".join,
+)
+def pair(
+    request: pytest.FixtureRequest, checkpoint: Checkpoint
+) -> Iterator[tuple[PreTrainedModel, MoeModel]]:
     family, dtype = request.param
     folder = checkpoint(family, "hub", dtype)
     opened = open_model(str(folder))
@@ -79,14 +93,18 @@ def test_logits_and_greedy_tokens_are_those_of_the_plain_model(
     prompt = ids[1:2]
     with torch.inference_mode():
         alone, batch = plain(input_ids=ids).logits, plain(input_ids=ids, attention_mask=mask).logits
-        tokens = plain.generate(prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False)[0, 9:].tolist()
+        tokens = plain.generate(prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False)[
+            0, 9:
+        ].tolist()
     with Session(opened, settings_for(name, opened)) as session:
         assert torch.equal(session.forward(ids).logits, alone)
         real = mask.bool()
         ours, theirs = session.forward(ids, mask=mask).logits[real], batch[real]
         tolerance = 1e-5 if ours.dtype is torch.float32 else 1e-2
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
-        assert [token.token_id for token in session.generate(prompt, Sampling(6, ignore_eos=True))] == tokens
+        assert [
+            token.token_id for token in session.generate(prompt, Sampling(6, ignore_eos=True))
+        ] == tokens
         totals = session.controller.counters.totals()
         assert totals["requests"] > 0
         assert totals["misses"] > 0
@@ -128,12 +146,16 @@ def test_a_batch_that_needs_what_the_config_does_not_say_is_refused(checkpoint: 
     opened, ids = open_model(str(checkpoint("olmoe"))), torch.ones(2, 3, dtype=torch.int64)
     opened.model.register_forward_pre_hook(padded, with_kwargs=True)
     with Session(opened, Settings(budget="50%")) as session:
-        with pytest.raises(BadInput, match="vision_start_token_id for a batch.*one prompt at a time"):
+        with pytest.raises(
+            BadInput, match="vision_start_token_id for a batch.*one prompt at a time"
+        ):
             session.forward(ids, mask=torch.ones_like(ids))
         session.forward(ids)
 
 
-def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint: Checkpoint) -> None:
+def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(
+    checkpoint: Checkpoint,
+) -> None:
     folder = checkpoint("olmoe")
     plain, opened = plain_model(folder), open_model(str(folder))
     ids = torch.arange(3, 9)[None]
@@ -192,14 +214,18 @@ def test_a_session_that_fails_to_open_leaves_the_model_free(checkpoint: Checkpoi
 
 def test_the_receipt_says_what_is_in_force(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    settings = Settings(budget="400%", scaled_to="rtx3090-pcie4", policies={"eviction": "least_stale"})
+    settings = Settings(
+        budget="400%", scaled_to="rtx3090-pcie4", policies={"eviction": "least_stale"}
+    )
     with Session(opened, settings) as session:
         receipt = session.receipt()
     assert receipt["slots"] == receipt["experts"] == opened.shape.num_keys
     assert "every expert stays resident" in receipt["fallbacks"][0]
     assert receipt["policies"]["eviction"] == "least_stale"
     assert list(receipt["huge_pages"]) == ["mode", "slots", "dense", "ram"]
-    assert receipt["link"]["bandwidth_gbps"] / receipt["near"]["near_gbps"] == pytest.approx(25 / 80)
+    assert receipt["link"]["bandwidth_gbps"] / receipt["near"]["near_gbps"] == pytest.approx(
+        25 / 80
+    )
 
 
 def test_a_session_that_is_closed_frees_its_memory_at_once(checkpoint: Checkpoint) -> None:

@@ -25,7 +25,18 @@ from tools.torments.lossless import Model, differs, said
 PACED = {"link": "300MB/s+5us", "near": "1GB/s", "window": "2KiB"}
 AHEAD = "next_gate:distance=2,overfetch=0.5,through=yes"
 LOSSLESS = [
-    *((name, {}) for name in ("on-demand", "near", "mixtral-offloading", "specmd", "horizon", "monde", "full")),
+    *(
+        (name, {})
+        for name in (
+            "on-demand",
+            "near",
+            "mixtral-offloading",
+            "specmd",
+            "horizon",
+            "monde",
+            "full",
+        )
+    ),
     ("on-demand", {"prefetch": AHEAD, "eviction": "lcp", "miss": "qstar:ratio=0.2"}),
 ]
 
@@ -44,7 +55,9 @@ def is_plain(session: Session, model: Model) -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
-@pytest.mark.parametrize(("preset", "policies"), LOSSLESS, ids=lambda given: given if isinstance(given, str) else None)
+@pytest.mark.parametrize(
+    ("preset", "policies"), LOSSLESS, ids=lambda given: given if isinstance(given, str) else None
+)
 def test_every_spread_gives_the_plain_models_logits(
     preset: str, policies: dict[str, str], devices: int, model: Model
 ) -> None:
@@ -53,13 +66,17 @@ def test_every_spread_gives_the_plain_models_logits(
     with Session(model.opened, settings) as session:
         is_plain(session, model)
         by_device = list(session.receipt()["devices"].values())
-    assert len(by_device) == devices and all(device["resident"] <= device["slots"] for device in by_device)
+    assert len(by_device) == devices and all(
+        device["resident"] <= device["slots"] for device in by_device
+    )
     assert all(device["resident"] and device["requests"] for device in by_device)
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
 @pytest.mark.parametrize("preset", ["full", "near"])
-def test_tokens_that_nothing_is_decided_for_are_counted_by_device(preset: str, devices: int, model: Model) -> None:
+def test_tokens_that_nothing_is_decided_for_are_counted_by_device(
+    preset: str, devices: int, model: Model
+) -> None:
     """Compiled kernels take the whole layers of a model that fits."""
     settings = Settings(preset, budget="100%", devices=devices, experts="fused")
     with Session(model.opened, settings) as session:
@@ -77,7 +94,10 @@ def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: 
     with Session(
         model.opened, Settings(preset="specmd", budget="60%", devices=2, link="disk", window="2KiB")
     ) as session:
-        first, other = session.parts.tiers.link, DiskLink(session.parts.tiers.slow, model.opened.shape)
+        first, other = (
+            session.parts.tiers.link,
+            DiskLink(session.parts.tiers.slow, model.opened.shape),
+        )
         session.parts.slots.are_apart, steps = True, session.engine.steps
         steps.torch_output._batched, steps._can_skip_planning = None, False
         steps.link = both = LinkPerDevice(session.parts.partitions, [first, other])
@@ -118,12 +138,22 @@ def test_live_equals_replay(
 ) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     known = artefacts(opened.shape, made(opened, tmp_path))
-    settings = Settings(preset, policies, budget="80%", window="5KiB", link="1GB/s", devices=devices)
+    settings = Settings(
+        preset, policies, budget="80%", window="5KiB", link="1GB/s", devices=devices
+    )
     live, again = live_and_replayed(opened, settings, known, tmp_path / "trace.parquet")
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
     assert live.by_device() == again.by_device()
-    for name in ("requests", "hits", "late", "misses", "evictions", "demand_bytes", "prefetch_bytes"):
+    for name in (
+        "requests",
+        "hits",
+        "late",
+        "misses",
+        "evictions",
+        "demand_bytes",
+        "prefetch_bytes",
+    ):
         assert sum(device[name] for device in live.by_device()) == live.counters.totals()[name]
     opened.store.close()
 
@@ -133,13 +163,20 @@ def test_validate_notices_an_expert_on_another_device(model: Model) -> None:
         said(session, model.requests[1])
         session.validate()
         cache = session.controller.cache
-        one, other = (next(p for p in cache.places if p and p.key % 8 % 2 == device) for device in (0, 1))
-        cache.places[one.key], cache.places[other.key] = Place(one.key, other.slot), Place(other.key, one.slot)
+        one, other = (
+            next(p for p in cache.places if p and p.key % 8 % 2 == device) for device in (0, 1)
+        )
+        cache.places[one.key], cache.places[other.key] = (
+            Place(one.key, other.slot),
+            Place(other.key, one.slot),
+        )
         with pytest.raises(AssertionError):
             session.validate()
         cache.places[one.key], cache.places[other.key] = one, other
         session.parts.slots.device_of[one.slot] = 1
-        with pytest.raises(AssertionError, match=f"key {one.key} of device 0 is in slot {one.slot} of device 1"):
+        with pytest.raises(
+            AssertionError, match=f"key {one.key} of device 0 is in slot {one.slot} of device 1"
+        ):
             session.validate()
 
 
@@ -147,12 +184,23 @@ def test_validate_notices_an_expert_on_another_device(model: Model) -> None:
     ("settings", "problem"),
     [
         ({"devices": 9}, "a layer has 8 experts, so give 1 to 8"),
-        ({"devices": 4, "budget": "7x"}, "one expert a layer on each of 4 devices is the least: give at least 8x"),
-        ({"devices": 4, "budget": "5x", "preset": "moepic"}, "leaves device 3 without a slot for some of its experts"),
-        ({"devices": 2, "preset": "moepic", "reconfigure_every": 100}, "on one device only: leave out --devices"),
+        (
+            {"devices": 4, "budget": "7x"},
+            "one expert a layer on each of 4 devices is the least: give at least 8x",
+        ),
+        (
+            {"devices": 4, "budget": "5x", "preset": "moepic"},
+            "leaves device 3 without a slot for some of its experts",
+        ),
+        (
+            {"devices": 2, "preset": "moepic", "reconfigure_every": 100},
+            "on one device only: leave out --devices",
+        ),
     ],
 )
-def test_what_cannot_be_spread_is_refused(settings: dict[str, object], problem: str, model: Model) -> None:
+def test_what_cannot_be_spread_is_refused(
+    settings: dict[str, object], problem: str, model: Model
+) -> None:
     with pytest.raises(BadUsage, match=problem):
         Session(model.opened, Settings(**{"budget": "60%", "link": "disk"} | settings))
 

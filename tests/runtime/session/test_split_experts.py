@@ -38,16 +38,22 @@ NEXT = torch.tensor([[5], [6], [7]])
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[tuple[PreTrainedModel, MoeModel]]:
+def pair(
+    request: pytest.FixtureRequest, checkpoint: Checkpoint
+) -> Iterator[tuple[PreTrainedModel, MoeModel]]:
     folder = checkpoint(request.param)
     opened = open_model(str(folder))
     yield plain_model(folder), opened
     opened.store.close()
 
 
-def split_run(opened: MoeModel, theta: float, *, budget: str, link: str, **policies: str) -> Session:
+def split_run(
+    opened: MoeModel, theta: float, *, budget: str, link: str, **policies: str
+) -> Session:
     texts = {"residency": f"split:theta={theta}"} | policies
-    return Session(opened, Settings("moepic", policies=texts, budget=budget, link=link, window="3KiB"))
+    return Session(
+        opened, Settings("moepic", policies=texts, budget=budget, link=link, window="3KiB")
+    )
 
 
 def assert_exact(session: Session, plain: PreTrainedModel) -> None:
@@ -65,32 +71,45 @@ def assert_exact(session: Session, plain: PreTrainedModel) -> None:
 @pytest.mark.parametrize("theta", THETAS)
 @pytest.mark.parametrize("link", ["disk", "1GB/s"])
 @pytest.mark.parametrize("prefetch", ["none", "next_gate"])
-def test_logits_are_those_of_the_plain_model(pair: tuple, theta: float, link: str, prefetch: str) -> None:
+def test_logits_are_those_of_the_plain_model(
+    pair: tuple, theta: float, link: str, prefetch: str
+) -> None:
     plain, opened = pair
     for budget in (f"{opened.shape.num_layers}x", "60%", "100%"):
         assert_exact(split_run(opened, theta, budget=budget, link=link, prefetch=prefetch), plain)
 
 
 @pytest.mark.parametrize("theta", THETAS)
-def test_every_budget_from_one_expert_a_layer_runs_within_it(checkpoint: Checkpoint, theta: float) -> None:
+def test_every_budget_from_one_expert_a_layer_runs_within_it(
+    checkpoint: Checkpoint, theta: float
+) -> None:
     folder = checkpoint("gpt_oss")
     plain, opened = plain_model(folder), open_model(str(folder))
     for count in range(opened.shape.num_layers, opened.shape.num_keys + 1):
         session = split_run(opened, theta, budget=f"{count}x", link="disk")
-        held = sum(map(len, (session.parts.slots[slot] for slot in range(len(session.parts.slots)))))
+        held = sum(
+            map(len, (session.parts.slots[slot] for slot in range(len(session.parts.slots))))
+        )
         assert held <= count * opened.shape.expert_nbytes
         assert_exact(session, plain)
-    assert session.parts.fast.holds(opened.shape) and session.controller.counters.totals()["evictions"] == 0
+    assert (
+        session.parts.fast.holds(opened.shape)
+        and session.controller.counters.totals()["evictions"] == 0
+    )
 
 
 def test_near_and_stand_ins_take_all_segments_of_an_expert(checkpoint: Checkpoint) -> None:
     folder = checkpoint("gpt_oss")
     plain, opened = plain_model(folder), open_model(str(folder))
-    session = split_run(opened, 0.37, budget="30%", link="1GB/s", miss="near:fill=no", prefetch="none")
+    session = split_run(
+        opened, 0.37, budget="30%", link="1GB/s", miss="near:fill=no", prefetch="none"
+    )
     assert_exact(session, plain)
     totals = session.controller.counters.totals()
     assert totals["near"] == totals["misses"] > 0 and totals["demand_bytes"] == 0
-    with split_run(opened, 0.37, budget="60%", link="1GB/s", miss="random_resident:fill=no") as session:
+    with split_run(
+        opened, 0.37, budget="60%", link="1GB/s", miss="random_resident:fill=no"
+    ) as session:
         assert session.forward(PROMPT).logits.isfinite().all()
 
 
@@ -114,22 +133,32 @@ def solved(opened: MoeModel, budget: str) -> SolvedSplit:
 
 def test_ratios_and_budgets_come_from_the_store(pair: tuple) -> None:
     plain, opened = pair
-    settings = Settings("moepic", policies={"residency": "split:theta=None"}, budget="60%", link="1GB/s")
-    with pytest.raises(Incompatible, match="needs splits, which the store does not hold: run `moectl split`"):
+    settings = Settings(
+        "moepic", policies={"residency": "split:theta=None"}, budget="60%", link="1GB/s"
+    )
+    with pytest.raises(
+        Incompatible, match="needs splits, which the store does not hold: run `moectl split`"
+    ):
         Session(opened, settings)
     artefacts = Artefacts(splits=(solved(opened, "50%"), solved(opened, "60%")))
     session = Session(opened, settings, artefacts=artefacts)
     assert_exact(session, plain)
     split, shape = session.parts.fast.split, opened.shape
-    assert split.top_neurons.tolist() == [shape.top_neurons(theta) for theta in artefacts.splits[1].theta]
+    assert split.top_neurons.tolist() == [
+        shape.top_neurons(theta) for theta in artefacts.splits[1].theta
+    ]
     assert session.parts.slots.nbytes <= 0.6 * shape.nbytes + 64 * len(session.parts.slots)
     assert session.receipt()["split"]["tops"] == " ".join(map(str, split.num_tops))
 
 
-def test_moepic_follows_a_split_that_fits_and_says_when_there_is_none(checkpoint: Checkpoint) -> None:
+def test_moepic_follows_a_split_that_fits_and_says_when_there_is_none(
+    checkpoint: Checkpoint,
+) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     known = Artefacts(splits=(solved(opened, "60%"),))
-    with Session(opened, Settings("moepic", budget="60%", link="1GB/s"), artefacts=known) as session:
+    with Session(
+        opened, Settings("moepic", budget="60%", link="1GB/s"), artefacts=known
+    ) as session:
         assert session.receipt()["split"]["theta"] == "0.292 1" and session.fallbacks == []
     for settings, artefacts in (
         (Settings("moepic", budget="60%", link="1GB/s"), Artefacts()),
@@ -144,8 +173,13 @@ def test_moepic_follows_a_split_that_fits_and_says_when_there_is_none(checkpoint
 def test_a_split_over_another_link_is_another_machines(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     known = Artefacts(splits=(replace(solved(opened, "60%"), link="disk"),))
-    settings = Settings("moepic", policies={"residency": "split:theta=None"}, budget="60%", link="1GB/s")
-    with pytest.raises(Incompatible, match="another machine .here over disk, not here over 1GB/s.: run `moectl split`"):
+    settings = Settings(
+        "moepic", policies={"residency": "split:theta=None"}, budget="60%", link="1GB/s"
+    )
+    with pytest.raises(
+        Incompatible,
+        match="another machine .here over disk, not here over 1GB/s.: run `moectl split`",
+    ):
         Session(opened, settings, artefacts=known)
     with Session(opened, replace(settings, link="disk"), artefacts=known) as session:
         assert session.parts.fast.split.solved is known.splits[0]
@@ -162,7 +196,11 @@ def test_a_split_made_for_something_else_is_refused_in_one_line(checkpoint: Chec
             fitting,
             "another machine .here, not 5gbps",
         ),
-        (Settings("moepic", policies=texts, budget="60%"), foreign, "is of 5 layers, the model has 2"),
+        (
+            Settings("moepic", policies=texts, budget="60%"),
+            foreign,
+            "is of 5 layers, the model has 2",
+        ),
     ):
         with pytest.raises(Incompatible, match=message) as caught:
             Session(opened, settings, artefacts=Artefacts(splits=(split,)))
@@ -171,7 +209,9 @@ def test_a_split_made_for_something_else_is_refused_in_one_line(checkpoint: Chec
 
 # Counted by hand
 
-SHAPE = Shape(num_layers=2, num_experts=3, top_k=1, expert_nbytes=100, num_neurons=8, neuron_nbytes=12)
+SHAPE = Shape(
+    num_layers=2, num_experts=3, top_k=1, expert_nbytes=100, num_neurons=8, neuron_nbytes=12
+)
 
 
 def test_a_top_has_at_least_one_neuron_and_the_bytes_outside_neurons() -> None:
@@ -218,7 +258,9 @@ def test_the_least_recently_used_bottom_is_evicted_first() -> None:
 
 def test_bottoms_are_evicted_for_their_own_device_only() -> None:
     split, two = Split(np.array([3, 3]), np.array([2, 2]), 4), Partitions(SHAPE.num_experts, 2)
-    cache = Cache(SHAPE, segment_pools(SHAPE, split, is_global=False, partitions=two), partitions=two)
+    cache = Cache(
+        SHAPE, segment_pools(SHAPE, split, is_global=False, partitions=two), partitions=two
+    )
     for key in (7, 6, 8, 10):  # of experts 1, 0, 2, 1
         cache.admit([key], RESIDENT)
     assert cache.oldest(6, 4) == [6, 8] and cache.oldest(7, 4) == [7, 10]
@@ -250,10 +292,22 @@ def test_segments_add_up_to_the_expert_and_lie_in_one_piece(pair: tuple) -> None
 
 
 def test_a_resident_top_hits_and_its_bottom_is_loaded() -> None:
-    texts = {"routing": "standard", "prefetch": "none", "eviction": "lcp", "miss": "fetch", "residency": "split"}
+    texts = {
+        "routing": "standard",
+        "prefetch": "none",
+        "eviction": "lcp",
+        "miss": "fetch",
+        "residency": "split",
+    }
     split = Split(np.array([3, 3]), np.array([2, 2]), 1)
     owner = build_controller(
-        build(texts), SHAPE, num_slots=5, scope=Scope.LAYER, window=0, artefacts=Artefacts(), split=split
+        build(texts),
+        SHAPE,
+        num_slots=5,
+        scope=Scope.LAYER,
+        window=0,
+        artefacts=Artefacts(),
+        split=split,
     )
 
     def take(layer: int, expert: int) -> Plan:
@@ -264,7 +318,14 @@ def test_a_resident_top_hits_and_its_bottom_is_loaded() -> None:
     assert [(place.key, place.share) for place in wave.loads] == [(2, 0.4), (8, 0.6)]
     take(1, 0)  # its bottom takes the only slot for bottoms
     wave = take(0, 2).waves[0]
-    assert [place.key for place in wave.resident] == [2] and [place.key for place in wave.loads] == [8]
+    assert [place.key for place in wave.resident] == [2] and [
+        place.key for place in wave.loads
+    ] == [8]
     totals = owner.counters.totals()
-    assert (totals["requests"], totals["hits"], totals["misses"], totals["evictions"]) == (6, 1, 5, 2)
+    assert (totals["requests"], totals["hits"], totals["misses"], totals["evictions"]) == (
+        6,
+        1,
+        5,
+        2,
+    )
     assert totals["demand_bytes"] == 3 * 60 + 2 * 40

@@ -25,8 +25,12 @@ MERGES = [("a", "b"), ("▁", "ab"), ("b", "a")]
 
 
 def pairs(normalizer=None, *, words=WORDS, **options) -> Tokenizer:
-    made = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, MERGES, **options))
-    made.normalizer = normalizer or normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made = Tokenizer(
+        models.BPE({word: number for number, word in enumerate(words)}, MERGES, **options)
+    )
+    made.normalizer = normalizer or normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     return made
 
 
@@ -63,7 +67,11 @@ UNBOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 @settings(max_examples=60)
-@given(text=st.text(st.sampled_from("ab cé가日\u1100\u1161\u0301\n") | st.characters(exclude_categories=["Cs"])))
+@given(
+    text=st.text(
+        st.sampled_from("ab cé가日\u1100\u1161\u0301\n") | st.characters(exclude_categories=["Cs"])
+    )
+)
 def test_what_fits_is_not_beyond_it(name: str, text: str) -> None:
     text = text + "<|a|>" + 99 * " " + text * 3
     num_tokens = len(BOUNDED[name].encode(text, add_special_tokens=False).ids)
@@ -77,12 +85,19 @@ def test_a_tokenizer_that_drops_text_has_none(name: str) -> None:
 
 
 def test_it_is_the_longest_token_for_each_position() -> None:
-    bounds = {name: text_bound(PreTrainedTokenizerFast(tokenizer_object=made), 8) for name, made in BOUNDED.items()}
+    bounds = {
+        name: text_bound(PreTrainedTokenizerFast(tokenizer_object=made), 8)
+        for name, made in BOUNDED.items()
+    }
     assert bounds["byte fallback"] == TextBound(8 * 6, drops_spaces=False)
     assert bounds["composed"] == TextBound(8 * 5 * 4, drops_spaces=False)
     assert bounds["spaces go"] == TextBound(8 * 6, drops_spaces=True)
-    assert bounds["bytes"].is_exceeded(" " * (8 * 33 + 1)) and not bounds["bytes"].is_exceeded(" " * 8 * 33)
-    assert bounds["spaces go"].is_exceeded("a " * 49) and not bounds["spaces go"].is_exceeded("a " * 48)
+    assert bounds["bytes"].is_exceeded(" " * (8 * 33 + 1)) and not bounds["bytes"].is_exceeded(
+        " " * 8 * 33
+    )
+    assert bounds["spaces go"].is_exceeded("a " * 49) and not bounds["spaces go"].is_exceeded(
+        "a " * 48
+    )
     assert text_bound(object(), 8) is None
 
 
@@ -103,7 +118,9 @@ def session(opened: MoeModel) -> Iterator[Session]:
         yield session
 
 
-def test_a_session_does_not_encode_what_cannot_fit(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_does_not_encode_what_cannot_fit(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A text, the turns of a chat, and what a template makes of them."""
     opened = session.opened
     longest = max(map(len, opened.tokenizer.get_vocab())) * opened.config.max_position_embeddings
@@ -112,21 +129,32 @@ def test_a_session_does_not_encode_what_cannot_fit(session: Session, monkeypatch
     monkeypatch.setattr(type(opened.tokenizer), "_encode_plus", lambda *_, **__: encoded.append(1))
 
     def refuse(prompt: Prompt, num_characters: int) -> None:
-        with pytest.raises(TooLong, match=f"^{num_characters} characters of prompt exceed the model's .* positions"):
+        with pytest.raises(
+            TooLong, match=f"^{num_characters} characters of prompt exceed the model's .* positions"
+        ):
             session.encode(prompt)
 
     turns = [{"role": "user", "content": "a" * longest}]
     refuse("a" * (longest + 1), longest + 1)
     refuse(turns, longest + len("\n\n"))
-    monkeypatch.setattr(opened.tokenizer, "chat_template", "{% for _ in range(9999) %}sheep{% endfor %}")
+    monkeypatch.setattr(
+        opened.tokenizer, "chat_template", "{% for _ in range(9999) %}sheep{% endfor %}"
+    )
     refuse(turns, 5 * 9999)
     assert not encoded
 
 
-def test_a_chat_is_encoded_as_transformers_encodes_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_is_encoded_as_transformers_encodes_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = session.opened.tokenizer
-    monkeypatch.setattr(tokenizer, "chat_template", "{% for turn in messages %}{{ turn.content }}{% endfor %}")
-    turns = [{"role": "user", "content": "It was a dark"}, {"role": "assistant", "content": " and stormy night"}]
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{% for turn in messages %}{{ turn.content }}{% endfor %}"
+    )
+    turns = [
+        {"role": "user", "content": "It was a dark"},
+        {"role": "assistant", "content": " and stormy night"},
+    ]
     expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     assert session.encode(turns).tolist() == [expected]
     with pytest.raises(BadInput, match="is not text in UTF-8"):

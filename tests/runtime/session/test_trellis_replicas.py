@@ -27,30 +27,48 @@ from tools.gpu.checks.made_replicas import CODED, made, put
 PLAIN = "bfloat16 or float32"
 PRESETS = {
     "shadow": Settings("shadow", budget="60%", window="1KiB"),
-    "pruned": Settings("shadow", {"residency": "shadow:bits=pruned"}, "26%", experts=FUSED, window="1KiB"),
+    "pruned": Settings(
+        "shadow", {"residency": "shadow:bits=pruned"}, "26%", experts=FUSED, window="1KiB"
+    ),
     "uniform": Settings("uniform-bits", policies={"residency": "shadow:bits=1.25"}, budget="60%"),
     "fetched": Settings("specmd", policies={"miss": "fetch_lowest"}, budget="50%", window="1KiB"),
 }
 Known = tuple[str, PreTrainedModel, MoeModel, Artefacts]
 
 
-@pytest.fixture(scope="module", params=[(PLAIN, "olmoe"), ("fp8", "mixtral"), ("mxfp4", "gpt_oss"), ("gptq", "olmoe")])
-def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
+@pytest.fixture(
+    scope="module",
+    params=[(PLAIN, "olmoe"), ("fp8", "mixtral"), ("mxfp4", "gpt_oss"), ("gptq", "olmoe")],
+)
+def known(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Known]:
     """The format of the base, the plain model of the same numbers, the opened one and its artefacts."""
     method, family = request.param
     folder = tmp_path_factory.mktemp(family)
     fields = {"hidden_size": 64, "intermediate_size": 96}
     plain = families.save(family, "hub", folder / "plain", torch.float32, fields=fields)
-    opened = open_model(str(plain if method == PLAIN else publish(plain, folder / "published", method)))
-    yield method, plain_model(plain), opened, Artefacts(replicas=made(opened, folder, is_coded=True))
+    opened = open_model(
+        str(plain if method == PLAIN else publish(plain, folder / "published", method))
+    )
+    yield (
+        method,
+        plain_model(plain),
+        opened,
+        Artefacts(replicas=made(opened, folder, is_coded=True)),
+    )
     opened.store.close()
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "fetched"])
 def test_experts_without_a_slot_are_their_replicas(known: Known, name: str) -> None:
     method, plain, opened, artefacts = known
-    residency = {"residency": PRESETS[name].policies.get("residency", "shadow:bits=mixed") + ",slots=no"}
-    settings = Settings(PRESETS[name].preset, residency, PRESETS[name].budget, experts=PRESETS[name].experts)
+    residency = {
+        "residency": PRESETS[name].policies.get("residency", "shadow:bits=mixed") + ",slots=no"
+    }
+    settings = Settings(
+        PRESETS[name].preset, residency, PRESETS[name].budget, experts=PRESETS[name].experts
+    )
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         ours = session.forward(PROMPT)
         ahead = session.forward(NEXT, past=ours.past_key_values).logits
@@ -69,7 +87,9 @@ def test_experts_without_a_slot_are_their_replicas(known: Known, name: str) -> N
 
 def test_misses_are_fetched_in_few_bits(known: Known) -> None:
     _, plain, opened, artefacts = known
-    settings = Settings(policies={"miss": "fetch_lowest"}, budget=f"{opened.shape.num_layers}x", link="1GB/s")
+    settings = Settings(
+        policies={"miss": "fetch_lowest"}, budget=f"{opened.shape.num_layers}x", link="1GB/s"
+    )
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         ours = session.forward(PROMPT).logits
         totals = session.controller.counters.totals()
@@ -89,9 +109,15 @@ def test_a_replay_counts_what_the_run_counted(known: Known, name: str) -> None:
         live, slots = session.controller.counters.totals(), len(session.parts.slots)
         window = session.parts.window
     workload = Workload(
-        recorder.trace(), guessed(opened.stored_shape), machine("a100-pcie4"), artefacts=artefacts, window=window
+        recorder.trace(),
+        guessed(opened.stored_shape),
+        machine("a100-pcie4"),
+        artefacts=artefacts,
+        window=window,
     )
-    outcome = workload.run(Setting("replayed", settings.preset, settings.policies, budget=settings.budget))
+    outcome = workload.run(
+        Setting("replayed", settings.preset, settings.policies, budget=settings.budget)
+    )
     assert (outcome.counters, outcome.num_slots) == (live, slots)
     assert live["low"] + live["fetched"] > 0
 
@@ -100,7 +126,11 @@ def test_a_base_of_trellis_codes(known: Known) -> None:
     _, plain, opened, artefacts = known
     based, on_base = model_on_base(opened, artefacts, 2)
     assert on_base.replicas.widths == [0.8, 1.25] and based.expert_format.startswith("trellis, ")
-    ways = (Settings(budget="50%"), Settings(budget="50%", experts=FUSED), Settings("full", experts=FUSED))
+    ways = (
+        Settings(budget="50%"),
+        Settings(budget="50%", experts=FUSED),
+        Settings("full", experts=FUSED),
+    )
     for settings in ways:
         with Session(based, settings, artefacts=on_base) as session:
             with torch.inference_mode():

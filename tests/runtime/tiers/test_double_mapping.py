@@ -68,7 +68,9 @@ def test_a_few_slots_of_one_size_are_mapped_by_part() -> None:
         pytest.param([Pool(0, 8, 800, NBYTES)], id="more than a cache holds"),
         pytest.param([Pool(0, 8, 3, PAGE)], id="of another size"),
         pytest.param([Pool(0, 8, 1, NBYTES), Pool(0, 8, 1, PAGE)], id="of several sizes"),
-        pytest.param([Pool(0, 8, 1, NBYTES), Pool(0, 8, 1, NBYTES, device=1)], id="on several devices"),
+        pytest.param(
+            [Pool(0, 8, 1, NBYTES), Pool(0, 8, 1, NBYTES, device=1)], id="on several devices"
+        ),
     ],
 )
 def test_other_slots_are_not_mapped_by_part(pools: list[Pool]) -> None:

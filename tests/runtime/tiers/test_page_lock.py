@@ -61,10 +61,15 @@ def test_every_byte_is_locked_once_layer_by_layer(checkpoint: Checkpoint, driver
     opened.store.close()
 
 
-def test_a_driver_that_locks_no_more_is_said_in_one_line(checkpoint: Checkpoint, driver: Driver) -> None:
+def test_a_driver_that_locks_no_more_is_said_in_one_line(
+    checkpoint: Checkpoint, driver: Driver
+) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     driver.room = RamStore(opened.store).buffer.nbytes // 2 + 4096
-    with pytest.raises(OutOfResources, match=r"page-locked [\d.]+ of [\d.]+ GiB of experts and no more .*--link disk"):
+    with pytest.raises(
+        OutOfResources,
+        match=r"page-locked [\d.]+ of [\d.]+ GiB of experts and no more .*--link disk",
+    ):
         RamStore(opened.store, pin=True)
     gc.collect()
     assert not driver.parts, "what had been locked is given back"
@@ -76,6 +81,8 @@ def test_what_does_not_fit_is_not_begun(
 ) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     monkeypatch.setattr(page_lock, "host_memory", lambda: (1 << 40, 1 << 10))
-    with pytest.raises(OutOfResources, match="GiB of page-locked memory, and 0.00 GiB are available"):
+    with pytest.raises(
+        OutOfResources, match="GiB of page-locked memory, and 0.00 GiB are available"
+    ):
         RamStore(opened.store, pin=True)
     opened.store.close()

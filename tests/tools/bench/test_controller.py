@@ -11,7 +11,9 @@ def test_every_step_is_timed(name: str) -> None:
     owner, matching = controller(name, trace)
     found = timed(trace, owner, matching)
     assert len(found.steps_us) == len(trace) == 48
-    assert (len(found.openings_us), len(found.searches_us)) == ((3, 48) if name == "fmoe" else (0, 0))
+    assert (len(found.openings_us), len(found.searches_us)) == (
+        (3, 48) if name == "fmoe" else (0, 0)
+    )
     totals = owner.counters.totals()
     assert totals["requests"] == 48 * 8 and (totals["prefetches"] > 0) == (name != "on-demand")
 

@@ -36,7 +36,9 @@ def test_a_table_has_every_implementation(checkpoint: Checkpoint) -> None:
     table = bench_resident.table("tiny", checkpoint("olmoe"), torch.float32, rounds=2, tokens=2)
     names = [*bench_resident.STOCK, *bench_resident.OURS]
     assert [row[0] for row in table.rows] == names and all(float(row[1]) > 0 for row in table.rows)
-    assert [row[3] for row in table.rows].count("1.000 to 1.000") == 1, "the fastest of transformers'"
+    assert [row[3] for row in table.rows].count("1.000 to 1.000") == 1, (
+        "the fastest of transformers'"
+    )
     assert list(table.ratios) == [f"tiny, float32, {own}" for own in bench_resident.OURS]
     assert all(ratio.lower <= ratio.median <= ratio.upper for ratio in table.ratios.values())
 
@@ -50,12 +52,16 @@ def test_threads_are_measured_as_far_as_there_are_cores(
     assert all(float(row[1]) > 0 for row in table.rows)
 
 
-def test_a_link_is_measured_and_simulated(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_measured_and_simulated(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench_link, "PRESETS", ("on-demand", "mixtral-offloading"))
     monkeypatch.setattr(bench_link, "BUDGETS", ("50%",))
     monkeypatch.setattr(bench_link, "DECIDING", 1)
     effort = TimingEffort(lengths=(4,), turns=2)
-    table = bench_link.table("tiny", checkpoint("olmoe"), "20MB/s", rounds=1, tokens=4, effort=effort)
+    table = bench_link.table(
+        "tiny", checkpoint("olmoe"), "20MB/s", rounds=1, tokens=4, effort=effort
+    )
     assert [row[:2] for row in table.rows] == [("on-demand", "50%"), ("mixtral-offloading", "50%")]
     assert all(float(row[3]) > 0 and float(row[4]) > 0 for row in table.rows)
     for row, ratio in zip(table.rows, table.ratios.values(), strict=True):
@@ -79,18 +85,30 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def test_tables_come_into_a_page_and_are_checked(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     little = ("--model", checkpoint("olmoe"), "--only", "resident", "--rounds", 2, "--tokens", 2)
     assert run(monkeypatch, *little, "--write", page) == 0
     text = page.read_text()
-    assert "old" not in text and text.endswith("<!-- :resident -->\nwords\n") and "| moectl |" in text
-    assert "`python -m tools.bench.decode --model" in text and "torch thread" in text and ", commit " in text
+    assert (
+        "old" not in text and text.endswith("<!-- :resident -->\nwords\n") and "| moectl |" in text
+    )
+    assert (
+        "`python -m tools.bench.decode --model" in text
+        and "torch thread" in text
+        and ", commit " in text
+    )
     committed = json.loads(page.with_suffix(".json").read_text())
     for factor, code in ((1e3, 0), (1e-3, 1)):
-        scaled = {name: {key: factor * value for key, value in own.items()} for name, own in committed.items()}
+        scaled = {
+            name: {key: factor * value for key, value in own.items()}
+            for name, own in committed.items()
+        }
         page.with_suffix(".json").write_text(json.dumps(scaled))
         capsys.readouterr()
         assert run(monkeypatch, *little, "--check", "--page", page) == code
@@ -103,7 +121,9 @@ def test_tables_come_into_a_page_and_are_checked(
 def test_worse_is_what_exceeds_the_spread() -> None:
     committed = {"one": Ratio(0.5, 0.45, 0.55), "sharp": Ratio(1.0, 1.0, 1.0)}
     assert (
-        performance.worse({"one": Ratio(0.59, 0, 9), "sharp": Ratio(1.04, 1, 2), "new": Ratio(9, 9, 9)}, committed)
+        performance.worse(
+            {"one": Ratio(0.59, 0, 9), "sharp": Ratio(1.04, 1, 2), "new": Ratio(9, 9, 9)}, committed
+        )
         == []
     )
     assert performance.worse({"one": Ratio(0.3, 0, 9)}, committed) == [], "better is no fault"
@@ -115,7 +135,9 @@ def test_worse_is_what_exceeds_the_spread() -> None:
 def test_sections_that_were_not_measured_stay(tmp_path: Path) -> None:
     page, ratio = tmp_path / "page.md", Ratio(1.0, 0.9, 1.1)
     page.write_text(PAGE)
-    page.with_suffix(".json").write_text('{"disk: a": {"median": 2, "lower": 1, "upper": 3}, "resident: gone": {}}')
+    page.with_suffix(".json").write_text(
+        '{"disk: a": {"median": 2, "lower": 1, "upper": 3}, "resident: gone": {}}'
+    )
     with pytest.raises(BadInput, match="holds no ratios to compare with"):
         performance.read_ratios(page)
     page.with_suffix(".json").write_text('{"disk: a": {"median": 2, "lower": 1, "upper": 3}}')
@@ -136,7 +158,13 @@ def test_a_folder_without_a_model_is_refused(
 
 
 def test_without_committed_ratios_there_is_nothing_to_check(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, "--model", checkpoint("olmoe"), "--check", "--page", tmp_path / "no.md") == 3
+    assert (
+        run(monkeypatch, "--model", checkpoint("olmoe"), "--check", "--page", tmp_path / "no.md")
+        == 3
+    )
     assert "holds no ratios to compare with" in capsys.readouterr().err

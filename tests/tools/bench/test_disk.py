@@ -15,7 +15,9 @@ def folder(checkpoint: Checkpoint) -> Path:
     return checkpoint("olmoe", "fused")
 
 
-@pytest.mark.parametrize("way", [*PEERS, Way(OURS, "2x", "disk", "exact")], ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    "way", [*PEERS, Way(OURS, "2x", "disk", "exact")], ids=lambda way: way.name
+)
 def test_a_process_reports_time_bytes_and_peak(folder: Path, way: Way) -> None:
     found = measure(way, folder, tokens=2)
     assert found.cold_s > 0 and found.warm_s > 0 and found.peak_nbytes > 50 << 20
@@ -32,7 +34,9 @@ def test_only_experts_are_on_disk(folder: Path) -> None:
     assert "model.layers.0.self_attn" in places and "model.layers.0.self_attn.q_proj" not in places
 
 
-def test_a_ratio_is_to_the_better_peer_of_the_round(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_a_ratio_is_to_the_better_peer_of_the_round(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     ours, asked, given = Way(OURS, "8x", "disk", "exact"), [], set()
 
     def told(way: Way, folder: Path, *, tokens: int) -> Reading:
@@ -63,4 +67,6 @@ def test_a_packed_way_reads_the_packed_files(monkeypatch: pytest.MonkeyPatch, fo
 
     monkeypatch.setattr(disk, "in_process", told)
     rows(folder, rounds=1, tokens=1, ways=(*PEERS, packed))
-    assert "model-experts-000.safetensors" in read[packed] and read[PEERS[0]] == {"model.safetensors"}
+    assert "model-experts-000.safetensors" in read[packed] and read[PEERS[0]] == {
+        "model.safetensors"
+    }

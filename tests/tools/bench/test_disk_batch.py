@@ -7,7 +7,9 @@ from tools.bench.disk_batch_way import BatchWay, measure
 from tools.bench.disk_way import DEVICE_MAP, OURS, Way
 
 
-@pytest.mark.parametrize("way", [Way(DEVICE_MAP), Way(OURS, "2x", "disk", "exact")], ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    "way", [Way(DEVICE_MAP), Way(OURS, "2x", "disk", "exact")], ids=lambda way: way.name
+)
 def test_a_process_reports_the_time_of_a_whole_batch(checkpoint: Checkpoint, way: Way) -> None:
     """That every request got its answer is asserted there."""
     found = measure(BatchWay(way, rows=3, tokens=2), checkpoint("olmoe", "fused"))

@@ -24,12 +24,16 @@ def folder(checkpoint: Checkpoint) -> Path:
 
 @pytest.mark.parametrize("link", ["disk", "direct"])
 def test_moectl_reports_its_times(folder: Path, link: str) -> None:
-    found = measure(LimitedWay(str(folder), "4x", link), open_model(str(folder)).config.vocab_size, tokens=2)
+    found = measure(
+        LimitedWay(str(folder), "4x", link), open_model(str(folder)).config.vocab_size, tokens=2
+    )
     assert found.first_s > found.token_s > 0 and found.read_nbytes >= 0
 
 
 def test_so_does_llama_cpp(tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install 'moectl[peers]'")
+    pytest.importorskip(
+        "xllamacpp", reason="llama.cpp is not installed: pip install 'moectl[peers]'"
+    )
     file = tmp_path / "model.gguf"
     export_gguf(opened("olmoe", tmp_path / "model"), tmp_path / "model", file, "q8_0")
     found = measure(LimitedWay(str(file)), SIZES["vocab_size"], tokens=2)
@@ -37,7 +41,9 @@ def test_so_does_llama_cpp(tmp_path: Path) -> None:
 
 
 def run(mib: int, limit: int) -> tuple[str, int]:
-    return run_limited([sys.executable, "-c", TOUCHING, str(mib)], limit << 20, environment=dict(os.environ))
+    return run_limited(
+        [sys.executable, "-c", TOUCHING, str(mib)], limit << 20, environment=dict(os.environ)
+    )
 
 
 def test_a_command_has_only_so_much_memory() -> None:

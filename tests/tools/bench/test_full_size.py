@@ -18,7 +18,11 @@ SMALL = {
     "moe_intermediate_size": 256,
     "vocab_size": 300,
 }
-NAME, EXPERT, EXPERTS = "qwen3-30b-a3b-fp8", 3 * (256 * 256 + 64), 2 * 16  # bytes of an expert in its slot; experts
+NAME, EXPERT, EXPERTS = (
+    "qwen3-30b-a3b-fp8",
+    3 * (256 * 256 + 64),
+    2 * 16,
+)  # bytes of an expert in its slot; experts
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,9 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Rehearsal:
-    return rehearse(folder, FullSizeRequest(("50%",), tokens=2, prompt=24, of_prompt="50%"), profiled=8)
+    return rehearse(
+        folder, FullSizeRequest(("50%",), tokens=2, prompt=24, of_prompt="50%"), profiled=8
+    )
 
 
 def test_a_rehearsal_measures_the_same_loads_cold_and_warm(found: Rehearsal) -> None:
@@ -46,9 +52,17 @@ def test_a_rehearsal_measures_the_same_loads_cold_and_warm(found: Rehearsal) -> 
 
 def test_every_measurement_has_its_place_in_a_table(found: Rehearsal) -> None:
     titles = {table.title: table for table in tables(found)}
-    assert [*titles] == ["Opening", "Decoding, cold", "Decoding, warm", "More tokens at once", "Planned and measured"]
+    assert [*titles] == [
+        "Opening",
+        "Decoding, cold",
+        "Decoding, warm",
+        "More tokens at once",
+        "Planned and measured",
+    ]
     assert all(len(row) == len(table.columns) for table in titles.values() for row in table.rows)
-    assert found.planned["memory"]["all_experts_nbytes"] == pytest.approx(EXPERT * EXPERTS, rel=0.01)
+    assert found.planned["memory"]["all_experts_nbytes"] == pytest.approx(
+        EXPERT * EXPERTS, rel=0.01
+    )
 
 
 def test_a_checkpoint_that_is_there_is_used_and_stays(folder: Path) -> None:

@@ -27,8 +27,20 @@ def test_every_contender_computes_the_product(contender: Contender, bits: int) -
 def test_figures_of_every_contender(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(low_bit, "TURN_S", 0.0)
     monkeypatch.setattr(low_bit, "COLD_NBYTES", 1 << 16)
-    results = [own for cold in (False, True) for own in measure((32, 64), 3, [1, 2], is_cold=cold, rounds=2)]
-    assert [(own.tokens, own.is_cold) for own in results] == [(1, False), (2, False), (1, True), (2, True)]
-    assert all(set(own.ratios) == {each.name for each in CONTENDERS} and own.ratios["bfloat16"] == 1 for own in results)
+    results = [
+        own
+        for cold in (False, True)
+        for own in measure((32, 64), 3, [1, 2], is_cold=cold, rounds=2)
+    ]
+    assert [(own.tokens, own.is_cold) for own in results] == [
+        (1, False),
+        (2, False),
+        (1, True),
+        (2, True),
+    ]
+    assert all(
+        set(own.ratios) == {each.name for each in CONTENDERS} and own.ratios["bfloat16"] == 1
+        for own in results
+    )
     assert len(sheet(results, rounds=2).rows) == 4
     assert "bits a weight in memory" in conversion((32, 64), 3)

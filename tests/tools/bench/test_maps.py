@@ -6,12 +6,29 @@ import pytest
 from tools.bench import maps as bench_maps
 from tools.bench.maps import Sizes, next_layer, random_maps, whole_prefix
 
-SMALL = ("--maps", "6", "--layers", "4", "--experts", "5", "--hidden", "32", "--heads", "2", "--positions", "3")
+SMALL = (
+    "--maps",
+    "6",
+    "--layers",
+    "4",
+    "--experts",
+    "5",
+    "--hidden",
+    "32",
+    "--heads",
+    "2",
+    "--positions",
+    "3",
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_table_of_times(dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["bench_maps", *SMALL, "--passes", "2", "--requests", "2", "--dtype", dtype])
+def test_a_table_of_times(
+    dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["bench_maps", *SMALL, "--passes", "2", "--requests", "2", "--dtype", dtype]
+    )
     bench_maps.main()
     table = capsys.readouterr().out
     assert "from the start / layer by layer" in table and f"6 maps, L=4 E=5 H=32, {dtype}" in table

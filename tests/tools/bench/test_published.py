@@ -26,4 +26,6 @@ def test_figures_of_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "COLD_NBYTES", 1 << 16)
     result = measure("8 bits", partial(random_replica, 8), [(256, 128)], rounds=2)
-    assert result.bits == pytest.approx(8 + (16 + 8) / 128, rel=1e-3) and result.ratios[256, 128] > 0
+    assert (
+        result.bits == pytest.approx(8 + (16 + 8) / 128, rel=1e-3) and result.ratios[256, 128] > 0
+    )

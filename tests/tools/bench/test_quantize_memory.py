@@ -15,7 +15,12 @@ def test_it_measures_a_run_that_it_stops(checkpoint: Checkpoint) -> None:
 
 
 def test_the_verdict_follows_the_figures() -> None:
-    small = {"imports": 300 << 20, "calibrating": 400 << 20, "worker": 350 << 20, "others": 20 << 20}
+    small = {
+        "imports": 300 << 20,
+        "calibrating": 400 << 20,
+        "worker": 350 << 20,
+        "others": 20 << 20,
+    }
     small |= {"inputs": 20 << 20, "expert": 3 << 20, "experts": 1 << 30, "tokens": 9000}
     assert quantize_memory._show(small, 1 << 30) == 0
     assert quantize_memory._show(small | {"calibrating": 1 << 30}, 1 << 30) == 1

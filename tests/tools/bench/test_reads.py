@@ -15,7 +15,10 @@ def test_every_layout_is_read_over_both_links(checkpoint: Checkpoint, tmp_path: 
     folders = {"fused": fused, "published": checkpoint("olmoe"), "packed": packed}
     found = rows(folders, rounds=2)
     assert [(row.layout, row.link, row.in_flight) for row in found] == [
-        (layout, link, count) for layout in folders for link in ("disk", "direct") for count in IN_FLIGHT
+        (layout, link, count)
+        for layout in folders
+        for link in ("disk", "direct")
+        for count in IN_FLIGHT
     ]
     assert found[0].cold_ratio == 1 and all(row.cold_ms > 0 < row.warm_ms for row in found)
     assert len(sheet(found, rounds=2).rows) == len(found)

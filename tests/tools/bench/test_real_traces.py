@@ -14,7 +14,15 @@ from moectl.bundled import bundled_trace
 from moectl.cli import main
 from tests import TRACE
 from tools.bench import real_traces
-from tools.bench.real_traces import TRACES, Cell, allowed, cell_texts, first_passes, measured, units_of
+from tools.bench.real_traces import (
+    TRACES,
+    Cell,
+    allowed,
+    cell_texts,
+    first_passes,
+    measured,
+    units_of,
+)
 
 GPT_OSS = TRACES[0]
 
@@ -30,19 +38,34 @@ def test_rates_are_those_of_the_simulator(
     assert "layer 6.25 %" not in table.columns and "layer 25 %" in table.columns
     write_parquet(first_passes(read_parquet(path), 40, apart=False), tmp_path / "cut.parquet")
     for scope in ("layer", "global"):
-        options = ("--trace", tmp_path / "cut.parquet", "--model", "gpt-oss-20b", "--scope", scope, "--budget", "25%")
+        options = (
+            "--trace",
+            tmp_path / "cut.parquet",
+            "--model",
+            "gpt-oss-20b",
+            "--scope",
+            scope,
+            "--budget",
+            "25%",
+        )
         capfd.readouterr()
         assert main(["simulate", *map(str, options), "--compare", ",".join(few), "--json"]) == 0
-        simulated = {row["policies"]: row["hit_rate"] for row in json.loads(capfd.readouterr().out)["rows"]}
+        simulated = {
+            row["policies"]: row["hit_rate"] for row in json.loads(capfd.readouterr().out)["rows"]
+        }
         column = table.columns.index(f"{scope} 25 %")
         shown = {row[0].strip("`"): row[column].strip("*").partition(" ")[0] for row in table.rows}
-        assert {name: shown[name] for name in few} == {name: f"{simulated[name]:.3f}" for name in few}
+        assert {name: shown[name] for name in few} == {
+            name: f"{simulated[name]:.3f}" for name in few
+        }
 
 
 def test_an_interval_is_of_whole_requests() -> None:
     cell = Cell(hits=np.array([1, 1, 6]), requests=np.array([10, 10, 10]))
     units = np.array([0, 0, 1])
-    assert cell.rates(units, np.array([[1, 1], [2, 0], [0, 2]])) == pytest.approx([8 / 30, 2 / 20, 6 / 10])
+    assert cell.rates(units, np.array([[1, 1], [2, 0], [0, 2]])) == pytest.approx(
+        [8 / 30, 2 / 20, 6 / 10]
+    )
 
 
 def test_the_gap_is_measured_from_the_best_that_does_not_know_the_future() -> None:
@@ -77,7 +100,9 @@ def test_requests_together_and_apart(toy: Trace) -> None:
     assert what == "pass" and len(units) == 60
     apart = first_passes(together, 100, apart=True)
     assert units_of(apart)[1] == "request" and (apart.layer == 0).sum() == 100
-    assert (np.diff(apart.request) >= 0).all() and len(first_passes(together, 100, apart=False)) == 96 * 8
+    assert (np.diff(apart.request) >= 0).all() and len(
+        first_passes(together, 100, apart=False)
+    ) == 96 * 8
 
 
 def test_evictions_are_left_out_for_columns_that_a_trace_lacks(toy: Trace) -> None:
@@ -90,15 +115,21 @@ def test_evictions_are_left_out_for_columns_that_a_trace_lacks(toy: Trace) -> No
 def test_absent_files_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["real_traces", "--traces", str(tmp_path), "--only", "mixtral-8x7b"])
+    monkeypatch.setattr(
+        "sys.argv", ["real_traces", "--traces", str(tmp_path), "--only", "mixtral-8x7b"]
+    )
     real_traces.main()
     assert "mixtral-8x7b: skipped, there is no" in capsys.readouterr().out
 
 
-def test_a_page_is_looked_at_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_page_is_looked_at_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     page = tmp_path / "page.md"
     page.write_text("no marks")
     monkeypatch.setattr(real_traces, "measured", None)
-    monkeypatch.setattr("sys.argv", ["real_traces", "--only", "bundled-model", "--write", str(page)])
+    monkeypatch.setattr(
+        "sys.argv", ["real_traces", "--only", "bundled-model", "--write", str(page)]
+    )
     with pytest.raises(BadInput, match="has no place for bundled-model"):
         real_traces.main()

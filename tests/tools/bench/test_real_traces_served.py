@@ -49,7 +49,10 @@ def test_hit_rates_are_those_of_the_simulator(
 
 
 def test_what_is_neither_loaded_nor_near_is_altered(served: Served) -> None:
-    rows = {row[0].strip("`"): [float(share) for share in row[1].split(", ")] for row in served.missed().rows}
+    rows = {
+        row[0].strip("`"): [float(share) for share in row[1].split(", ")]
+        for row in served.missed().rows
+    }
     assert rows["fetch"][1:] == [0, 0] and rows["near"][2] == rows["qstar"][2] == 0
     assert rows["drop"][0] < rows["drop:rank=2"][0] < rows["fetch"][0]
     assert rows["drop"][2] > rows["drop:rank=2"][2] > 0

@@ -6,7 +6,9 @@ from tests import TRACE
 from tools.bench import splits
 
 
-@pytest.mark.parametrize("source", [["--shape", "3x6x2", "--tokens", "80"], ["--trace", str(TRACE)]])
+@pytest.mark.parametrize(
+    "source", [["--shape", "3x6x2", "--tokens", "80"], ["--trace", str(TRACE)]]
+)
 def test_a_table_of_solvers(
     source: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,17 +11,33 @@ from tools.bench import stand_ins
 
 
 def test_a_table_of_stand_ins(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = str(checkpoint("olmoe"))
-    lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)]
+    lines = [
+        json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)
+    ]
     Path("text.jsonl").write_text("\n".join(lines))
     profile = ["--tokens", "120", "--length", "16", "--prefill", "8", "--samples", "20"]
     assert main(["profile", model, "--data", "text.jsonl", *profile]) == 0
     assert main(["build-buddies"]) == 0
     capsys.readouterr()
-    options = ["--store", "moe.duckdb", "--model", model, "--data", "text.jsonl", "--tokens", "64", "--length", "16"]
+    options = [
+        "--store",
+        "moe.duckdb",
+        "--model",
+        model,
+        "--data",
+        "text.jsonl",
+        "--tokens",
+        "64",
+        "--length",
+        "16",
+    ]
     few = ["--budget", "50%", "--quota", "0.05", "--draws", "2"]
     monkeypatch.setattr("sys.argv", ["bench_stand_ins", *options, *few])
     stand_ins.main()

@@ -14,8 +14,16 @@ from tools.docs.reproduction import PAGE, page, part, written
 FOUND = Reproduction(
     name="toy",
     paper="A paper (2025), Table 1",
-    sheets={"rates": Sheet("Rates", ("policy", "paper", "ours"), [("a|b", 0.5, 0.25), ("c", None, 1e4)], "of 2")},
-    claims=(Claim("a is first", "yes", "no", False), Claim("c", "-", "1", None), Claim("d", "1", "1", True)),
+    sheets={
+        "rates": Sheet(
+            "Rates", ("policy", "paper", "ours"), [("a|b", 0.5, 0.25), ("c", None, 1e4)], "of 2"
+        )
+    },
+    claims=(
+        Claim("a is first", "yes", "no", False),
+        Claim("c", "-", "1", None),
+        Claim("d", "1", "1", True),
+    ),
     assumed=("nothing",),
 )
 
@@ -23,8 +31,12 @@ FOUND = Reproduction(
 def test_a_part_has_all_that_was_found() -> None:
     text = part(FOUND, "toy")
     assert "**1 of 2 statements agree.**" in text and FOUND.available in text
-    assert "| a is first | yes | no | DISAGREES |" in text and "| c | - | 1 | cannot be said |" in text
-    assert "| a\\|b | 0.5 | 0.25 |" in text and "| c | - | 10,000.0 |" in text and "\nof 2\n" in text
+    assert (
+        "| a is first | yes | no | DISAGREES |" in text and "| c | - | 1 | cannot be said |" in text
+    )
+    assert (
+        "| a\\|b | 0.5 | 0.25 |" in text and "| c | - | 10,000.0 |" in text and "\nof 2\n" in text
+    )
     assert "- nothing\n" in text and "Why we disagree" not in text
     assert written(page({"toy": text, "other": text})) == {"toy": text, "other": text}
 
@@ -38,9 +50,13 @@ def test_every_disagreement_has_its_reason_and_no_reason_is_left_over() -> None:
     for name, text in written(PAGE.read_text(encoding="utf-8")).items():
         apart = re.findall(r"^\| (.+?) \| .* \| DISAGREES \|$", text, re.MULTILINE)
         for claim in apart:
-            assert any(claim.startswith(reason.claims) for reason in REASONS[name]), f"{name}: why {claim}?"
+            assert any(claim.startswith(reason.claims) for reason in REASONS[name]), (
+                f"{name}: why {claim}?"
+            )
         for beginning in [each for reason in REASONS.get(name, ()) for each in reason.claims]:
-            assert any(claim.startswith(beginning) for claim in apart), f"{name}: {beginning} agrees"
+            assert any(claim.startswith(beginning) for claim in apart), (
+                f"{name}: {beginning} agrees"
+            )
         assert all(reason.why in text for reason in REASONS.get(name, ()))
 
 

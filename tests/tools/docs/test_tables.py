@@ -12,4 +12,6 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_every_column_has_a_meaning() -> None:
     for name, each in TABLES.items():
-        assert each.row and all(column.meaning and column.type for column in each.columns.values()), name
+        assert each.row and all(
+            column.meaning and column.type for column in each.columns.values()
+        ), name

@@ -16,10 +16,20 @@ from tools.gpu import bench, models
 from tools.gpu.bench import NO_TIME, Runs, markdown
 from tools.gpu.rows import Row, attempt
 
-TINY = {"tiny": True, "layers": None, "prompt": 12, "tokens": 3, "sequences": 1, "threads": 1, "scratch": None}
+TINY = {
+    "tiny": True,
+    "layers": None,
+    "prompt": 12,
+    "tokens": 3,
+    "sequences": 1,
+    "threads": 1,
+    "scratch": None,
+}
 TINY |= {"lines": False, "only": ""}
 TINY |= {"long_prompt": 24}
-NUM_ROWS = 2 + 2 + 4 + 1  # of moectl with everything resident, with an aim, with long prompts; Accelerate's
+NUM_ROWS = (
+    2 + 2 + 4 + 1
+)  # of moectl with everything resident, with an aim, with long prompts; Accelerate's
 KERNELS = """
 import torch
 from tools.gpu.checks import formats, kernels, packed, published
@@ -38,7 +48,9 @@ print(*[passed for passed, _, _ in found])
 
 
 def report(tmp_path: Path, **own: object) -> dict:
-    options = Namespace(**TINY | {"models": ["mixtral-8x7b"], "budgets": ["25%", "5%"], "limit": 1e9} | own)
+    options = Namespace(
+        **TINY | {"models": ["mixtral-8x7b"], "budgets": ["25%", "5%"], "limit": 1e9} | own
+    )
     options.out = tmp_path / "report.json"
     found = bench.run("cpu", options)
     assert json.loads(options.out.read_text()) == found
@@ -62,19 +74,28 @@ def test_every_row_is_measured_or_says_why_not(found: dict) -> None:
             is_of_policies = row["name"].startswith("moectl") and "perfect" not in row["name"]
             assert (row["predicted_ms"] is not None) == is_of_policies, row["name"]
     on_demand = rows["moectl, on-demand", "25%"]
-    assert 0 < on_demand["hit_rate"] < 1 and on_demand["moved_nbytes"] > 0 and on_demand["stall_ms"] > 0
+    assert (
+        0 < on_demand["hit_rate"] < 1
+        and on_demand["moved_nbytes"] > 0
+        and on_demand["stall_ms"] > 0
+    )
     assert on_demand["experts"] == "fused"
     assert rows["moectl, full", "100%"]["fast_nbytes"] > on_demand["fast_nbytes"]
     assert ("moectl, on-demand", "5%, all layers together") in rows
     prompt = rows["prompt of 24, moectl, on-demand", "25%"]
-    assert prompt["moved_nbytes"] > 0 and 0 < prompt["hit_rate"] < 1 and prompt["experts"] == "fused"
+    assert (
+        prompt["moved_nbytes"] > 0 and 0 < prompt["hit_rate"] < 1 and prompt["experts"] == "fused"
+    )
 
 
 def test_who_knows_the_future_prefetches_it_and_what_is_tuned_loses_nothing(found: dict) -> None:
     model = found["models"]["mixtral-8x7b"]
     rows = {row["name"]: row for row in model["rows"] if row["budget"].startswith("25%")}
     knowing, on_demand = rows["moectl, perfect prefetching"], rows["moectl, on-demand"]
-    assert knowing["hit_rate"] > on_demand["hit_rate"] and knowing["moved_nbytes"] <= on_demand["moved_nbytes"]
+    assert (
+        knowing["hit_rate"] > on_demand["hit_rate"]
+        and knowing["moved_nbytes"] <= on_demand["moved_nbytes"]
+    )
     assert knowing["experts"] == rows["moectl, tuned"]["experts"] == "fused"
     tuned = model["tuned"]
     assert (tuned["routing"], tuned["miss"]) == ("standard", "fetch")
@@ -85,7 +106,9 @@ def test_the_floor_is_that_of_the_slower_of_link_and_memory(found: dict) -> None
     model, rates = found["models"]["mixtral-8x7b"], found["rates"]
     for row in model["rows"]:
         if row["tpot_ms"]:
-            seconds = max(row["moved_nbytes"] / rates["link"], model["active_nbytes"] / rates["memory"])
+            seconds = max(
+                row["moved_nbytes"] / rates["link"], model["active_nbytes"] / rates["memory"]
+            )
             assert row["floor_ms"] == pytest.approx(seconds * 1e3)
 
 
@@ -106,11 +129,17 @@ def test_what_there_is_no_time_for_says_so(tmp_path: Path, monkeypatch: pytest.M
 def test_on_a_gpu_a_row_has_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the device decides on has no stall that events could tell."""
     opened = SimpleNamespace(
-        shape=Shape(2, 8, 2, 64), config=SimpleNamespace(vocab_size=96), model=SimpleNamespace(device="cuda")
+        shape=Shape(2, 8, 2, 64),
+        config=SimpleNamespace(vocab_size=96),
+        model=SimpleNamespace(device="cuda"),
     )
     given, options = [], Namespace(**TINY, budgets=["25%"])
-    monkeypatch.setattr(bench.gpu_rows, "session_row", lambda *taken: given.append(taken[1]) or Row("moectl", "25%"))
-    runs = Runs("mixtral-8x7b", opened, None, None, None, "cuda", options, {}).all("the GPU decides")
+    monkeypatch.setattr(
+        bench.gpu_rows, "session_row", lambda *taken: given.append(taken[1]) or Row("moectl", "25%")
+    )
+    runs = Runs("mixtral-8x7b", opened, None, None, None, "cuda", options, {}).all(
+        "the GPU decides"
+    )
     ((_, budget, work),) = runs
     assert budget == "25%" and work().stall_ms is None
     assert (given[0].decide, given[0].experts, given[0].link) == ("device", "fused", "auto")
@@ -123,7 +152,9 @@ def test_a_row_that_fails_hides_no_other() -> None:
     assert attempt("x", "25%", measure) == Row("x", "25%", why_not="RuntimeError: no kernel")
 
 
-def test_a_model_that_cannot_be_made_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_made_is_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def save(*_: object, **__: object) -> None:
         raise OSError("no room")
 

@@ -37,7 +37,12 @@ tell(**[*captured.lines("all resident", found, 1e-5)][-1])
 def test_both_are_measured_and_held_against_each_other(checkpoint: Checkpoint) -> None:
     singly, graphs, both, wrong = map(json.loads, interpret(PROBED, str(checkpoint("olmoe"))))
     assert singly["name"] == "all resident, launched one by one" and singly["ms_per_token"] > 0
-    assert (graphs["tokens"], graphs["graphs"], graphs["captures"], graphs["detail"]) == (3, 1, 1, None)
+    assert (graphs["tokens"], graphs["graphs"], graphs["captures"], graphs["detail"]) == (
+        3,
+        1,
+        1,
+        None,
+    )
     assert 0 < graphs["ms_per_token"] <= graphs["capture_ms"] and graphs["device_us"] > 0
     assert both["passed"] and both["detail"] == "counters equal" and both["times_as_fast"] > 0
     assert not wrong["passed"]
@@ -46,4 +51,7 @@ def test_both_are_measured_and_held_against_each_other(checkpoint: Checkpoint) -
 def test_without_graphs_it_says_so() -> None:
     assert [*ways("cpu")] == ["the host decides", "all resident"] and len(ways("cuda")) == 4
     found = Compared(singly=[Decoded([2.0], None, {})])
-    assert [line.get("detail") for line in lines("x", found, 0.1)] == [None, "there are no CUDA graphs here"]
+    assert [line.get("detail") for line in lines("x", found, 0.1)] == [
+        None,
+        "there are no CUDA graphs here",
+    ]

@@ -17,7 +17,13 @@ from tools.gpu.checks.exactness import Said, compare, compare_rounded, runs_on
 from tools.gpu.checks.replicas import FEW_BITS
 from tools.gpu.checks.sessions import SMALL, Check, attempt, bandwidth, save_random
 
-TINY = SMALL | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 8, "vocab_size": 96}
+TINY = SMALL | {
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_experts": 8,
+    "vocab_size": 96,
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,9 @@ def test_without_a_gpu_it_says_so_and_reports_none(
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[str, Check], list[str]]:
+def ran(
+    tmp_path_factory: pytest.TempPathFactory, folder: Path
+) -> tuple[dict[str, Check], list[str]]:
     """A whole run on a CPU, by name, and what it told."""
     told = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(told):
@@ -52,7 +60,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
         options = Namespace(layers=2, tokens=3, threads=1)
         scratch = tmp_path_factory.mktemp("run")
         here = [group for group in GROUPS.values() if not group.needs_gpu]
-        checks = [one for group in here for one in gpu_check._attempts(group.checks(scratch, "cpu", options))]
+        checks = [
+            one
+            for group in here
+            for one in gpu_check._attempts(group.checks(scratch, "cpu", options))
+        ]
     assert len({check.name for check in checks}) == len(checks)
     return {check.name: check for check in checks}, told.getvalue().splitlines()
 
@@ -60,9 +72,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
 def test_a_whole_run_tells_every_check(ran: tuple) -> None:
     checks, told = ran
     told = [line for line in told if line.startswith(("passed", "FAILED"))]
-    assert len(told) == len(checks) == 4 * len(runs_on("cpu")) + 2 * len(SCALAR_WIDTHS) + len(FEW_BITS) + 6 + 2 + 2
-    assert [line.startswith("passed") for line in told] == [check.passed for check in checks.values()]
-    assert sum(name.startswith("exact: bundled model, bfloat16") for name in checks) == len(runs_on("cpu"))
+    assert (
+        len(told)
+        == len(checks)
+        == 4 * len(runs_on("cpu")) + 2 * len(SCALAR_WIDTHS) + len(FEW_BITS) + 6 + 2 + 2
+    )
+    assert [line.startswith("passed") for line in told] == [
+        check.passed for check in checks.values()
+    ]
+    assert sum(name.startswith("exact: bundled model, bfloat16") for name in checks) == len(
+        runs_on("cpu")
+    )
     assert json.dumps([check.figures for check in checks.values()])
 
 
@@ -108,7 +128,10 @@ def test_in_bfloat16_kernels_may_differ_as_far_as_bfloat16_itself() -> None:
         return Said((torch.tensor([1.0, logit]),), [3])
 
     exact, theirs = said(10.0), said(10.7)
-    assert compare_rounded(said(9.7), theirs, exact)[0] and compare_rounded(said(11.0), theirs, exact)[0]
+    assert (
+        compare_rounded(said(9.7), theirs, exact)[0]
+        and compare_rounded(said(11.0), theirs, exact)[0]
+    )
     assert not compare_rounded(said(11.2), theirs, exact)[0]
     assert not compare_rounded(said(10.6), exact, exact)[0]
 

@@ -31,7 +31,10 @@ def test_both_roads_are_measured_and_held_against_each_other(checkpoint: Checkpo
     assert layer["name"].endswith("captured") and layer["us"] > 0
     for way, first in (("on demand", 0), ("next gate", 3)):
         host, device, both = lines[first : first + 3]
-        assert host["name"] == f"{way}, decided by the host" and device["name"] == f"{way}, decided by the device"
+        assert (
+            host["name"] == f"{way}, decided by the host"
+            and device["name"] == f"{way}, decided by the device"
+        )
         assert host["ms_per_token"] > 0 and host["hit_rate"] == device["hit_rate"] > 0
         assert both["passed"] and both["times_as_fast"] > 0 and both["detail"] == "counters equal"
     assert not lines[-1]["passed"]

@@ -53,7 +53,10 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_group_that_fails_or_hangs_costs_itself_only(modules: Path) -> None:
-    groups = [Group(how, "says", (how,), 20.0 if how != "hangs" else 3.0) for how in ("fails", "hangs", "ends")]
+    groups = [
+        Group(how, "says", (how,), 20.0 if how != "hangs" else 3.0)
+        for how in ("fails", "hangs", "ends")
+    ]
     out = modules / "lines.jsonl"
     out.write_text('{"kept": 1}\n')
     lines = run_groups(groups, out, limit_s=60.0)
@@ -61,10 +64,16 @@ def test_a_group_that_fails_or_hangs_costs_itself_only(modules: Path) -> None:
     ended = {line["group"]: line["ended"] for line in lines if "ended" in line}
     assert ended["fails"].startswith("exit code 1: ") and ended["fails"].endswith("no such kernel")
     assert ended["hangs"] == "after its limit of 3 s" and ended["ends"] == "well"
-    assert [line["group"] for line in lines if line.get("name") == "first"] == ["fails", "hangs", "ends"]
+    assert [line["group"] for line in lines if line.get("name") == "first"] == [
+        "fails",
+        "hangs",
+        "ends",
+    ]
     (child,) = (line["pid"] for line in lines if line.get("name") == "child")
     status = Path(f"/proc/{child}/status")
-    assert not status.exists() or "zombie" in status.read_text(), "what a group has started ends with it"
+    assert not status.exists() or "zombie" in status.read_text(), (
+        "what a group has started ends with it"
+    )
     table = markdown(1, lines)
     assert "| fails | first | gbps 2.5 |" in table and "| ends | second | passed |" in table
 
@@ -79,7 +88,9 @@ def test_every_stage_has_time_for_its_groups_and_takes_nine_minutes_at_most(numb
     groups = stage(number, device="cuda", tiny=False)
     assert LIMITS_S[number] <= 540 and all(group.limit_s <= LIMITS_S[number] for group in groups)
     assert len({group.name for group in groups}) == len(groups)
-    assert sum(group.limit_s for group in groups) <= 1.6 * LIMITS_S[number], "few groups need their whole limit"
+    assert sum(group.limit_s for group in groups) <= 1.6 * LIMITS_S[number], (
+        "few groups need their whole limit"
+    )
 
 
 def test_it_runs_without_the_network_and_what_machines_for_gpus_lack(tmp_path: Path) -> None:
@@ -87,8 +98,20 @@ def test_it_runs_without_the_network_and_what_machines_for_gpus_lack(tmp_path: P
     (tmp_path / "sitecustomize.py").write_text(BLOCKED)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     out = tmp_path / "session.jsonl"
-    command = [sys.executable, "-m", "tools.gpu.session", "3", "--device", "cpu", "--tiny", "--out", str(out)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "tools.gpu.session",
+        "3",
+        "--device",
+        "cpu",
+        "--tiny",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert lines[-1]["ended"] == "well", done.stderr
     rows = [line for line in lines if "ended" not in line]
@@ -107,7 +130,9 @@ def test_a_sparse_checkpoint_takes_no_room_and_its_experts_are_made(tmp_path: Pa
     hole = opened.shape.num_keys * opened.shape.expert_nbytes
     assert stored.st_blocks * 512 < stored.st_size - 0.9 * hole
     made = sparse.with_experts(opened, pin=False)
-    one, other = (opened.store.layout.views(made.store.view(0, expert))["down_proj"] for expert in (0, 1))
+    one, other = (
+        opened.store.layout.views(made.store.view(0, expert))["down_proj"] for expert in (0, 1)
+    )
     assert 0.01 < one.float().std() < 0.04 and not torch.equal(one, other)
     assert isinstance(made.store, RamStore) and session.LIMITS_S
     opened.store.close()
@@ -120,7 +145,11 @@ def test_what_is_imported_of_transformers_is_in_the_version_beside_a_gpu() -> No
     rooms = ("artifacts", "runtime", "profilers", "tools/gpu")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     nodes = [node for path in files for node in ast.parse(path.read_text(encoding="utf-8")).body]
-    asked = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module.startswith("transformers")]
+    asked = [
+        node
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("transformers")
+    ]
     names = {f"{node.module}.{alias.name}" for node in asked for alias in node.names}
     assert len(names) > 40 and names <= {*known}
 
@@ -134,9 +163,15 @@ def test_it_needs_nothing_of_the_tests() -> None:
         seen.add(path)
         names = [*_imported(path)]
         assert not [name for name in names if name.startswith("tests")], path
-        files = [(ROOT / name.replace(".", "/")).with_suffix(".py") for name in names if name.startswith("tools.")]
+        files = [
+            (ROOT / name.replace(".", "/")).with_suffix(".py")
+            for name in names
+            if name.startswith("tools.")
+        ]
         waiting += [file for file in files if file.exists() and file not in seen]
-    assert ROOT / "tools" / "bench" / "resident.py" in seen, "what they import of other tools counts"
+    assert ROOT / "tools" / "bench" / "resident.py" in seen, (
+        "what they import of other tools counts"
+    )
 
 
 def _imported(path: Path) -> Iterator[str]:

@@ -14,7 +14,9 @@ from tools.gpu.timing import gbps, microseconds
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_gpus_time_is_that_of_replayed_graphs(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_a_gpus_time_is_that_of_replayed_graphs(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
     """Each call takes 5 us of the device, and its launch a millisecond of the host."""
     clock = SimpleNamespace(us=0.0)
 
@@ -38,9 +40,16 @@ def test_a_gpus_time_is_that_of_replayed_graphs(monkeypatch: pytest.MonkeyPatch,
     def entered(*_: object):
         yield
 
-    for name, one in {"CUDAGraph": Graph, "Event": Event, "graph": entered, "device": entered}.items():
+    for name, one in {
+        "CUDAGraph": Graph,
+        "Event": Event,
+        "graph": entered,
+        "device": entered,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, one)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None)
+    )
     us = microseconds(lambda turn: time.sleep(1e-3), 3, 8, device)
     assert us == pytest.approx(5.0) if device == "cuda" else us >= 1e3
     assert gbps(1e6, 10.0) == pytest.approx(100.0)

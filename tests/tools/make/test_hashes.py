@@ -19,7 +19,9 @@ def locked() -> dict[str, tuple[str, int]]:
     """The version and the number of hashes by name; every line belongs to an entry or is a comment."""
     text = hashes.HASHES.read_text(encoding="utf-8")
     assert not re.sub(r"^#.*\n", "", ENTRY.sub("", text), flags=re.MULTILINE).strip()
-    return {name: (version, values.count("--hash")) for name, version, values in ENTRY.findall(text)}
+    return {
+        name: (version, values.count("--hash")) for name, version, values in ENTRY.findall(text)
+    }
 
 
 def test_names_and_versions_are_those_of_the_constraints() -> None:
@@ -37,8 +39,12 @@ def test_torch_has_a_build_for_cuda_and_one_for_the_cpu() -> None:
 def test_the_page_names_what_moectl_needs() -> None:
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     [line] = re.findall(r"^pip install --require-hashes -c hashes\.txt (.*)$", page, re.MULTILINE)
-    needs = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    assert sorted(line.split()) == sorted([*(re.match(r"[\w-]+", need)[0] for need in needs), "setuptools"])
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
+    assert sorted(line.split()) == sorted(
+        [*(re.match(r"[\w-]+", need)[0] for need in needs), "setuptools"]
+    )
 
 
 def test_pip_is_asked_and_files_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

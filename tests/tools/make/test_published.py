@@ -12,8 +12,12 @@ from tests.helpers import families
 from tools.make.published import FORMATS, experts_in, publish
 
 
-@pytest.mark.parametrize(("name", "says"), [("fp8", "fp8, 8.08 bits"), ("mxfp4", "mxfp4, 4.25 bits")])
-def test_a_checkpoint_in_shards_opens_with_the_rounded_numbers(name: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "says"), [("fp8", "fp8, 8.08 bits"), ("mxfp4", "mxfp4, 4.25 bits")]
+)
+def test_a_checkpoint_in_shards_opens_with_the_rounded_numbers(
+    name: str, says: str, tmp_path: Path
+) -> None:
     fields = {"hidden_size": 64, "moe_intermediate_size": 96}
     plain = families.save("qwen3_moe", "hub", tmp_path / "plain", torch.float32, "40KB", fields)
     numbers = publish(plain, tmp_path / "published", *experts_in(name))
@@ -22,9 +26,14 @@ def test_a_checkpoint_in_shards_opens_with_the_rounded_numbers(name: str, says: 
     layout = opened.store.layout
     buffer = aligned(layout.nbytes)
     opened.store.read(0, 3, buffer)
-    gate, up, down = (numbers[f"model.layers.0.mlp.experts.3.{part}_proj.weight"] for part in ("gate", "up", "down"))
+    gate, up, down = (
+        numbers[f"model.layers.0.mlp.experts.3.{part}_proj.weight"]
+        for part in ("gate", "up", "down")
+    )
     weights = layout.weights(buffer)
-    assert torch.equal(weights["gate_up_proj"], torch.cat([gate, up])) and torch.equal(weights["down_proj"], down)
+    assert torch.equal(weights["gate_up_proj"], torch.cat([gate, up])) and torch.equal(
+        weights["down_proj"], down
+    )
 
 
 @pytest.mark.parametrize(("name", "most"), [("fp8", 0.03), ("mxfp4", 0.13), ("int4", 0.1)])

@@ -32,5 +32,7 @@ def test_requests_of_two_texts_in_turn(
         rows = np.unique(trace.iteration[trace.request == request])
         return trace.embeddings[rows]
 
-    assert np.allclose(given(0), given(7)) and np.allclose(given(1), given(6)), "the second part turns the texts round"
+    assert np.allclose(given(0), given(7)) and np.allclose(given(1), given(6)), (
+        "the second part turns the texts round"
+    )
     assert not np.allclose(given(0), given(1))

@@ -33,7 +33,9 @@ for path, test, before, after in (
     for changed in (source, source.replace(before, after)):
         print(is_killed(Mutant(path, 1, "by hand", changed), [test], limit_s=60))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.stdout.split() == ["False", "True", "False", "True"], done.stderr
 
 

@@ -10,12 +10,16 @@ from tools.torments import cell as torture_cell
 from tools.torments.cell import Cell
 
 
-def test_losses_are_told_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_told_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cell = Cell(Fragile, tmp_path, seed=0)
     whole, broken, aborted, again = (cell.run(number) for number in (0, 1, 2, 0))
     assert (whole.loss, broken.loss) == ("", "14: a promise")
     assert "ended with -6" in aborted.loss
-    assert again.fault == whole.fault and not again.loss, "a number repeats its case, in a new process"
+    assert again.fault == whole.fault and not again.loss, (
+        "a number repeats its case, in a new process"
+    )
     monkeypatch.setattr(torture_cell, "SLOWEST_S", 0.0)
     assert "no end" in cell.run(1).loss
 

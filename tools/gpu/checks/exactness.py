@@ -11,7 +11,10 @@ import torch
 from tools.gpu.checks.sessions import RUNS, Finding
 
 NUM_DECODED, NUM_GREEDY = 6, 12
-FETCHED, COMPUTED_ELSEWHERE = 1e-5, 1e-4  # relative in float32: the same kernels, those of the host, or our own
+FETCHED, COMPUTED_ELSEWHERE = (
+    1e-5,
+    1e-4,
+)  # relative in float32: the same kernels, those of the host, or our own
 COARSE = 5e-2  # relative in bfloat16, where another rounding may change a router's selection
 NO_WORSE = 1.5  # times plain bfloat16's own distance from float32, for kernels that round elsewhere
 
@@ -32,7 +35,9 @@ def listen(model: torch.nn.Module, vocabulary: int) -> Said:
     prompt = model(input_ids=ids[:1], use_cache=True)
     logits, past = [prompt.logits, model(input_ids=ids).logits], prompt.past_key_values
     for position in range(NUM_DECODED):
-        step = model(input_ids=ids[1:2, position : position + 1], past_key_values=past, use_cache=True)
+        step = model(
+            input_ids=ids[1:2, position : position + 1], past_key_values=past, use_cache=True
+        )
         logits.append(step.logits)
     return Said(tuple(each.float().cpu() for each in logits), _greedy(model, ids[:1]))
 
@@ -73,7 +78,10 @@ def exactness(
     for name in runs_on(device):
         yield name, lambda name=name: check(name)
         if dtype is torch.float32 and device != "cpu" and RUNS[name].get("experts") == "fused":
-            yield f"{name}, as graphs", lambda name=name: as_graphs(checkpoint(), dtype, device, RUNS[name])
+            yield (
+                f"{name}, as graphs",
+                lambda name=name: as_graphs(checkpoint(), dtype, device, RUNS[name]),
+            )
 
 
 def runs_on(device: str) -> list[str]:
@@ -81,7 +89,9 @@ def runs_on(device: str) -> list[str]:
     from tools.gpu.packages import experts_by  # which imports moectl
 
     own = {"experts": experts_by(device), "decide": "host" if device == "cpu" else "device"}
-    return [name for name, run in RUNS.items() if all(run.get(key, own[key]) == own[key] for key in own)]
+    return [
+        name for name, run in RUNS.items() if all(run.get(key, own[key]) == own[key] for key in own)
+    ]
 
 
 def offloaded(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Said:
@@ -109,7 +119,9 @@ def _offloaded(
 
 def as_graphs(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Finding:
     """Passed if tokens are replayed as CUDA graphs, and say what the same launched one by one say."""
-    (ours, told), (theirs, _) = (_offloaded(folder, dtype, device, run, singly=singly) for singly in (False, True))
+    (ours, told), (theirs, _) = (
+        _offloaded(folder, dtype, device, run, singly=singly) for singly in (False, True)
+    )
     is_near, detail, figures = compare(ours, theirs, dtype, allowed=COMPUTED_ELSEWHERE)
     why_not = f"; {told['why_not']}" if told["why_not"] else ""
     graphs = f"{told['tokens']} tokens of {told['graphs']} graphs, captured {told['captures']} times{why_not}"
@@ -122,7 +134,11 @@ def forwards_then_generates(folder: Path, dtype: torch.dtype, device: str) -> Fi
     from runtime.model.open import open_model
     from runtime.session.session import Session, Settings
 
-    theirs, opened, said = plain(folder, dtype, device), open_model(str(folder), dtype=dtype, device=device), []
+    theirs, opened, said = (
+        plain(folder, dtype, device),
+        open_model(str(folder), dtype=dtype, device=device),
+        [],
+    )
     ids = _prompts(opened.config.vocab_size)[:1].to(device)
     with Session(opened, Settings(**RUNS["25%, prefetched"])) as session:
         session.forward(ids)
@@ -130,10 +146,16 @@ def forwards_then_generates(folder: Path, dtype: torch.dtype, device: str) -> Fi
         thread.start()
         thread.join()
     opened.store.close()
-    return said == [theirs.tokens], f"greedy tokens {'equal' if said == [theirs.tokens] else 'DIFFER or none'}", {}
+    return (
+        said == [theirs.tokens],
+        f"greedy tokens {'equal' if said == [theirs.tokens] else 'DIFFER or none'}",
+        {},
+    )
 
 
-def compare(ours: Said, theirs: Said, dtype: torch.dtype, *, allowed: float | None = None) -> Finding:
+def compare(
+    ours: Said, theirs: Said, dtype: torch.dtype, *, allowed: float | None = None
+) -> Finding:
     """Passed if the difference of logits is `allowed`, by default what is for torch's own kernels, and tokens are
     equal."""
     allowed = allowed or (FETCHED if dtype is torch.float32 else COARSE)
@@ -141,18 +163,36 @@ def compare(ours: Said, theirs: Said, dtype: torch.dtype, *, allowed: float | No
     relative, same_tokens = difference(ours, theirs), ours.tokens == theirs.tokens
     told = "bit-equal" if is_equal else f"largest difference {relative:.1e} of the largest logit"
     detail = f"{told}; greedy tokens {'equal' if same_tokens else 'DIFFER'}"
-    figures = {"bit_equal": is_equal, "relative": relative, "tokens_equal": same_tokens, "allowed": allowed}
+    figures = {
+        "bit_equal": is_equal,
+        "relative": relative,
+        "tokens_equal": same_tokens,
+        "allowed": allowed,
+    }
     return relative <= allowed and same_tokens, detail, figures
 
 
 def compare_rounded(ours: Said, theirs: Said, exact: Said) -> Finding:
     """Passed if logits of kernels that round elsewhere in bfloat16 are about as near to those of float32 as the plain
     model's: a rounding may change a router's selection, and then either may be the nearer one. Tokens may differ."""
-    relative, own, plain_own = difference(ours, theirs), difference(ours, exact), difference(theirs, exact)
+    relative, own, plain_own = (
+        difference(ours, theirs),
+        difference(ours, exact),
+        difference(theirs, exact),
+    )
     allowed = max(COARSE, NO_WORSE * plain_own)
     detail = f"{own:.1e} from float32's logits, the plain model {plain_own:.1e}; from each other {relative:.1e}"
-    figures = {"bit_equal": not relative, "relative": relative, "from_float32": own, "plain_from_float32": plain_own}
-    return own <= allowed, detail, figures | {"tokens_equal": ours.tokens == theirs.tokens, "allowed": allowed}
+    figures = {
+        "bit_equal": not relative,
+        "relative": relative,
+        "from_float32": own,
+        "plain_from_float32": plain_own,
+    }
+    return (
+        own <= allowed,
+        detail,
+        figures | {"tokens_equal": ours.tokens == theirs.tokens, "allowed": allowed},
+    )
 
 
 def difference(ours: Said, theirs: Said) -> float:

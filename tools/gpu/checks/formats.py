@@ -21,7 +21,9 @@ _E4M3, _E5M2, _E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0f
 Roles = dict[str, Stored]
 
 
-def _fp8(dtype: torch.dtype, block: tuple[int, int], scale: torch.dtype, rows: int, columns: int) -> Roles:
+def _fp8(
+    dtype: torch.dtype, block: tuple[int, int], scale: torch.dtype, rows: int, columns: int
+) -> Roles:
     grid = tuple(-(-size // each) for size, each in zip((rows, columns), block, strict=True))
     return {"weight": Stored(dtype, (rows, columns)), "scale": Stored(scale, grid)}
 
@@ -33,7 +35,11 @@ def _mxfp4(rows: int, columns: int) -> Roles:
 
 def _nvfp4(rows: int, columns: int) -> Roles:
     scale = Stored(_E4M3, (rows, columns // 16))
-    return {"packed": Stored(torch.uint8, (rows, columns // 2)), "scale": scale, "global": Stored(torch.float32, (1,))}
+    return {
+        "packed": Stored(torch.uint8, (rows, columns // 2)),
+        "scale": scale,
+        "global": Stored(torch.float32, (1,)),
+    }
 
 
 def _packed(bits: int, optional: tuple[str, ...], rows: int, columns: int) -> Roles:
@@ -76,7 +82,9 @@ CASES: Mapping[str, Case] = {
     "nvfp4": Case(NvFp4(), _nvfp4),
     "nvfp4, inverse": Case(NvFp4(is_inverse=True), _nvfp4),
     "packed, 4 bits": Case(PackedIntegers(), partial(_packed, 4, ())),
-    "packed, 4 bits, in any order": Case(PackedIntegers(), partial(_packed, 4, ("zero_point", "g_idx"))),
+    "packed, 4 bits, in any order": Case(
+        PackedIntegers(), partial(_packed, 4, ("zero_point", "g_idx"))
+    ),
     "packed, 8 bits": Case(PackedIntegers(bits=8), partial(_packed, 8, ("zero_point",))),
     "gptq, 4 bits": Case(Gptq(), partial(_gptq, 4, ())),
     "gptq, 4 bits, in any order": Case(Gptq(is_permuted=True), partial(_gptq, 4, ("g_idx",))),
@@ -87,7 +95,9 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def random_content(role: str, like: torch.Tensor, num_groups: int, generator: torch.Generator) -> torch.Tensor:
+def random_content(
+    role: str, like: torch.Tensor, num_groups: int, generator: torch.Generator
+) -> torch.Tensor:
     """Random codes, and scales that give weights of some hundredths."""
     own = {"generator": generator, "device": like.device}
     if role == ORDER:

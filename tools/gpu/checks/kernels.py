@@ -10,9 +10,16 @@ from torch.nn import functional as F
 from tools.gpu.checks.sessions import Finding
 from tools.gpu.timing import gbps, host_microseconds, microseconds
 
-SIZES = {"olmoe-1b-7b": (2048, 1024, 8, 64), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, neurons, ranks, experts
+SIZES = {
+    "olmoe-1b-7b": (2048, 1024, 8, 64),
+    "mixtral-8x7b": (4096, 14336, 2, 8),
+}  # hidden, neurons, ranks, experts
 GPT_OSS_SIZES = (2880, 2880, 4, 32)
-ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # relative to the largest output
+ALLOWED = {
+    torch.float32: 1e-5,
+    torch.float16: 5e-3,
+    torch.bfloat16: 2e-2,
+}  # relative to the largest output
 PROMPTS = (128, 512)
 _CALLS = 100
 
@@ -36,16 +43,26 @@ class Experts:
     """An arena of random experts, and their outputs by torch, one after another."""
 
     def __init__(
-        self, sizes: tuple[int, int, int, int], *, dtype: torch.dtype, device: str, kind: Kind = USUAL
+        self,
+        sizes: tuple[int, int, int, int],
+        *,
+        dtype: torch.dtype,
+        device: str,
+        kind: Kind = USUAL,
     ) -> None:
         from runtime.kernels.gpu.addressing import Strides
         from runtime.kernels.gpu.gates import Gate
         from runtime.model.layout import ExpertLayout
 
         hidden, neurons, self.top_k, self.count = sizes
-        self.kind, self.gate = kind, Gate(kind.rule, take_turns=kind.take_turns, alpha=kind.alpha, limit=kind.limit)
+        self.kind, self.gate = (
+            kind,
+            Gate(kind.rule, take_turns=kind.take_turns, alpha=kind.alpha, limit=kind.limit),
+        )
         layout = ExpertLayout.of(_shapes(hidden, neurons, kind), dtype)
-        self.strides = Strides.whole(layout, is_transposed=kind.is_transposed, are_paired=kind.take_turns)
+        self.strides = Strides.whole(
+            layout, is_transposed=kind.is_transposed, are_paired=kind.take_turns
+        )
         size = layout.nbytes // dtype.itemsize
         self.hidden, self.dtype, self.device = hidden, dtype, device
         self.random = torch.Generator(device).manual_seed(0)
@@ -56,26 +73,42 @@ class Experts:
 
     def step(self, num_tokens: int) -> "Tokens":
         """Tokens with random experts."""
-        ids = torch.rand(num_tokens, self.count, generator=self.random, device=self.device).topk(self.top_k).indices
+        ids = (
+            torch.rand(num_tokens, self.count, generator=self.random, device=self.device)
+            .topk(self.top_k)
+            .indices
+        )
         weights = torch.rand(num_tokens, self.top_k, generator=self.random, device=self.device)
-        return Tokens(self._normal(num_tokens * self.hidden, self.dtype).view(num_tokens, -1), ids, weights)
+        return Tokens(
+            self._normal(num_tokens * self.hidden, self.dtype).view(num_tokens, -1), ids, weights
+        )
 
     def few(self, step: "Tokens") -> torch.Tensor:
         """Outputs of one token by the kernels that read weights for each, the last of which adds up."""
         from runtime.kernels.gpu import gated
         from runtime.kernels.gpu.total import Total
 
-        y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
+        y, out = (
+            torch.empty(step.ids.numel(), self.hidden, device=self.device),
+            torch.empty_like(step.x),
+        )
         total = Total(step.ids, step.weights, out, self.done, is_wide=False)
-        gated.GatedKernels(self.strides, self.gate).multiply(step.x, step.ids, self.starts, self.arena, y, total=total)
+        gated.GatedKernels(self.strides, self.gate).multiply(
+            step.x, step.ids, self.starts, self.arena, y, total=total
+        )
         return out
 
     def few_apart(self, step: "Tokens") -> torch.Tensor:
         """The same, added up by a kernel of its own."""
         from runtime.kernels.gpu import gated, weighted_sum
 
-        y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
-        gated.GatedKernels(self.strides, self.gate).multiply(step.x, step.ids, self.starts, self.arena, y)
+        y, out = (
+            torch.empty(step.ids.numel(), self.hidden, device=self.device),
+            torch.empty_like(step.x),
+        )
+        gated.GatedKernels(self.strides, self.gate).multiply(
+            step.x, step.ids, self.starts, self.arena, y
+        )
         weighted_sum.combine(y, step.ids, step.weights, out)
         return out
 
@@ -91,14 +124,25 @@ class Experts:
         ids = step.ids.cpu().numpy()
         groups, size = SortedPairs(ids), gated_tiles.tile_tokens(ids.size, self.count)
         tiles = groups.tiles({int(expert): int(expert) for expert in np.unique(ids)}, size)
-        return Tiles(*(torch.from_numpy(one).to(self.device, non_blocking=True) for one in (groups.order, tiles)), size)
+        return Tiles(
+            *(
+                torch.from_numpy(one).to(self.device, non_blocking=True)
+                for one in (groups.order, tiles)
+            ),
+            size,
+        )
 
     def tiled(self, step: "Tokens", tiles: "Tiles") -> torch.Tensor:
         from runtime.kernels.gpu import gated_tiles, weighted_sum
 
         shape = step.ids.numel(), self.hidden
         y, out = torch.empty(shape, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
-        own = {"top_k": self.top_k, "block_tokens": tiles.size, "strides": self.strides, "gate": self.gate}
+        own = {
+            "top_k": self.top_k,
+            "block_tokens": tiles.size,
+            "strides": self.strides,
+            "gate": self.gate,
+        }
         gated_tiles.multiply(step.x, tiles.order, tiles.tiles, self.starts, self.arena, **own, y=y)
         weighted_sum.combine(y, step.ids, step.weights, out)
         return out
@@ -113,7 +157,10 @@ class Experts:
         for expert in step.ids.unique().tolist():
             tokens, ranks = (step.ids == expert).nonzero(as_tuple=True)
             inner = self._project(expert, "gate_up_proj", step.x[tokens])
-            y = self._project(expert, "down_proj", self.gate(inner)) * step.weights[tokens, ranks, None]
+            y = (
+                self._project(expert, "down_proj", self.gate(inner))
+                * step.weights[tokens, ranks, None]
+            )
             out.index_add_(0, tokens, y.to(out.dtype))
         return out
 
@@ -129,7 +176,10 @@ class Experts:
 def _shapes(hidden: int, neurons: int, kind: Kind) -> dict[str, tuple[int, ...]]:
     """The parameters of an expert by name."""
     shapes = {}
-    for name, shape in {"gate_up_proj": (2 * neurons, hidden), "down_proj": (hidden, neurons)}.items():
+    for name, shape in {
+        "gate_up_proj": (2 * neurons, hidden),
+        "down_proj": (hidden, neurons),
+    }.items():
         shapes[name] = shape[::-1] if kind.is_transposed else shape
         if kind.has_bias:
             shapes[f"{name}_bias"] = shape[:1]
@@ -152,7 +202,9 @@ class Tiles(NamedTuple):
     size: int
 
 
-def experts(device: str, sizes: tuple[int, int, int, int], *, kind: Kind = USUAL, calls: int = _CALLS) -> Finding:
+def experts(
+    device: str, sizes: tuple[int, int, int, int], *, kind: Kind = USUAL, calls: int = _CALLS
+) -> Finding:
     """Passed if the kernels agree with torch on one token in every dtype, and `calls` times, to the bit, with a sum
     that is a kernel of its own; microseconds in bfloat16 with other experts each time."""
     return _compared(device, sizes, kind, Experts.few, Experts.few_apart, (1,), calls)
@@ -189,7 +241,9 @@ def _compared(
             difference = ((ours.float() - theirs).abs().max() / theirs.abs().max()).item()
             shares[f"{str(dtype).removeprefix('torch.')}, {count} tokens"] = difference / allowed
     for count in num_tokens:
-        figures[f"{count} tokens"] = _times(case, [case.step(count) for _ in range(4)], calls, device)
+        figures[f"{count} tokens"] = _times(
+            case, [case.step(count) for _ in range(4)], calls, device
+        )
     told = ", ".join(
         f"{name} {one['us']:.0f} us ({one['gbps']:.0f} GB/s), torch {one['torch_us']:.0f} us with launches and waits"
         for name, one in figures.items()
@@ -204,7 +258,11 @@ def _times(case: Experts, steps: list["Tokens"], calls: int, device: str) -> dic
         us = microseconds(lambda turn: case.few(steps[turn]), len(steps), calls, device)
     else:
         tiles = [case.tiles(step) for step in steps]
-        us = microseconds(lambda turn: case.tiled(steps[turn], tiles[turn]), len(steps), calls, device)
-    torch_us = host_microseconds(lambda turn: case.one_by_one(steps[turn]), len(steps), calls, device)
+        us = microseconds(
+            lambda turn: case.tiled(steps[turn], tiles[turn]), len(steps), calls, device
+        )
+    torch_us = host_microseconds(
+        lambda turn: case.one_by_one(steps[turn]), len(steps), calls, device
+    )
     nbytes = sum(map(case.read_nbytes, steps)) / len(steps)
     return {"us": us, "torch_us": torch_us, "gbps": gbps(nbytes, us)}

@@ -9,15 +9,34 @@ from artifacts.quantisation.packing import Packed, packed_shapes
 from tools.gpu.timing import microseconds
 
 ALLOWED = 5e-3  # relative to the product with the same weights in float32
-SHAPES = ((1024, 2048, 128), (2048, 1024, 128), (130, 512, 64), (64, 96, 32), (50, 24, 24))  # out, in, group
-COUNTS = (1, 2, 7, 11, 12, 64)  # tokens, below and above the number from which on a matrix is unpacked
+SHAPES = (
+    (1024, 2048, 128),
+    (2048, 1024, 128),
+    (130, 512, 64),
+    (64, 96, 32),
+    (50, 24, 24),
+)  # out, in, group
+COUNTS = (
+    1,
+    2,
+    7,
+    11,
+    12,
+    64,
+)  # tokens, below and above the number from which on a matrix is unpacked
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MEASURED, MEASURED_COUNTS = (1024, 2048), (1, 4, 11)
 COLD_NBYTES = 256 << 20  # bytes of weights in rotation, more than a GPU's cache holds
 
 
 def random_packed(
-    num_outputs: int, num_inputs: int, bits: int, group_size: int | None = None, *, device: str = "cpu", seed: int = 0
+    num_outputs: int,
+    num_inputs: int,
+    bits: int,
+    group_size: int | None = None,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
 ) -> Packed:
     """A matrix of random codes, quickly made, with zero-points from the lowest to the highest."""
     if group_size is None:
@@ -26,17 +45,28 @@ def random_packed(
     parts = {}
     for name, (dtype, shape) in packed_shapes(num_outputs, num_inputs, bits, group_size).items():
         if name == "scales":
-            parts[name] = torch.rand(shape, generator=random, device=device).add(0.1).mul(0.01).to(dtype)
+            parts[name] = (
+                torch.rand(shape, generator=random, device=device).add(0.1).mul(0.01).to(dtype)
+            )
         else:
-            parts[name] = torch.randint(-(2**31), 2**31, shape, generator=random, dtype=dtype, device=device)
-    return Packed(bits, group_size, num_inputs, parts["qweight"], parts["scales"], parts.get("qzeros"))
+            parts[name] = torch.randint(
+                -(2**31), 2**31, shape, generator=random, dtype=dtype, device=device
+            )
+    return Packed(
+        bits, group_size, num_inputs, parts["qweight"], parts["scales"], parts.get("qzeros")
+    )
 
 
 def copied(packed: Packed) -> Packed:
     """A copy at another place in memory."""
     zeros = None if packed.qzeros is None else packed.qzeros.clone()
     return Packed(
-        packed.bits, packed.group_size, packed.num_inputs, packed.qweight.clone(), packed.scales.clone(), zeros
+        packed.bits,
+        packed.group_size,
+        packed.num_inputs,
+        packed.qweight.clone(),
+        packed.scales.clone(),
+        zeros,
     )
 
 
@@ -61,7 +91,9 @@ def agreement(device: str, bits: int) -> tuple[bool, str, dict]:
     return worst[case] <= ALLOWED, detail, {"relative": worst, "allowed": ALLOWED, "kernel": kernel}
 
 
-def speed(device: str, bits: int, *, nbytes: int | None = None, turns: int = 5) -> tuple[bool, str, dict]:
+def speed(
+    device: str, bits: int, *, nbytes: int | None = None, turns: int = 5
+) -> tuple[bool, str, dict]:
     """Microseconds of a product with cold weights, beside the same in bfloat16; `gbps` is of the packed bytes."""
     from runtime.kernels.low_bit import dequantise, linear
 
@@ -72,11 +104,19 @@ def speed(device: str, bits: int, *, nbytes: int | None = None, turns: int = 5) 
     figures, told = {"nbytes": packed.nbytes}, []
     for count in MEASURED_COUNTS:
         x = torch.randn(count, MEASURED[1], device=device, dtype=torch.bfloat16)
-        pairs = [(_seconds(linear, x, ours, device), _seconds(F.linear, x, theirs, device)) for _ in range(turns)]
+        pairs = [
+            (_seconds(linear, x, ours, device), _seconds(F.linear, x, theirs, device))
+            for _ in range(turns)
+        ]
         own_s, plain_s = (statistics.median(each) for each in zip(*pairs, strict=True))
         ratio = statistics.median(own / other for own, other in pairs)
         gbps = packed.nbytes / own_s / 1e9
-        figures[f"{count} tokens"] = {"us": own_s * 1e6, "bfloat16_us": plain_s * 1e6, "ratio": ratio, "gbps": gbps}
+        figures[f"{count} tokens"] = {
+            "us": own_s * 1e6,
+            "bfloat16_us": plain_s * 1e6,
+            "ratio": ratio,
+            "gbps": gbps,
+        }
         told.append(f"{count} tokens {own_s * 1e6:.0f} us, {ratio:.2f} of bfloat16")
     return True, "; ".join(told), figures
 

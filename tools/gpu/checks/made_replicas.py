@@ -40,7 +40,9 @@ def made(opened: MoeModel, folder: Path, *, is_coded: bool = False) -> Replicas:
         }
         replicas = {
             bits: {
-                name: _coded(matrix, bits, is_rotated=name == DOWN, seed=key) if is_coded else _packed(matrix, bits)
+                name: _coded(matrix, bits, is_rotated=name == DOWN, seed=key)
+                if is_coded
+                else _packed(matrix, bits)
                 for name, matrix in matrices.items()
             }
             | biases
@@ -48,12 +50,21 @@ def made(opened: MoeModel, folder: Path, *, is_coded: bool = False) -> Replicas:
         }
         files.append(folder / f"{key}.safetensors")
         layer, expert = divmod(key, shape.num_experts)
-        write_replicas(files[-1], replicas, {"model": opened.fingerprint, "layer": str(layer), "expert": str(expert)})
-    loss = np.tile(np.where(np.isin(WIDTHS, [NOTHING, *widths]), 0.5 ** np.array(WIDTHS), np.nan), (*_grid(shape), 1))
+        write_replicas(
+            files[-1],
+            replicas,
+            {"model": opened.fingerprint, "layer": str(layer), "expert": str(expert)},
+        )
+    loss = np.tile(
+        np.where(np.isin(WIDTHS, [NOTHING, *widths]), 0.5 ** np.array(WIDTHS), np.nan),
+        (*_grid(shape), 1),
+    )
     use = np.random.default_rng(0).random(_grid(shape))
     nbytes = {bits: in_memory(size) for bits, size in replica_nbytes(files[0]).items()}
     lost = loss * use[:, :, None]
-    return Replicas({FULL_BITS: shape.expert_nbytes} | nbytes, loss, lost, use, tuple(files)).without_larger()
+    return Replicas(
+        {FULL_BITS: shape.expert_nbytes} | nbytes, loss, lost, use, tuple(files)
+    ).without_larger()
 
 
 def _grid(shape: Shape) -> tuple[int, int]:
@@ -84,6 +95,10 @@ def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.n
                     part = torch.zeros_like(part)
                 elif bits[key] != FULL_BITS and not name.endswith("_bias"):
                     replica = read_replica(replicas.files[key], as_width(bits[key]))[name]
-                    matrix = replica.dequantised() if isinstance(replica, Trellis) else dequantise(replica)
+                    matrix = (
+                        replica.dequantised()
+                        if isinstance(replica, Trellis)
+                        else dequantise(replica)
+                    )
                     part = matrix.T if module.is_transposed else matrix
                 getattr(module, name).data[expert] = part

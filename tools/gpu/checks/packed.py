@@ -22,7 +22,10 @@ from tools.gpu.checks.sessions import Finding
 from tools.gpu.checks.trellis import random_trellis
 from tools.gpu.timing import microseconds
 
-BITS, ALLOWED = SCALAR_WIDTHS, 5e-3  # relative to the outputs with the same weights in float32, by norm
+BITS, ALLOWED = (
+    SCALAR_WIDTHS,
+    5e-3,
+)  # relative to the outputs with the same weights in float32, by norm
 CODED: tuple[Width, ...] = (0.6, 1.25, 2, 4)
 _CALLS = 100
 _UNPACKED = 2  # experts in trellis codes that are unpacked for comparison, a second each
@@ -35,14 +38,24 @@ class Replicas:
     """Random experts of one width, consecutive in a buffer as in slots, which tokens select in turn."""
 
     def __init__(
-        self, sizes: tuple[int, int, int, int], bits: Width, *, turns: int, device: str, is_coded: bool = False
+        self,
+        sizes: tuple[int, int, int, int],
+        bits: Width,
+        *,
+        turns: int,
+        device: str,
+        is_coded: bool = False,
     ) -> None:
         self.hidden, neurons, self.top_k, _ = sizes
         self._device, self._num_unpacked = device, _UNPACKED if is_coded else self.top_k
-        shapes = dict(zip(_NAMES, ((2 * neurons, self.hidden), (self.hidden, neurons)), strict=True))
+        shapes = dict(
+            zip(_NAMES, ((2 * neurons, self.hidden), (self.hidden, neurons)), strict=True)
+        )
         make = _coded if is_coded else _packed
         self._experts = [make(shapes, bits, seed, device) for seed in range(self.top_k * turns)]
-        layout = replica_layout(self._experts[0], bits, {name: shape[1] for name, shape in shapes.items()})
+        layout = replica_layout(
+            self._experts[0], bits, {name: shape[1] for name, shape in shapes.items()}
+        )
         buffer = torch.cat([laid_out(expert, layout, device) for expert in self._experts])
         size = len(buffer) // len(self._experts)
         self._views = [layout.views(expert) for expert in buffer.split(size)]
@@ -63,18 +76,31 @@ class Replicas:
     def unpacked(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs by the unpacked weights, of the token's experts or the first of them."""
         matrices = (map(_unpacked, one.values()) for one in self._experts[: self._num_unpacked])
-        return torch.cat([_gated(x @ gate_up.to(x).mT) @ down.to(x).mT for gate_up, down in matrices])
+        return torch.cat(
+            [_gated(x @ gate_up.to(x).mT) @ down.to(x).mT for gate_up, down in matrices]
+        )
 
 
-def packed(device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, calls: int = _CALLS) -> Finding:
+def packed(
+    device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, calls: int = _CALLS
+) -> Finding:
     """Passed if outputs of every width agree with the unpacked weights; microseconds in bfloat16 beside a kernel for
     each matrix."""
-    return _compared({bits: Replicas(sizes, bits, turns=turns, device=device) for bits in BITS}, turns, calls, device)
+    return _compared(
+        {bits: Replicas(sizes, bits, turns=turns, device=device) for bits in BITS},
+        turns,
+        calls,
+        device,
+    )
 
 
-def coded(device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, calls: int = _CALLS) -> Finding:
+def coded(
+    device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, calls: int = _CALLS
+) -> Finding:
     """The same for trellis codes of some widths."""
-    cases = {bits: Replicas(sizes, bits, turns=turns, device=device, is_coded=True) for bits in CODED}
+    cases = {
+        bits: Replicas(sizes, bits, turns=turns, device=device, is_coded=True) for bits in CODED
+    }
     return _compared(cases, turns, calls, device)
 
 
@@ -92,9 +118,15 @@ def _compared(cases: dict[Width, Replicas], turns: int, calls: int, device: str)
             for way in (case.together, case.each)
         )
         figures[f"{bits} bits"] = {"us": ours_us, "each_us": each_us}
-    told = ", ".join(f"{name} {one['us']:.0f} us, {one['each_us']:.0f} each" for name, one in figures.items())
+    told = ", ".join(
+        f"{name} {one['us']:.0f} us, {one['each_us']:.0f} each" for name, one in figures.items()
+    )
     worst = max(relative.values())
-    return worst <= ALLOWED, f"largest relative difference {worst:.1e}; {told}", {"relative": relative, **figures}
+    return (
+        worst <= ALLOWED,
+        f"largest relative difference {worst:.1e}; {told}",
+        {"relative": relative, **figures},
+    )
 
 
 def _gated(inner: torch.Tensor) -> torch.Tensor:
@@ -103,7 +135,10 @@ def _gated(inner: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(shapes: dict[str, tuple[int, int]], bits: int, seed: int, device: str) -> Expert:
-    return {name: random_packed(*shape, bits, seed=seed, device=device) for name, shape in shapes.items()}
+    return {
+        name: random_packed(*shape, bits, seed=seed, device=device)
+        for name, shape in shapes.items()
+    }
 
 
 def _coded(shapes: dict[str, tuple[int, int]], bits: Width, seed: int, device: str) -> Expert:
@@ -122,7 +157,11 @@ def _unpacked(matrix: Packed | Trellis) -> torch.Tensor:
 
 def replica_layout(expert: Expert, bits: Width, num_inputs: dict[str, int]) -> ReplicaLayout:
     """The layout of replica files, wide types first, for matrices by name."""
-    tensors = [(f"{name}.{part}", one) for name, matrix in expert.items() for part, one in _parts(matrix).items()]
+    tensors = [
+        (f"{name}.{part}", one)
+        for name, matrix in expert.items()
+        for part, one in _parts(matrix).items()
+    ]
     tensors = sorted(tensors, key=lambda pair: -pair[1].itemsize)
     ends = np.cumsum([one.nbytes for _, one in tensors]).tolist()
     parts = tuple(

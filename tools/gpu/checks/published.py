@@ -63,7 +63,9 @@ class PublishedExperts:
             for matrix in matrices:
                 for role, tensor in matrix.tensors.items():
                     tensor.copy_(random_content(role, tensor, num_groups, self._random))
-        assert self.layout.arrange(content) is None, f"{self.layout.format} with an index beyond its groups"
+        assert self.layout.arrange(content) is None, (
+            f"{self.layout.format} with an index beyond its groups"
+        )
         return content
 
     def numbers(self, turn: int) -> torch.Tensor:
@@ -80,8 +82,12 @@ class PublishedExperts:
     def by_formula(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """The same in float64, on the weights that the formula gives."""
         rows = numbers.tolist()
-        pairs = ((token, number) for token, each in zip(x.double(), rows, strict=True) for number in each)
-        return torch.stack([_expert(token, self.layout.weights(self._slots[number])) for token, number in pairs])
+        pairs = (
+            (token, number) for token, each in zip(x.double(), rows, strict=True) for number in each
+        )
+        return torch.stack(
+            [_expert(token, self.layout.weights(self._slots[number])) for token, number in pairs]
+        )
 
     def is_dequantised(self, number: int) -> bool:
         """Whether the kernel gives the bits of the formula."""
@@ -99,7 +105,12 @@ class PublishedExperts:
 
 
 def published(
-    device: str, name: str, *, sizes: tuple[int, int, int] = SIZES, turns: int = 4, calls: int = _CALLS
+    device: str,
+    name: str,
+    *,
+    sizes: tuple[int, int, int] = SIZES,
+    turns: int = 4,
+    calls: int = _CALLS,
 ) -> Finding:
     """Passed if a kernel dequantises an expert to the bits of the formula and outputs of a token agree with it;
     microseconds of a token's experts, beside as many in bfloat16, and
@@ -109,16 +120,30 @@ def published(
     x = torch.randn(1, sizes[0], generator=torch.Generator(device).manual_seed(1), device=device)
     ours, theirs = exact.outputs(x, exact.numbers(0)), exact.by_formula(x, exact.numbers(0))
     relative, is_equal = ((ours - theirs).norm() / theirs.norm()).item(), exact.is_dequantised(0)
-    narrow = PublishedExperts(CASES[name], sizes, count=top_k * turns, dtype=torch.bfloat16, device=device)
-    numbers, plain, x = [narrow.numbers(turn) for turn in range(turns)], narrow.plain(), x.bfloat16()
+    narrow = PublishedExperts(
+        CASES[name], sizes, count=top_k * turns, dtype=torch.bfloat16, device=device
+    )
+    numbers, plain, x = (
+        [narrow.numbers(turn) for turn in range(turns)],
+        narrow.plain(),
+        x.bfloat16(),
+    )
     us, plain_us = (
         microseconds(lambda turn, way=way: way(x, numbers[turn]), turns, calls, device)
         for way in (narrow.outputs, plain)
     )
     one_us = microseconds(lambda turn: narrow.form.weights(Place(0, turn)), turns, calls, device)
-    figures = {"relative": relative, "bits_equal": is_equal, "us": us, "bfloat16_us": plain_us, "dequantise_us": one_us}
+    figures = {
+        "relative": relative,
+        "bits_equal": is_equal,
+        "us": us,
+        "bfloat16_us": plain_us,
+        "dequantise_us": one_us,
+    }
     told = f"{us:.0f} us, {us / plain_us:.2f} of bfloat16; one dequantised in {one_us:.0f} us"
-    detail = f"{told} to {'equal' if is_equal else 'OTHER'} bits; relative difference {relative:.1e}"
+    detail = (
+        f"{told} to {'equal' if is_equal else 'OTHER'} bits; relative difference {relative:.1e}"
+    )
     return relative <= ALLOWED and is_equal, detail, figures | {"nbytes": exact.layout.nbytes}
 
 

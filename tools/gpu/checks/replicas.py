@@ -43,9 +43,14 @@ def few_bits(folder: Path, scratch: Path, device: str, run: str) -> Finding:
     bits, is_coded = float(run.split()[0]), "trellis" in run
     replicas = made(opened, scratch, is_coded=is_coded)
     chosen = FEW_BITS[run]
-    settings = Settings(**chosen | {"budget": chosen["budget"].format(layers=opened.shape.num_layers)})
+    settings = Settings(
+        **chosen | {"budget": chosen["budget"].format(layers=opened.shape.num_layers)}
+    )
     with Session(opened, settings, artefacts=Artefacts(replicas=replicas)) as session:
-        ours, kernel = listen(opened.model, opened.config.vocab_size), session.receipt()["replicas"]["kernel"]
+        ours, kernel = (
+            listen(opened.model, opened.config.vocab_size),
+            session.receipt()["replicas"]["kernel"],
+        )
     plain = plain_model(folder, dtype=torch.float32, device=device)
     put(plain, opened, replicas, np.full(opened.shape.num_keys, bits))
     theirs = listen(plain, plain.config.vocab_size)
@@ -53,7 +58,9 @@ def few_bits(folder: Path, scratch: Path, device: str, run: str) -> Finding:
     pairs = zip(ours.logits, theirs.logits, strict=True)
     relative = max(((one - other).abs().max() / other.abs().max()).item() for one, other in pairs)
     is_same = ours.tokens == theirs.tokens
-    detail = (
-        f"largest difference {relative:.1e} of the largest logit; tokens {'equal' if is_same else 'DIFFER'}; {kernel}"
+    detail = f"largest difference {relative:.1e} of the largest logit; tokens {'equal' if is_same else 'DIFFER'}; {kernel}"
+    return (
+        relative <= COMPUTED_ELSEWHERE and is_same,
+        detail,
+        {"relative": relative, "tokens_equal": is_same},
     )
-    return relative <= COMPUTED_ELSEWHERE and is_same, detail, {"relative": relative, "tokens_equal": is_same}

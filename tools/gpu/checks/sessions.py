@@ -26,7 +26,11 @@ RUNS = {
     },
     "25%, near on the host": {"preset": "near", "budget": "25%"},
     "everything resident, fused": {"preset": "full", "experts": "fused"},
-    "25%, prefetched, fused": {"budget": "25%", "policies": {"prefetch": "next_gate"}, "experts": "fused"},
+    "25%, prefetched, fused": {
+        "budget": "25%",
+        "policies": {"prefetch": "next_gate"},
+        "experts": "fused",
+    },
     "25%, cut in two, fused": {
         "budget": "25%",
         "policies": {"residency": "split:theta=0.5", "prefetch": "next_gate"},
@@ -64,7 +68,9 @@ def attempt(name: str, check: Callable[[], Finding]) -> Check:
         return Check(name, False, f"{type(error).__name__}: {first}"[:300])
 
 
-def save_random(folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16, **shape: int) -> Path:
+def save_random(
+    folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16, **shape: int
+) -> Path:
     """Save a random OLMoE in `folder` unless it exists; made on `device`, since random numbers are slow on a CPU."""
     from transformers import OlmoeConfig, OlmoeForCausalLM
 
@@ -131,7 +137,11 @@ def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
         try:
             model.set_experts_implementation(implementation)
             figures[implementation] = _ms(decode_seconds(model, _ids(model, tokens)))
-        except (RuntimeError, NotImplementedError, ValueError) as error:  # raised by kernels without a device
+        except (
+            RuntimeError,
+            NotImplementedError,
+            ValueError,
+        ) as error:  # raised by kernels without a device
             failed.append(f"{implementation} does not run: {str(error).splitlines()[0]}")
     told = [f"{name} {ms:.2f} ms/token" for name, ms in figures.items()]
     return "eager" in figures, "; ".join(told + failed), figures
@@ -149,13 +159,22 @@ def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Findin
 
     opened = open_model(str(folder), device=device)
     with Session(opened, Settings(**RUNS[run])) as session:
-        link, stalls, ids = session.parts.tiers.link, session.engine.stall_s, _ids(opened.model, tokens)
+        link, stalls, ids = (
+            session.parts.tiers.link,
+            session.engine.stall_s,
+            _ids(opened.model, tokens),
+        )
         decode_seconds(opened.model, ids)  # fills the tier
         marks: list[tuple[int, float]] = []
-        seconds = decode_seconds(opened.model, ids, after_prompt=lambda: marks.append((len(stalls), link.copy_s)))
+        seconds = decode_seconds(
+            opened.model, ids, after_prompt=lambda: marks.append((len(stalls), link.copy_s))
+        )
         rates = {name: rate for name, rate in link.conditions().items() if name.endswith("gbps")}
         first_pass, copied_s = marks[0]
-        copy_ms, stall_ms = (link.copy_s - copied_s) / tokens * 1e3, sum(stalls[first_pass:]) / tokens * 1e3
+        copy_ms, stall_ms = (
+            (link.copy_s - copied_s) / tokens * 1e3,
+            sum(stalls[first_pass:]) / tokens * 1e3,
+        )
         rate = hit_rate(session.controller.counters.totals(first_pass=first_pass))
         receipt = session.receipt()
     opened.store.close()
@@ -177,7 +196,9 @@ def _ids(model: torch.nn.Module, tokens: int) -> torch.Tensor:
     from tools.bench.resident import PROMPT
 
     random = torch.Generator().manual_seed(2)
-    return torch.randint(3, model.config.vocab_size, (1, PROMPT + tokens), generator=random).to(model.device)
+    return torch.randint(3, model.config.vocab_size, (1, PROMPT + tokens), generator=random).to(
+        model.device
+    )
 
 
 def _ms(seconds: list[float]) -> float:
@@ -189,7 +210,11 @@ def compared(checks: dict[str, Check]) -> Iterator[tuple[str, Callable[[], Findi
 
     def hides() -> Finding:
         alone, ahead = (checks[name].figures["hidden_share"] for name in ("25%", "25%, prefetched"))
-        return 0 < ahead >= alone, f"copy time hidden: {ahead:.0%} with prefetching, {alone:.0%} without", {}
+        return (
+            0 < ahead >= alone,
+            f"copy time hidden: {ahead:.0%} with prefetching, {alone:.0%} without",
+            {},
+        )
 
     def keeps_up() -> Finding:
         own, stock = checks["everything resident"].figures["ms_per_token"], checks["stock"].figures

@@ -31,7 +31,10 @@ def random_trellis(
         "scale": np.full(1, 0.02, np.float32),
         "row_scales": row_scales,
     }
-    on_device = {name: None if part is None else torch.from_numpy(part).to(device) for name, part in tensors.items()}
+    on_device = {
+        name: None if part is None else torch.from_numpy(part).to(device)
+        for name, part in tensors.items()
+    }
     return Trellis(half_bits, STATE_BITS, num_outputs, num_inputs=num_inputs, **on_device)
 
 

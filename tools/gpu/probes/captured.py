@@ -23,7 +23,10 @@ from tools.gpu.probes.small_model import small_olmoe
 from tools.gpu.timing import device_microseconds
 
 TOKENS, ROUNDS, CALLS, LAYERS = 24, 2, 20, 4
-ALIKE = {torch.float32: 1e-5, torch.bfloat16: 5e-2}  # of the largest logit: attention is summed over a longer row
+ALIKE = {
+    torch.float32: 1e-5,
+    torch.bfloat16: 5e-2,
+}  # of the largest logit: attention is summed over a longer row
 
 
 @dataclass(slots=True)
@@ -53,7 +56,9 @@ def ways(device: str) -> dict[str, Settings]:
     own = {}
     if device != "cpu":
         own["the device decides"] = decides = replace(host, decide=DEVICE)
-        own["the device decides, next gate"] = replace(decides, policies={"prefetch": "next_gate"}, window="64MB")
+        own["the device decides, next gate"] = replace(
+            decides, policies={"prefetch": "next_gate"}, window="64MB"
+        )
     return {"the host decides": host, **own, "all resident": replace(host, preset="full")}
 
 
@@ -95,12 +100,23 @@ def lines(way: str, found: Compared, allowed: float) -> Iterator[dict[str, objec
         **told,
     }
     pairs = [*zip(found.replayed, found.singly, strict=True)]
-    error = max(((one.logits - two.logits).abs().max() / two.logits.abs().max()).item() for one, two in pairs)
+    error = max(
+        ((one.logits - two.logits).abs().max() / two.logits.abs().max()).item()
+        for one, two in pairs
+    )
     counts_alike = all(one.counters == two.counters for one, two in pairs)
-    passed = error <= allowed and (counts_alike or error > 0) and bool(told["tokens"])  # other bits, other routes
+    passed = (
+        error <= allowed and (counts_alike or error > 0) and bool(told["tokens"])
+    )  # other bits, other routes
     detail = f"counters {'equal' if counts_alike else 'DIFFER'}"
     ratio = _median_ms(found.singly) / _median_ms(found.replayed)
-    yield {"name": f"{way}, both", "passed": passed, "detail": detail, "relative": error, "times_as_fast": ratio}
+    yield {
+        "name": f"{way}, both",
+        "passed": passed,
+        "detail": detail,
+        "relative": error,
+        "times_as_fast": ratio,
+    }
 
 
 def _median_ms(runs: list[Decoded]) -> float:

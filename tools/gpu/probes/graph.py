@@ -23,13 +23,23 @@ from tools.gpu.timing import microseconds
 def main() -> None:
     options = parsed(__doc__)
     with tempfile.TemporaryDirectory() as folder:
-        models.save(models.SHAPES["olmoe-1b-7b"], Path(folder), layers=2, device=options.device, tiny=options.tiny)
+        models.save(
+            models.SHAPES["olmoe-1b-7b"],
+            Path(folder),
+            layers=2,
+            device=options.device,
+            tiny=options.tiny,
+        )
         opened = open_model(folder, device=torch.device(options.device))
         link = "auto" if options.device != "cpu" else "1GB/s"
-        with Session(opened, Settings("full", experts=experts_by(options.device), link=link)) as session:
+        with Session(
+            opened, Settings("full", experts=experts_by(options.device), link=link)
+        ) as session:
             session.forward(torch.arange(3, 67)[None])
             layer, shape = opened.layers[0], opened.shape
-            hidden = torch.randn(1, opened.config.hidden_size, dtype=opened.dtype, device=options.device)
+            hidden = torch.randn(
+                1, opened.config.hidden_size, dtype=opened.dtype, device=options.device
+            )
             ids = torch.arange(shape.top_k, device=options.device)[None]
             weights = torch.full((1, shape.top_k), 0.5, dtype=opened.dtype, device=options.device)
             run = partial(session.engine.steps.run, layer, hidden, ids, weights)

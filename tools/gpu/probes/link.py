@@ -23,12 +23,17 @@ def main() -> None:
         turns = max(2, moved // nbytes)
         host = torch.ones(turns, nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
         there = torch.empty(turns, nbytes, dtype=torch.uint8, device=device)
-        tell(name=f"copies of {nbytes >> 20} MiB", gbps=_gbps(lambda h=host, t=there: _copy(h, t), host.nbytes, device))
+        tell(
+            name=f"copies of {nbytes >> 20} MiB",
+            gbps=_gbps(lambda h=host, t=there: _copy(h, t), host.nbytes, device),
+        )
         if device != "cpu":
             streams = [torch.cuda.Stream(device) for _ in range(2)]
             both = _gbps(lambda h=host, t=there, s=streams: _on_two(h, t, s), host.nbytes, device)
             tell(name=f"copies of {nbytes >> 20} MiB, on two streams", gbps=both)
-            tell(name=f"eight of {nbytes >> 20} MiB, by a kernel", gbps=_filled_gbps(device, nbytes))
+            tell(
+                name=f"eight of {nbytes >> 20} MiB, by a kernel", gbps=_filled_gbps(device, nbytes)
+            )
 
 
 def _filled_gbps(device: str, nbytes: int) -> float:
@@ -37,8 +42,15 @@ def _filled_gbps(device: str, nbytes: int) -> float:
 
     words, ranks = nbytes // 4, torch.arange(_RANKS, dtype=torch.int32, device=device)
     host = torch.ones(_RANKS, words, dtype=torch.int32, pin_memory=True)
-    arena, starts = torch.empty(_RANKS * words, dtype=torch.int32, device=device), ranks.long() * words
-    return _gbps(lambda: fill(host, starts, arena, ranks, ranks, first_key=0, first_slot=0), host.nbytes, device)
+    arena, starts = (
+        torch.empty(_RANKS * words, dtype=torch.int32, device=device),
+        ranks.long() * words,
+    )
+    return _gbps(
+        lambda: fill(host, starts, arena, ranks, ranks, first_key=0, first_slot=0),
+        host.nbytes,
+        device,
+    )
 
 
 def _copy(host: torch.Tensor, there: torch.Tensor) -> None:

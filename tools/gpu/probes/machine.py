@@ -14,14 +14,29 @@ from artifacts.common.host_memory import host_memory
 from tools.gpu.groups import tell
 
 QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm,power.limit"
-PACKAGES = ("torch", "transformers", "triton", "numpy", "safetensors", "pyarrow", "accelerate", "numba", "duckdb")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "triton",
+    "numpy",
+    "safetensors",
+    "pyarrow",
+    "accelerate",
+    "numba",
+    "duckdb",
+)
 
 
 def main() -> None:
     memory, available = host_memory()
     disk = shutil.disk_usage(tempfile.gettempdir())
     tell(name="nvidia-smi", text=_nvidia())
-    tell(name="host", cores=len(os.sched_getaffinity(0)), memory_nbytes=memory, available_nbytes=available)
+    tell(
+        name="host",
+        cores=len(os.sched_getaffinity(0)),
+        memory_nbytes=memory,
+        available_nbytes=available,
+    )
     tell(name="disk", nbytes=disk.total, free_nbytes=disk.free, folder=tempfile.gettempdir())
     for package in PACKAGES:
         tell(name=f"import {package}", **_imported(package))
@@ -42,7 +57,10 @@ def _imported(package: str) -> dict[str, object]:
         module = importlib.import_module(package)
     except Exception as error:
         return {"why_not": f"{type(error).__name__}: {error}"[:200]}
-    return {"version": getattr(module, "__version__", "?"), "seconds": round(time.perf_counter() - begin_s, 2)}
+    return {
+        "version": getattr(module, "__version__", "?"),
+        "seconds": round(time.perf_counter() - begin_s, 2),
+    }
 
 
 if __name__ == "__main__":

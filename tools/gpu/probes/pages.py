@@ -26,10 +26,15 @@ def main() -> None:
             return
         memory, owner = anonymous(nbytes), _Owner()
         touch_s = _seconds(lambda memory=memory: memory.fill_(1))
-        figures = {"touch_gbps": nbytes / touch_s / 1e9, "huge_pages": shares({"memory": [memory]})["memory"]}
+        figures = {
+            "touch_gbps": nbytes / touch_s / 1e9,
+            "huge_pages": shares({"memory": [memory]})["memory"],
+        }
         if options.device != "cpu":
             lock = PageLock(memory, owner)
-            figures["lock_gbps"] = nbytes / _seconds(lambda lock=lock, nbytes=nbytes: lock.lock_to(nbytes)) / 1e9
+            figures["lock_gbps"] = (
+                nbytes / _seconds(lambda lock=lock, nbytes=nbytes: lock.lock_to(nbytes)) / 1e9
+            )
         tell(name=f"{nbytes >> 20} MiB", **figures)
         del owner, memory
 

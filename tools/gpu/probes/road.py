@@ -47,7 +47,9 @@ def main() -> None:
             told(way, compared(opened, ids, way, options.device, rounds=rounds))
 
 
-def compared(opened: MoeModel, ids: np.ndarray, way: str, device: str, *, rounds: int) -> dict[str, list[Decoded]]:
+def compared(
+    opened: MoeModel, ids: np.ndarray, way: str, device: str, *, rounds: int
+) -> dict[str, list[Decoded]]:
     """What was decoded by whom, once in each round; one round before them compiles."""
     found = defaultdict(list)
     own = {"policies": WAYS[way], "window": f"{2 * opened.shape.expert_nbytes}B"}
@@ -104,15 +106,34 @@ def told(way: str, found: dict[str, list[Decoded]]) -> None:
     """A line for each road, and one that compares them."""
     for decide, runs in found.items():
         rate = hit_rate(runs[0].counters)
-        tell(name=f"{way}, decided by the {decide}", ms_per_token=_median_ms(runs), hit_rate=rate, rounds=len(runs))
+        tell(
+            name=f"{way}, decided by the {decide}",
+            ms_per_token=_median_ms(runs),
+            hit_rate=rate,
+            rounds=len(runs),
+        )
     if DEVICE in found:
         host, device = found[HOST], found[DEVICE]
-        counted_alike = all(one.counters == other.counters for one, other in zip(host, device, strict=True))
-        error = max(_error(one.logits, other.logits) for one, other in zip(device, host, strict=True))
-        ratio = statistics.median(_median_ms([one]) / _median_ms([two]) for one, two in zip(host, device, strict=True))
-        passed = error <= COARSE and (counted_alike or error > 0)  # with other bits a router may choose otherwise
+        counted_alike = all(
+            one.counters == other.counters for one, other in zip(host, device, strict=True)
+        )
+        error = max(
+            _error(one.logits, other.logits) for one, other in zip(device, host, strict=True)
+        )
+        ratio = statistics.median(
+            _median_ms([one]) / _median_ms([two]) for one, two in zip(host, device, strict=True)
+        )
+        passed = error <= COARSE and (
+            counted_alike or error > 0
+        )  # with other bits a router may choose otherwise
         detail = f"counters {'equal' if counted_alike else 'DIFFER'}"
-        tell(name=f"{way}, both roads", passed=passed, detail=detail, relative=error, times_as_fast=ratio)
+        tell(
+            name=f"{way}, both roads",
+            passed=passed,
+            detail=detail,
+            relative=error,
+            times_as_fast=ratio,
+        )
 
 
 def _median_ms(runs: list[Decoded]) -> float:

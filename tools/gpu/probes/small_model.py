@@ -16,10 +16,18 @@ from tools.gpu import models
 
 
 @contextmanager
-def small_olmoe(options: argparse.Namespace, *, layers: int, length: int) -> Iterator[tuple[MoeModel, np.ndarray]]:
+def small_olmoe(
+    options: argparse.Namespace, *, layers: int, length: int
+) -> Iterator[tuple[MoeModel, np.ndarray]]:
     """So many layers with random weights on the device of the options, and a text of this length."""
     with tempfile.TemporaryDirectory() as folder:
-        models.save(models.SHAPES["olmoe-1b-7b"], Path(folder), layers=layers, device=options.device, tiny=options.tiny)
+        models.save(
+            models.SHAPES["olmoe-1b-7b"],
+            Path(folder),
+            layers=layers,
+            device=options.device,
+            tiny=options.tiny,
+        )
         opened = open_model(folder, device=torch.device(options.device))
         (ids,) = models.texts(opened.config.vocab_size, count=1, length=length)
         yield replace(opened, store=RamStore(opened.store, pin=options.device != "cpu")), ids

@@ -33,7 +33,10 @@ def main() -> None:
         opened = open_model(folder, device=torch.device(options.device))
         link = "auto" if options.device != "cpu" else "1GB/s"
         plain = Settings("on-demand", budget="25%", experts=experts_by(options.device), link=link)
-        runs = {"25%": replace(plain, preset="mixtral-offloading"), "100%": replace(plain, preset="full")}
+        runs = {
+            "25%": replace(plain, preset="mixtral-offloading"),
+            "100%": replace(plain, preset="full"),
+        }
         if options.device != "cpu":
             runs["25%, the GPU decides"] = replace(plain, decide=DEVICE)
         for name, settings in runs.items():
@@ -51,7 +54,9 @@ def _counted(opened: MoeModel, settings: Settings, *, singly: bool) -> dict[str,
         if singly and session.engine.captured:
             session.engine.captured.stop()
         past = session.forward(ids[:, :PROMPT]).past_key_values
-        for position in range(PROMPT, PROMPT + TOKENS):  # what is compiled or allocated once is not counted
+        for position in range(
+            PROMPT, PROMPT + TOKENS
+        ):  # what is compiled or allocated once is not counted
             past = session.forward(ids[:, position : position + 1], past=past).past_key_values
         with profile(activities=kinds) as profiled:
             for position in range(PROMPT + TOKENS, PROMPT + 2 * TOKENS):
@@ -62,7 +67,8 @@ def _counted(opened: MoeModel, settings: Settings, *, singly: bool) -> dict[str,
         "launches": sum(calls[name] for name in _LAUNCHES) / TOKENS,
         "copies": calls["cudaMemcpyAsync"] / TOKENS,
         "waits": sum(calls[name] for name in _WAITS) / TOKENS,
-        "torch_operations": sum(count for name, count in calls.items() if name.startswith("aten::")) / TOKENS,
+        "torch_operations": sum(count for name, count in calls.items() if name.startswith("aten::"))
+        / TOKENS,
     }
 
 

@@ -38,7 +38,10 @@ class AgainstGenerate:
         model = self._models.draw(rng)
         settings, way = _settings(rng, model), rng.choice(list(_WAYS))
         fields = draw_fields(rng)
-        asked = [draw_request(rng, model.opened.config.max_position_embeddings) for _ in range(rng.randint(1, 3))]
+        asked = [
+            draw_request(rng, model.opened.config.max_position_embeddings)
+            for _ in range(rng.randint(1, 3))
+        ]
         plain = Plain(model, fields)  # loaded before the file is there, which it might refuse
         (model.folder / "generation_config.json").write_text(json.dumps(fields))
         try:
@@ -71,7 +74,9 @@ class Plain:
 
     def leave_out(self, told: str) -> None:
         """Do without the fields that moectl says not to follow."""
-        self._fields = {name: value for name, value in self._fields.items() if f"{name} " not in told}
+        self._fields = {
+            name: value for name, value in self._fields.items() if f"{name} " not in told
+        }
 
     def said(self, asked: Asked) -> list[int]:
         """The tokens that follow the prompt."""
@@ -112,7 +117,10 @@ def _settings(rng: random.Random, model: Model) -> Settings:
 
 def _alone(session: Session, asked: Sequence[Asked], rng: random.Random) -> list[list[int]]:
     """One after another; the state of the session is kept between them."""
-    return [[token.token_id for token in session.generate(_ids(session, one), one.sampling)] for one in asked]
+    return [
+        [token.token_id for token in session.generate(_ids(session, one), one.sampling)]
+        for one in asked
+    ]
 
 
 def _as_text(session: Session, asked: Sequence[Asked], rng: random.Random) -> list[list[int]]:
@@ -127,7 +135,9 @@ def _in_turns(session: Session, asked: Sequence[Asked], rng: random.Random) -> l
     interleave = Interleave(session)
     under_way = [interleave.begin(_ids(session, one), one.sampling) for one in asked]
     said: list[list[int]] = [[] for _ in asked]
-    while going := [number for number, generation in enumerate(under_way) if not generation.is_over]:
+    while going := [
+        number for number, generation in enumerate(under_way) if not generation.is_over
+    ]:
         number = rng.choice(going)
         token = under_way[number].step().token
         said[number] += [] if token is None else [token.token_id]

@@ -14,7 +14,12 @@ import torch
 
 from artifacts.errors import Problem
 from artifacts.quantisation.gptq import round_to_nearest
-from artifacts.quantisation.replica_file import file_hash, replica_nbytes, replica_root, write_replicas
+from artifacts.quantisation.replica_file import (
+    file_hash,
+    replica_nbytes,
+    replica_root,
+    write_replicas,
+)
 from artifacts.shape import Shape
 from artifacts.store.check import check_store
 from artifacts.store.file import wal_of
@@ -24,7 +29,9 @@ from artifacts.store.store import Store, add_run
 from tools.torments.cases import Lost
 from tools.torments.content_hash import content_hash
 
-_MODEL = ModelInfo("toy", "a" * 64, "olmoe", Shape(num_layers=2, num_experts=3, top_k=2, expert_nbytes=100))
+_MODEL = ModelInfo(
+    "toy", "a" * 64, "olmoe", Shape(num_layers=2, num_experts=3, top_k=2, expert_nbytes=100)
+)
 _NUM_ROWS = 3000
 _FILLED = ("activations", "traces", "replicas")
 _MAY_BE_EMPTY = "probabilities"  # without a log no reader can know of its runs
@@ -68,7 +75,9 @@ class DamagedStore:
         try:
             found = _content(path)
             if any(found.get(run) != content for run, content in self._content.items()):
-                raise Lost(f"{told}: a run has other rows than it wrote, or is not there, and nobody says so")
+                raise Lost(
+                    f"{told}: a run has other rows than it wrote, or is not there, and nobody says so"
+                )
             if len(found) != len(self._content) + num_more:
                 raise Lost(f"{told}: {len(found)} runs are there")
         except Problem as error:
@@ -100,7 +109,10 @@ class DamagedStore:
             run_id = add_run(path, _run("learn"), _profile(7), model=_MODEL)
         except Problem as error:
             _one_line(error, path, told)
-            if path.read_bytes() != before and not path.with_name(f"{path.name}.v{SCHEMA_VERSION}").exists():
+            if (
+                path.read_bytes() != before
+                and not path.with_name(f"{path.name}.v{SCHEMA_VERSION}").exists()
+            ):
                 raise Lost(f"{told}: refused, and changed") from error
             return f"{told}, refused"
         with Store.open(path, read_only=True) as store:
@@ -140,7 +152,11 @@ def _flipped(rng: random.Random, path: Path, logs: dict[str, Path]) -> str:
 
 def _cut(rng: random.Random, path: Path, logs: dict[str, Path]) -> str:
     content = path.read_bytes()
-    size = rng.randrange(len(content)) if rng.random() < 0.5 else _BLOCK * rng.randrange(len(content) // _BLOCK)
+    size = (
+        rng.randrange(len(content))
+        if rng.random() < 0.5
+        else _BLOCK * rng.randrange(len(content) // _BLOCK)
+    )
     path.write_bytes(content[:size])
     return "5: cut off"
 
@@ -164,7 +180,11 @@ def _another_file(rng: random.Random, path: Path, logs: dict[str, Path]) -> str:
         with duckdb.connect(str(path)) as connection:
             connection.execute("CREATE TABLE t (x INTEGER)")
     else:
-        contents = {"empty": b"", "text": b"key,value\n1,2\n" * rng.randrange(1, 999), "noise": rng.randbytes(20_000)}
+        contents = {
+            "empty": b"",
+            "text": b"key,value\n1,2\n" * rng.randrange(1, 999),
+            "noise": rng.randbytes(20_000),
+        }
         path.write_bytes(contents[kind])
     return f"5: {kind}"
 
@@ -205,7 +225,9 @@ def _schema(rng: random.Random, path: Path, logs: dict[str, Path]) -> str:
     """A schema between those of two releases."""
     version = rng.randrange(1, SCHEMA_VERSION + 1)
     with duckdb.connect(str(path)) as connection:
-        for table in sorted({rng.choice((*ARTEFACT_TABLES, *_FILLED * 4)) for _ in range(rng.randrange(4))}):
+        for table in sorted(
+            {rng.choice((*ARTEFACT_TABLES, *_FILLED * 4)) for _ in range(rng.randrange(4))}
+        ):
             columns = connection.execute(f"SELECT column_name FROM (DESCRIBE {table})").fetchall()
             columns = [name for (name,) in columns if name not in ("run_id", _MAY_BE_EMPTY)]
             if rng.random() < 0.5:
@@ -235,12 +257,25 @@ def _profile(seed: int) -> dict[str, pa.Table]:
     random = np.random.default_rng(seed)
     layer, expert = np.divmod(np.arange(_NUM_ROWS), 256)
     lists = [pa.array(random.integers(0, 64, (_NUM_ROWS, 2)).tolist(), pa.list_(pa.uint16()))]
-    lists += [pa.array(random.random((_NUM_ROWS, width)).tolist(), pa.list_(pa.float32())) for width in (2, 16)]
+    lists += [
+        pa.array(random.random((_NUM_ROWS, width)).tolist(), pa.list_(pa.float32()))
+        for width in (2, 16)
+    ]
     counts = {"count": random.integers(0, 2**50, _NUM_ROWS), "weight": random.random(_NUM_ROWS)}
-    place = {"request": expert, "pass": layer, "phase": ["decode"] * _NUM_ROWS, "layer": layer, "token": expert}
+    place = {
+        "request": expert,
+        "pass": layer,
+        "phase": ["decode"] * _NUM_ROWS,
+        "layer": layer,
+        "token": expert,
+    }
     return {
-        "activations": pa.table({"phase": ["prefill"] * _NUM_ROWS, "layer": layer, "expert": expert, **counts}),
-        "traces": pa.table(place | dict(zip(("experts", "weights", "probabilities"), lists, strict=True))),
+        "activations": pa.table(
+            {"phase": ["prefill"] * _NUM_ROWS, "layer": layer, "expert": expert, **counts}
+        ),
+        "traces": pa.table(
+            place | dict(zip(("experts", "weights", "probabilities"), lists, strict=True))
+        ),
     }
 
 
@@ -250,11 +285,25 @@ def _replicas(path: Path) -> pa.Table:
     rows = []
     for key in range(_MODEL.shape.num_keys):
         layer, expert = divmod(key, _MODEL.shape.num_experts)
-        file, weight = folder / f"{key}.safetensors", torch.randn(8, 64, generator=torch.Generator().manual_seed(key))
-        packed = {bits: {"down_proj": round_to_nearest(weight, bits, 32).packed()} for bits in (2, 4)}
-        write_replicas(file, packed, {"model": _MODEL.fingerprint, "layer": str(layer), "expert": str(expert)})
-        own = {"layer": layer, "expert": expert, "file": f"aaaa/{file.name}", "hash": file_hash(file)}
-        rows += [{**own, "bits": bits, "nbytes": nbytes} for bits, nbytes in replica_nbytes(file).items()]
+        file, weight = (
+            folder / f"{key}.safetensors",
+            torch.randn(8, 64, generator=torch.Generator().manual_seed(key)),
+        )
+        packed = {
+            bits: {"down_proj": round_to_nearest(weight, bits, 32).packed()} for bits in (2, 4)
+        }
+        write_replicas(
+            file, packed, {"model": _MODEL.fingerprint, "layer": str(layer), "expert": str(expert)}
+        )
+        own = {
+            "layer": layer,
+            "expert": expert,
+            "file": f"aaaa/{file.name}",
+            "hash": file_hash(file),
+        }
+        rows += [
+            {**own, "bits": bits, "nbytes": nbytes} for bits, nbytes in replica_nbytes(file).items()
+        ]
     return pa.Table.from_pylist(rows)
 
 

@@ -35,11 +35,15 @@ class Differential:
             try:
                 _compare(model, each, change, rng)
             except Lost as problem:
-                raise Lost(f"{problem} [{model.name}, {lossless.described(each)}, {left_out}]") from problem
+                raise Lost(
+                    f"{problem} [{model.name}, {lossless.described(each)}, {left_out}]"
+                ) from problem
         return f"{settings.preset}, {left_out}"
 
 
-def _compare(model: Model, settings: Settings, change: Callable[[Session], None], rng: random.Random) -> None:
+def _compare(
+    model: Model, settings: Settings, change: Callable[[Session], None], rng: random.Random
+) -> None:
     with Session(model.opened, settings) as session:
         change(session)
         is_exact = lossless.is_exact(session)
@@ -51,7 +55,10 @@ def _compare(model: Model, settings: Settings, change: Callable[[Session], None]
             check(session, "a request")
         if is_exact:
             prompt = rng.choice(model.requests).prompts[:1]
-            ours = [token.token_id for token in session.generate(prompt, Sampling(_NUM_TOKENS, ignore_eos=True))]
+            ours = [
+                token.token_id
+                for token in session.generate(prompt, Sampling(_NUM_TOKENS, ignore_eos=True))
+            ]
             if ours != (theirs := model.generated(prompt, _NUM_TOKENS)):
                 raise Lost(f"15: {ours} generated, {theirs} by the plain model")
 
@@ -66,7 +73,9 @@ def _without_short_cuts(session: Session) -> None:
     steps._can_skip_planning, steps.torch_output._batched = False, None
 
 
-def _with(policies: dict[str, str], **settings: object) -> Callable[[Settings], tuple[Settings, Callable]]:
+def _with(
+    policies: dict[str, str], **settings: object
+) -> Callable[[Settings], tuple[Settings, Callable]]:
     def change(settings_: Settings) -> tuple[Settings, Callable]:
         return replace(settings_, policies=settings_.policies | policies, **settings), _nothing
 
@@ -76,7 +85,9 @@ def _with(policies: dict[str, str], **settings: object) -> Callable[[Settings], 
 _WITHOUT: dict[str, Callable[[Settings], tuple[Settings, Callable[[Session], None]]]] = {
     "without short cuts": lambda settings: (settings, _without_short_cuts),
     "without prefetching": lambda settings: (
-        settings if settings.learn else replace(settings, policies=settings.policies | {"prefetch": "none"}),
+        settings
+        if settings.learn
+        else replace(settings, policies=settings.policies | {"prefetch": "none"}),
         _nothing,
     ),
     "without a window": _with({}, window="0B"),

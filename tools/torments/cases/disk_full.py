@@ -12,7 +12,10 @@ from tools.torments.victim_commands import drawn
 from tools.torments.victims import Ended, Victims
 
 _DISK = 48 << 20  # bytes
-_NEWNS, _PRIVATE = 0x20000, 0x44000  # of unshare(2), mount(2): for this process and its children alone
+_NEWNS, _PRIVATE = (
+    0x20000,
+    0x44000,
+)  # of unshare(2), mount(2): for this process and its children alone
 
 
 class DiskFull:
@@ -39,7 +42,11 @@ class DiskFull:
         self._victims.finish(command, folder, has_runs=has_runs, times=times)
         if ended.code == DONE:
             return f"2: room for {command}"
-        return f"3: full when the run of {command} was in the log" if times else f"2: full in {command}"
+        return (
+            f"3: full when the run of {command} was in the log"
+            if times
+            else f"2: full in {command}"
+        )
 
     def _starved(self, command: str, folder: Path, room: int) -> Ended:
         self._victims.known(command, has_runs=(folder / "moe.duckdb").exists())

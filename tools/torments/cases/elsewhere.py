@@ -26,10 +26,17 @@ class Elsewhere:
         number = rng.choice(self.classes)
         (path,) = (ROOT / "tests" / "faults").glob(f"test_{number:02d}_*.py")
         zone, locale, seed = rng.choice(ZONES), rng.choice(LOCALES), rng.randrange(2**32)
-        changed = {"TZ": zone, "LC_ALL": locale, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
+        changed = {
+            "TZ": zone,
+            "LC_ALL": locale,
+            "PYTHONHASHSEED": str(seed),
+            "PYTHONPATH": str(ROOT),
+        }
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(path)]
         command.append(f"--basetemp={self._ground / 'tests'}")
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | changed, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | changed, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise Lost(f"{number}: {zone}, {locale}, hash seed {seed}: {done.stdout[-600:]}")
         return f"{number}: {zone}, {locale}"

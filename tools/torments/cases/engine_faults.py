@@ -42,12 +42,20 @@ class EngineFaults:
         torch.set_num_threads(1)
         self._models = Models(ground)
         model = self._models.draw(random.Random(0))
-        for name, fault in _FAULTS.items():  # imports and compiles everything that stays, before resources are counted
+        for (
+            name,
+            fault,
+        ) in (
+            _FAULTS.items()
+        ):  # imports and compiles everything that stays, before resources are counted
             if name != _LONG:
                 EngineCase(model, random.Random(0)).run(name, fault)
 
     def one(self, rng: random.Random) -> str:
-        case, name = EngineCase(self._models.draw(rng), rng), rng.choices(list(_FAULTS), weights=_WEIGHTS)[0]
+        case, name = (
+            EngineCase(self._models.draw(rng), rng),
+            rng.choices(list(_FAULTS), weights=_WEIGHTS)[0],
+        )
         before = Held.now()
         case.run(name, _FAULTS[name])
         Held.now().check(before, f"{name} ({case.told})")

@@ -15,7 +15,14 @@ import torch
 
 from artifacts.hardware.machines import MACHINES
 from artifacts.modelshapes.known import unsized
-from artifacts.quantisation.replica_file import file_hash, is_intact, read_replica, replica_nbytes, replica_root, verify
+from artifacts.quantisation.replica_file import (
+    file_hash,
+    is_intact,
+    read_replica,
+    replica_nbytes,
+    replica_root,
+    verify,
+)
 from artifacts.store.check import check_store
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.presets import stored_presets
@@ -31,11 +38,29 @@ from runtime.tiers.replicas import ReplicaStore
 from tests.helpers import artefacts
 from tests.helpers.safetensors import Tensors, joined, parsed
 from tools.torments.cases import Lost
-from tools.torments.hostile import FRACTIONS, NUMBERS, TEXTS, altered, as_text, damaged, refusal, write
+from tools.torments.hostile import (
+    FRACTIONS,
+    NUMBERS,
+    TEXTS,
+    altered,
+    as_text,
+    damaged,
+    refusal,
+    write,
+)
 
 _SHAPE = artefacts.SHAPE
 _MOST_ROWS = 2_000  # of a trace that is replayed too
-_KINDS = (pa.int8(), pa.int64(), pa.uint16(), pa.float16(), pa.float64(), pa.string(), pa.bool_(), pa.binary())
+_KINDS = (
+    pa.int8(),
+    pa.int64(),
+    pa.uint16(),
+    pa.float16(),
+    pa.float64(),
+    pa.string(),
+    pa.bool_(),
+    pa.binary(),
+)
 
 
 class HostileArtefacts:
@@ -71,7 +96,10 @@ class HostileArtefacts:
     def _flipped(self, rng: random.Random) -> None:
         at = rng.randrange(len(self._replica))
         flipped = self._replica[at] ^ 1 << rng.randrange(8)
-        path = write(self._ground / "r.safetensors", self._replica[:at] + bytes([flipped]) + self._replica[at + 1 :])
+        path = write(
+            self._ground / "r.safetensors",
+            self._replica[:at] + bytes([flipped]) + self._replica[at + 1 :],
+        )
         whole = file_hash(self._files[0])
         if not refusal("9: a flipped byte", lambda: verify(path, whole)):
             raise Lost(f"9: byte {at} of a replica was flipped, and its hash was right")
@@ -86,14 +114,20 @@ class HostileArtefacts:
     def _altered(self, rng: random.Random) -> None:
         tensors = parsed(self._replica)
         tensors = Tensors(altered(tensors.header, rng), tensors.data)
-        self._is_read(write(self._ground / "r.safetensors", joined(tensors, as_text(tensors.header, rng))), rng)
+        self._is_read(
+            write(self._ground / "r.safetensors", joined(tensors, as_text(tensors.header, rng))),
+            rng,
+        )
 
     def _is_read(self, path: Path, rng: random.Random) -> None:
         bits = rng.choice((1, 2, 3, 4))
         refusal("9: a damaged replica", lambda: read_replica(path, bits))
         refusal("9: a damaged replica", lambda: is_intact(path))
         refusal("9: a damaged replica", lambda: replica_nbytes(path))
-        refusal("9: a damaged replica among others", lambda: _read_beside([*self._files[:-1], path], bits))
+        refusal(
+            "9: a damaged replica among others",
+            lambda: _read_beside([*self._files[:-1], path], bits),
+        )
 
     def _rows(self, rng: random.Random) -> None:
         """Set values that a table's types allow; remove or duplicate rows."""
@@ -109,15 +143,31 @@ class HostileArtefacts:
         replica_root(path).mkdir(exist_ok=True)
         outside = self._ground / "whole.duckdb.replicas" / "run" / "0.safetensors"
         name = rng.choice(
-            (str(outside), f"../{outside.relative_to(self._ground)}", "..", "", ".", "a/../../b", "/", "a\\0")
+            (
+                str(outside),
+                f"../{outside.relative_to(self._ground)}",
+                "..",
+                "",
+                ".",
+                "a/../../b",
+                "/",
+                "a\\0",
+            )
         )
         with duckdb.connect(path) as connection:
-            connection.execute("UPDATE replicas SET file = ? WHERE layer = 0 AND expert = ?", [name, rng.randrange(4)])
+            connection.execute(
+                "UPDATE replicas SET file = ? WHERE layer = 0 AND expert = ?",
+                [name, rng.randrange(4)],
+            )
 
         def loaded() -> None:
             with Store.open(path, read_only=True) as store:
                 found = load_artefacts(store, artefacts.MODEL.model_id, _SHAPE).replicas
-            strange = [one for one in found.files if replica_root(path).resolve() not in one.resolve().parents]
+            strange = [
+                one
+                for one in found.files
+                if replica_root(path).resolve() not in one.resolve().parents
+            ]
             if strange:
                 raise Lost(f"21: the manifest leads to {strange[0]}, outside its folder")
 
@@ -133,27 +183,38 @@ class HostileArtefacts:
         for _ in range(rng.choice((1, 1, 2, 3))):
             table = _with_a_strange_column(table, rng)
         if rng.random() < 0.7:
-            refusal("21: an altered trace", lambda: _replayed(lambda known: from_table(table, num_experts=known), rng))
+            refusal(
+                "21: an altered trace",
+                lambda: _replayed(lambda known: from_table(table, num_experts=known), rng),
+            )
             return
         path = self._ground / "trace.parquet"
         pq.write_table(table, path)
-        refusal("21: an altered trace", lambda: _replayed(lambda known: read_parquet(path, num_experts=known), rng))
+        refusal(
+            "21: an altered trace",
+            lambda: _replayed(lambda known: read_parquet(path, num_experts=known), rng),
+        )
 
     def _parquet(self, rng: random.Random) -> None:
         path = self._ground / "trace.parquet"
         pq.write_table(self._trace, path, compression=rng.choice(("none", "zstd", "snappy")))
         whole = path.read_bytes()
-        at = rng.choice((0, len(whole) // 2, max(0, len(whole) - 3000)))  # a Parquet file has its metadata at the end
+        at = rng.choice(
+            (0, len(whole) // 2, max(0, len(whole) - 3000))
+        )  # a Parquet file has its metadata at the end
         write(path, whole[:at] + damaged(whole[at:], rng))
         refusal(
-            "21: a damaged Parquet file", lambda: _replayed(lambda known: read_parquet(path, num_experts=known), rng)
+            "21: a damaged Parquet file",
+            lambda: _replayed(lambda known: read_parquet(path, num_experts=known), rng),
         )
 
 
 def _columns(store: Path) -> list[tuple[str, str, str]]:
     """Table, column and type of everything in a store."""
     with duckdb.connect(store) as connection:
-        rows = connection.execute("SELECT table_name, column_name, data_type FROM duckdb_columns()").fetchall()
+        rows = connection.execute(
+            "SELECT table_name, column_name, data_type FROM duckdb_columns()"
+        ).fetchall()
         full = [
             name
             for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
@@ -162,7 +223,9 @@ def _columns(store: Path) -> list[tuple[str, str, str]]:
     return [row for row in sorted(rows) if row[0] in full and row[1] != "run_id"]
 
 
-def _changed(connection: duckdb.DuckDBPyConnection, table: str, column: str, kind: str, rng: random.Random) -> str:
+def _changed(
+    connection: duckdb.DuckDBPyConnection, table: str, column: str, kind: str, rng: random.Random
+) -> str:
     """Alter a table; DuckDB refuses what its types and constraints forbid."""
     some = f"(hash(rowid) % {rng.choice((1, 2, 5))}) = 0"
     value, said = _strange_value(connection, table, column, kind, rng)
@@ -213,7 +276,9 @@ def _everything(path: Path) -> None:
 
 def _read_beside(files: list[Path], bits: int) -> None:
     fingerprint = artefacts.MODEL.fingerprint
-    store = ReplicaStore(files, bits=bits, shape=_SHAPE, num_inputs=artefacts.NUM_INPUTS, model=fingerprint)
+    store = ReplicaStore(
+        files, bits=bits, shape=_SHAPE, num_inputs=artefacts.NUM_INPUTS, model=fingerprint
+    )
     buffer = aligned(store.layout.nbytes)
     for key in range(_SHAPE.num_keys):
         store.read(*divmod(key, _SHAPE.num_experts), buffer)
@@ -227,12 +292,16 @@ def _with_a_strange_column(table: pa.Table, rng: random.Random) -> pa.Table:
     if how < 0.1 and table.num_columns > 1:
         return table.remove_column(at)
     if how < 0.2:
-        return table.rename_columns([*table.column_names[:at], f"{name}x", *table.column_names[at + 1 :]])
+        return table.rename_columns(
+            [*table.column_names[:at], f"{name}x", *table.column_names[at + 1 :]]
+        )
     if how < 0.25:
         start = rng.randrange(table.num_rows + 1)
         return pa.concat_tables([table.slice(start, rng.randrange(6)), table.slice(0, start)])
     if how < 0.3:
-        return table.replace_schema_metadata({b"moectl.predicted_layers": rng.choice(TEXTS).encode("utf-8", "replace")})
+        return table.replace_schema_metadata(
+            {b"moectl.predicted_layers": rng.choice(TEXTS).encode("utf-8", "replace")}
+        )
     if how < 0.4:
         other = table.column(rng.randrange(table.num_columns))
         return table.set_column(at, name, other)
@@ -264,10 +333,16 @@ def _replayed(read: Callable[[int | None], object], rng: random.Random) -> None:
     trace = read(rng.choice((_SHAPE.num_experts, _SHAPE.num_experts, 2, None)))
     if len(trace) > _MOST_ROWS:
         return
-    num_experts = trace.probabilities.shape[1] if trace.probabilities is not None else _SHAPE.num_experts
-    workload = Workload(trace, unsized(trace.num_layers, num_experts, trace.top_k), next(iter(MACHINES.values())))
+    num_experts = (
+        trace.probabilities.shape[1] if trace.probabilities is not None else _SHAPE.num_experts
+    )
+    workload = Workload(
+        trace, unsized(trace.num_layers, num_experts, trace.top_k), next(iter(MACHINES.values()))
+    )
     eviction, prefetch = rng.choice((("lru", "none"), ("lfu", "next_gate"), ("belady", "oracle")))
-    workload.run(Setting("case", policies={"eviction": eviction, "prefetch": prefetch}, budget="50%"))
+    workload.run(
+        Setting("case", policies={"eviction": eviction, "prefetch": prefetch}, budget="50%")
+    )
 
 
 np.seterr(all="ignore")

@@ -39,11 +39,43 @@ from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers import artefacts, families
 from tools.torments.cases import Lost
-from tools.torments.hostile import FRACTIONS, NUMBERS, TEXTS, altered, as_text, damaged, odd, refusal, write
+from tools.torments.hostile import (
+    FRACTIONS,
+    NUMBERS,
+    TEXTS,
+    altered,
+    as_text,
+    damaged,
+    odd,
+    refusal,
+    write,
+)
 
 _SHAPE = Shape(num_layers=3, num_experts=5, top_k=2, expert_nbytes=1000)
-_UNITS = ("", "%", "x", "B", "KB", "KiB", "MB", "GiB", "TiB", "PiB", "GB/s", "KiB/s", "us", "ms", "s", "parsecs", "%%")
-_ROWS = [{"text": "one line of text"}, {"question": "How many?", "answer": "Four.", "id": 1}, {"text": "ü" * 40}]
+_UNITS = (
+    "",
+    "%",
+    "x",
+    "B",
+    "KB",
+    "KiB",
+    "MB",
+    "GiB",
+    "TiB",
+    "PiB",
+    "GB/s",
+    "KiB/s",
+    "us",
+    "ms",
+    "s",
+    "parsecs",
+    "%%",
+)
+_ROWS = [
+    {"text": "one line of text"},
+    {"question": "How many?", "answer": "Four.", "id": 1},
+    {"text": "ü" * 40},
+]
 _TASK = {
     "task": "asked",
     "dataset_path": "json",
@@ -64,7 +96,13 @@ _LLAMA = {
     "n_gpu_layers": 3,
     "gpu_info": "none",
 }
-_VLLM = {"median_ttft_ms": 10.0, "median_tpot_ms": 5.0, "output_throughput": 100.0, "model_id": "m", "completed": 3}
+_VLLM = {
+    "median_ttft_ms": 10.0,
+    "median_tpot_ms": 5.0,
+    "output_throughput": 100.0,
+    "model_id": "m",
+    "completed": 3,
+}
 _PARSERS: tuple[Callable[[str], object], ...] = (
     sizes.nbytes,
     sizes.rate,
@@ -128,14 +166,20 @@ class HostileInputs:
         def held() -> None:
             found = sizes.num_slots(text, _SHAPE, per_layer=is_by_layer)
             nbytes = sizes.budget_nbytes(text, _SHAPE)
-            if not (1 <= found <= _SHAPE.num_keys and found * _SHAPE.expert_nbytes <= nbytes <= _SHAPE.nbytes):
+            if not (
+                1 <= found <= _SHAPE.num_keys
+                and found * _SHAPE.expert_nbytes <= nbytes <= _SHAPE.nbytes
+            ):
                 raise Lost(f"14: budget {text!r} holds {found} experts and {nbytes} bytes")
 
         refusal(f"14: budget {text!r}", held)
 
     def _parsed(self, rng: random.Random) -> None:
         text, parse = rng.choice((_size, _options, _any_text))(rng), rng.choice(_PARSERS)
-        refusal(f"14: {text[:60]!r} for number {_PARSERS.index(parse)} of the parsers", lambda: parse(text))
+        refusal(
+            f"14: {text[:60]!r} for number {_PARSERS.index(parse)} of the parsers",
+            lambda: parse(text),
+        )
 
     def _policy(self, rng: random.Random) -> None:
         axis = rng.choice(list(POLICIES))
@@ -144,18 +188,28 @@ class HostileInputs:
         options = [f"{rng.choice(fields)}={_value(rng)}" for _ in range(rng.choice((1, 1, 2)))]
         text = f"{name}:{','.join(options)}"
         known = sorted(each.name for each in presets().values() if not each.waits_for)
-        setting = Setting("case", preset=rng.choice(known), policies={axis: text}, budget=rng.choice(("50%", "4x")))
-        refusal(f"14: {setting.preset} with {axis} {text[:80]}", lambda: self._workload.run(setting))
+        setting = Setting(
+            "case",
+            preset=rng.choice(known),
+            policies={axis: text},
+            budget=rng.choice(("50%", "4x")),
+        )
+        refusal(
+            f"14: {setting.preset} with {axis} {text[:80]}", lambda: self._workload.run(setting)
+        )
 
     def _dials(self, rng: random.Random) -> None:
         dial = rng.choice(("skew", "seed", "tokens", "batch", "requests", "prompt", "locality"))
         text = f"tokens=24,requests=2,prompt=3,{dial}={_value(rng)}"
         refusal(
-            f"14: dials {text[:80]}", lambda: open_source(TraceSource(synthetic=text, num_experts=rng.choice((1, 8))))
+            f"14: dials {text[:80]}",
+            lambda: open_source(TraceSource(synthetic=text, num_experts=rng.choice((1, 8)))),
         )
 
     def _prompt(self, rng: random.Random) -> None:
-        text = rng.choice(TEXTS) + "".join(rng.choices("ab ~\n\0\u200bü", k=rng.choice((0, 1, 5, 400))))
+        text = rng.choice(TEXTS) + "".join(
+            rng.choices("ab ~\n\0\u200bü", k=rng.choice((0, 1, 5, 400)))
+        )
         given = {
             "max_new_tokens": rng.choice((0, 1, 2, 300)),
             "temperature": rng.choice((0.0, 1.0, *FRACTIONS)),
@@ -177,8 +231,15 @@ class HostileInputs:
 
     def _data_file(self, rng: random.Random) -> tuple[Path, str]:
         name = rng.choice(("a.txt", "a", "a.jsonl", "a.jsonl", "a.parquet", "a.parquet"))
-        rows = [altered(row, rng) if rng.random() < 0.5 else row for row in rng.choices(_ROWS, k=rng.randrange(4))]
-        raw = _parquet(rows, rng) if name == "a.parquet" else _text(rows, rng).encode("utf-8", "surrogatepass")
+        rows = [
+            altered(row, rng) if rng.random() < 0.5 else row
+            for row in rng.choices(_ROWS, k=rng.randrange(4))
+        ]
+        raw = (
+            _parquet(rows, rng)
+            if name == "a.parquet"
+            else _text(rows, rng).encode("utf-8", "surrogatepass")
+        )
         if rng.random() < 0.4:
             raw = damaged(raw, rng)
         if rng.random() < 0.3:
@@ -192,21 +253,36 @@ class HostileInputs:
             raise Lost(f"13: {spec[:60]!r} has a sequence that predicts nothing")
 
     def _place(self, rng: random.Random) -> None:
-        text = rng.choice(("", "builtin:", "hf:", "/dev/", "~", "model/", "*", "./")) + _any_text(rng)[:300]
+        text = (
+            rng.choice(("", "builtin:", "hf:", "/dev/", "~", "model/", "*", "./"))
+            + _any_text(rng)[:300]
+        )
         if text.startswith("hf:") and ":" not in text[3:]:
             text += ":a:b:c"  # any other name would be looked up on the hub
         refusal(f"13: data {text[:60]!r}", lambda: self._tokens(text))
 
     def _task(self, rng: random.Random) -> None:
-        rows = [{"question": "How many?", "choices": ["1", "2"], "answer": 0}, {"question": "Why?", "choices": ["a"]}]
-        write(self._ground / "asked.jsonl", "".join(as_text(altered(row, rng), rng) + "\n" for row in rows))
+        rows = [
+            {"question": "How many?", "choices": ["1", "2"], "answer": 0},
+            {"question": "Why?", "choices": ["a"]},
+        ]
+        write(
+            self._ground / "asked.jsonl",
+            "".join(as_text(altered(row, rng), rng) + "\n" for row in rows),
+        )
         ran = self._ground / "ran"
         write(self._ground / "code.py", f"open({str(ran)!r}, 'w')\ndef run(*_):\n    return 'x'\n")
         text = as_text(altered(_TASK, rng), rng) if rng.random() < 0.6 else json.dumps(_TASK)
         if rng.random() < 0.3:
-            text = text.replace('"{{choices}}"', rng.choice(("!function code.run", "!!python/name:os.system", "*a")), 1)
+            text = text.replace(
+                '"{{choices}}"',
+                rng.choice(("!function code.run", "!!python/name:os.system", "*a")),
+                1,
+            )
         content = text.encode("utf-8", "replace")
-        path = write(self._ground / "asked.yaml", damaged(content, rng) if rng.random() < 0.2 else content)
+        path = write(
+            self._ground / "asked.yaml", damaged(content, rng) if rng.random() < 0.2 else content
+        )
         refusal("21: a task file", lambda: load_tasks([str(path)]))
         if ran.exists():
             ran.unlink()
@@ -215,7 +291,9 @@ class HostileInputs:
     def _results(self, rng: random.Random) -> None:
         found = [altered(rng.choice((_LLAMA, _VLLM)), rng) for _ in range(rng.choice((0, 1, 2)))]
         content = as_text(found if rng.random() < 0.7 else odd(rng), rng).encode("utf-8", "replace")
-        path = write(self._ground / "results.json", damaged(content, rng) if rng.random() < 0.2 else content)
+        path = write(
+            self._ground / "results.json", damaged(content, rng) if rng.random() < 0.2 else content
+        )
         refusal("21: foreign results", lambda: read_results(path))
 
 
@@ -234,14 +312,30 @@ def _size(rng: random.Random) -> str:
 
 
 def _options(rng: random.Random) -> str:
-    names = ("skew", "tokens", "lru", "lru:10", "0", "1/2", "seed", "2", "builtin", rng.choice(list(presets())))
-    parts = [f"{rng.choice(names)}{rng.choice((':', '=', '/', ''))}{_value(rng)}" for _ in range(rng.choice((1, 2, 3)))]
+    names = (
+        "skew",
+        "tokens",
+        "lru",
+        "lru:10",
+        "0",
+        "1/2",
+        "seed",
+        "2",
+        "builtin",
+        rng.choice(list(presets())),
+    )
+    parts = [
+        f"{rng.choice(names)}{rng.choice((':', '=', '/', ''))}{_value(rng)}"
+        for _ in range(rng.choice((1, 2, 3)))
+    ]
     return rng.choice((",", "/", ":", "+")).join(parts)
 
 
 def _any_text(rng: random.Random) -> str:
     letters = string.printable + "é\u2028\x00\ud800%/,:=+~*"
-    return rng.choice((rng.choice(TEXTS), "".join(rng.choices(letters, k=rng.choice((1, 3, 10, 40))))))
+    return rng.choice(
+        (rng.choice(TEXTS), "".join(rng.choices(letters, k=rng.choice((1, 3, 10, 40)))))
+    )
 
 
 def _value(rng: random.Random) -> str:
@@ -250,7 +344,20 @@ def _value(rng: random.Random) -> str:
             lambda: str(rng.choice(NUMBERS)),
             lambda: str(rng.choice(FRACTIONS)),
             lambda: rng.choice(
-                ("", "yes", "no", "None", "x", "uniform", "drop", "1e9", "-0.5", "9" * 5000, "0.25", "٣")
+                (
+                    "",
+                    "yes",
+                    "no",
+                    "None",
+                    "x",
+                    "uniform",
+                    "drop",
+                    "1e9",
+                    "-0.5",
+                    "9" * 5000,
+                    "0.25",
+                    "٣",
+                )
             ),
         )
     )()
@@ -265,7 +372,10 @@ def _parquet(rows: list, rng: random.Random) -> bytes:
     for kind in (None, pa.string(), pa.large_string(), pa.binary(), pa.timestamp("ns"), pa.int64()):
         try:
             values = [rng.choice((*TEXTS[:6], 10**12, None)) if kind else row for row in rows]
-            columns = {"text": pa.array([str(value) for value in values]), "more": pa.array(values, kind)}
+            columns = {
+                "text": pa.array([str(value) for value in values]),
+                "more": pa.array(values, kind),
+            }
             is_plain = kind is None and rng.random() < 0.5
             pq.write_table(pa.Table.from_pylist(rows) if is_plain else pa.table(columns), sink)
             return sink.getvalue()

@@ -24,10 +24,25 @@ from runtime.session.session import Session, Settings
 from tests.helpers import families
 from tests.helpers.safetensors import Tensors, joined, parsed
 from tools.torments.cases import Lost
-from tools.torments.hostile import FRACTIONS, NUMBERS, altered, as_text, damaged, odd, refusal, write
+from tools.torments.hostile import (
+    FRACTIONS,
+    NUMBERS,
+    altered,
+    as_text,
+    damaged,
+    odd,
+    refusal,
+    write,
+)
 
 _PROMPT = torch.tensor([[5, 6, 7]])
-_LAYOUTS = (("olmoe", "hub"), ("olmoe", "fused"), ("deepseek_v2", "hub"), ("gpt_oss", "hub"), ("qwen3_moe", "hub"))
+_LAYOUTS = (
+    ("olmoe", "hub"),
+    ("olmoe", "fused"),
+    ("deepseek_v2", "hub"),
+    ("gpt_oss", "hub"),
+    ("qwen3_moe", "hub"),
+)
 _TEXTS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -44,7 +59,9 @@ class HostileModels:
         self._folder, self._sources = ground / "case", {}
         for family, layout in _LAYOUTS:
             made = families.save(family, layout, ground / f"{family}-{layout}")
-            self._sources[family, layout] = {path.name: path.read_bytes() for path in made.iterdir()}
+            self._sources[family, layout] = {
+                path.name: path.read_bytes() for path in made.iterdir()
+            }
         self._kinds: dict[str, tuple[float, Callable[[random.Random], None]]] = {
             "8: header damaged": (8, self._header_damaged),
             "8: header altered": (8, self._header_altered),
@@ -77,7 +94,12 @@ class HostileModels:
         path = self._put(rng) / SINGLE
         whole = path.read_bytes()
         size = 8 + int.from_bytes(whole[:8], "little")
-        write(path, damaged(whole[:size], rng) + whole[size:] if rng.random() < 0.8 else damaged(whole, rng))
+        write(
+            path,
+            damaged(whole[:size], rng) + whole[size:]
+            if rng.random() < 0.8
+            else damaged(whole, rng),
+        )
         self._tensors_are_read("8: a damaged header", rng)
 
     def _header_altered(self, rng: random.Random) -> None:
@@ -129,14 +151,30 @@ class HostileModels:
         outside = write(folder.parent / "outside.safetensors", inside.read_bytes())
         weights = {f"t{number}": inside.name for number in range(3)}
         name = rng.choice(
-            ("../outside.safetensors", str(outside), INDEX, ".", "..", "", "case", "config.json", "x" * 300, "a\0b", 5)
+            (
+                "../outside.safetensors",
+                str(outside),
+                INDEX,
+                ".",
+                "..",
+                "",
+                "case",
+                "config.json",
+                "x" * 300,
+                "a\0b",
+                5,
+            )
         )
         index = {"weight_map": weights | ({"t9": name} if rng.random() < 0.5 else {})}
         write(folder / INDEX, as_text(altered(index, rng) if rng.random() < 0.5 else index, rng))
 
         def opened() -> None:
             checkpoint = open_checkpoint(folder)
-            strange = [shard.path for shard in checkpoint.shards if shard.path.parent.resolve() != folder.resolve()]
+            strange = [
+                shard.path
+                for shard in checkpoint.shards
+                if shard.path.parent.resolve() != folder.resolve()
+            ]
             checkpoint.close()
             if strange:
                 raise Lost(f"21: {strange[0]} was opened from outside the folder")
@@ -151,7 +189,9 @@ class HostileModels:
     def _number(self, rng: random.Random) -> None:
         path = self._put(rng) / "config.json"
         config = json.loads(path.read_bytes())
-        name = rng.choice(sorted(name for name, value in config.items() if isinstance(value, int | float | list)))
+        name = rng.choice(
+            sorted(name for name, value in config.items() if isinstance(value, int | float | list))
+        )
         config[name] = odd(rng) if rng.random() < 0.2 else rng.choice((*NUMBERS, *FRACTIONS))
         write(path, as_text(config, rng))
         self._run(f"21: a config with {name} {config[name]}")
@@ -183,7 +223,11 @@ class HostileModels:
         tensors = parsed(path.read_bytes()).taken_apart()
         name = rng.choice(sorted(tensors))
         kind, shape, data = tensors[name]
-        bad = torch.tensor([rng.choice((float("nan"), float("inf"), -float("inf")))]).numpy().tobytes()
+        bad = (
+            torch.tensor([rng.choice((float("nan"), float("inf"), -float("inf")))])
+            .numpy()
+            .tobytes()
+        )
         at = 4 * rng.randrange(len(data) // 4)
         tensors[name] = (kind, shape, data[:at] + bad + data[at + 4 :])
         write(path, joined(Tensors.together(tensors)))

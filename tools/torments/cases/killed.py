@@ -31,7 +31,9 @@ class Killed:
         folder = self._victims.fresh("killed", has_runs=has_runs)
         num_killed = num_whole = 0
         for _ in range(times):
-            ended = self._victims.start(command, folder, self._death(rng, command, has_runs=has_runs)).end()
+            ended = self._victims.start(
+                command, folder, self._death(rng, command, has_runs=has_runs)
+            ).end()
             if ended.code not in (DONE, -signal.SIGKILL):
                 raise Lost(f"{command} ended with {ended.code}: {ended.said[-400:]}")
             num_killed += ended.code != DONE

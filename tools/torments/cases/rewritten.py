@@ -59,7 +59,10 @@ class Rewritten:
         return kind
 
     def _during_a_run(self, model: Model, folder: Path, rng: random.Random) -> None:
-        with _session(folder, rng) as session, _meanwhile(rng, lambda: invert(folder, _expert(folder, rng))):
+        with (
+            _session(folder, rng) as session,
+            _meanwhile(rng, lambda: invert(folder, _expert(folder, rng))),
+        ):
             is_on_disk = session.parts.settings.link == "disk"
             _ask(model, session, rng, may_refuse=is_on_disk)
 
@@ -90,7 +93,9 @@ class Rewritten:
         _quantise(open_model(str(folder)), store)
         _quantise(open_model(str(model.folder)), whole := folder.with_name("whole.duckdb"))
         if _files(store) != _files(whole):
-            raise Lost(f"10: {name} was changed after {at} experts and changed back, and the replicas are others")
+            raise Lost(
+                f"10: {name} was changed after {at} experts and changed back, and the replicas are others"
+            )
 
     def _other_store(self, model: Model, folder: Path, rng: random.Random) -> None:
         store, name = folder.with_name("moe.duckdb"), _expert(folder, rng)
@@ -128,7 +133,9 @@ def _ask(model: Model, session: Session, rng: random.Random, *, may_refuse: bool
         except BadInput as problem:
             if may_refuse and _CHANGED in str(problem):
                 return
-            raise Lost(f"10: {model.name}, {described(session.parts.settings)}: {problem}") from problem
+            raise Lost(
+                f"10: {model.name}, {described(session.parts.settings)}: {problem}"
+            ) from problem
         is_owed = is_exact(session) or model.opened.dtype is torch.float32
         if is_owed and (difference := differs(ours, request.logits, to_the_bit=is_exact(session))):
             raise Lost(f"10: {model.name}, {described(session.parts.settings)}: {difference}")
@@ -164,11 +171,18 @@ def _expert(folder: Path, rng: random.Random) -> str:
 
 
 def _quantise(
-    opened: MoeModel, store: Path, *, progress: Callable[[int, int], object] = lambda done, total: None
+    opened: MoeModel,
+    store: Path,
+    *,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> BuiltReplicas:
-    text = Data("test", [np.random.default_rng(0).integers(3, VOCABULARY, length) for length in (20, 31, 9)])
+    text = Data(
+        "test", [np.random.default_rng(0).integers(3, VOCABULARY, length) for length in (20, 31, 9)]
+    )
     model = ModelInfo("model", opened.fingerprint, opened.family, opened.shape)
-    return build_replicas(opened, text, Method(bits=(4,)), model=model, store_path=store, progress=progress)
+    return build_replicas(
+        opened, text, Method(bits=(4,)), model=model, store_path=store, progress=progress
+    )
 
 
 def _files(store: Path) -> dict[str, bytes]:

@@ -18,7 +18,9 @@ ARTEFACTS = ("activations", "coactivation", "entropy", "similarity", "buddies")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "moe.duckdb"
     write_profile(path)
-    assert main(["build-buddies", "--store", str(path), "--alpha", "0.7", "--metric", "weighted"]) == 0
+    assert (
+        main(["build-buddies", "--store", str(path), "--alpha", "0.7", "--metric", "weighted"]) == 0
+    )
     return path
 
 

@@ -10,7 +10,18 @@ from moectl.cli import main
 from profilers.compare import price_precision
 from tests.conftest import Checkpoint
 
-QUANTIZE = ["--data", "text.txt", "--samples", "24", "--length", "32", "--recipe", "refined", "--jobs", "1"]
+QUANTIZE = [
+    "--data",
+    "text.txt",
+    "--samples",
+    "24",
+    "--length",
+    "32",
+    "--recipe",
+    "refined",
+    "--jobs",
+    "1",
+]
 AVERAGES = (3.0, 1.5)
 PRICE = ["--data", "text.txt", "--tokens", "60", "--draws", "2", "--threads", "1"]
 
@@ -20,7 +31,9 @@ def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A small model; commands run in a folder with a text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(price_precision, "AVERAGES", AVERAGES)
-    Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep and an old dog.\n" for line in range(20)))
+    Path("text.txt").write_text(
+        "".join(f"Line {line}: {line * line} sheep and an old dog.\n" for line in range(20))
+    )
     return str(checkpoint("olmoe"))
 
 
@@ -41,10 +54,13 @@ def test_what_is_priced_is_said_and_stored(model: str, capfd: pytest.CaptureFixt
     assert said.err == ""
     priced = json.loads(said.out)
     rows = priced["rows"]
-    assert (priced["run"], priced["perplexity"] > 1) == (2, True) and "60 tokens of text.txt" in priced["conditions"]
-    assert [(row["avg_bits"], row["assignment"]) for row in rows] == [(bits, "uniform") for bits in (4, 3, 2, 1)] + [
-        (average, name) for average in AVERAGES for name in ("mixed", "prefix", "random")
-    ]
+    assert (priced["run"], priced["perplexity"] > 1) == (
+        2,
+        True,
+    ) and "60 tokens of text.txt" in priced["conditions"]
+    assert [(row["avg_bits"], row["assignment"]) for row in rows] == [
+        (bits, "uniform") for bits in (4, 3, 2, 1)
+    ] + [(average, name) for average in AVERAGES for name in ("mixed", "prefix", "random")]
     assert [row["kl"] for row in rows[:4]] == sorted(row["kl"] for row in rows[:4])
     for row in rows:
         assert 0 < row["share"] < 1 and 0 < row["top1_agreement"] <= 1 and row["kl"] > 0
@@ -58,7 +74,9 @@ def test_what_is_priced_is_said_and_stored(model: str, capfd: pytest.CaptureFixt
     assert len(bench) == 4 + 4 * len(AVERAGES) and {row["mode"] for row in bench} == {"precision"}
     assert bench[1]["preset"] == "uniform-bits --residency shadow:bits=3,slots=no"
     assert bench[1]["peak_fast_bytes"] == rows[1]["nbytes"] == int(bench[1]["budget"])
-    assert bench[1]["perplexity_ratio"] == rows[1]["perplexity_ratio"] and bench[1]["tpot_ms"] is None
+    assert (
+        bench[1]["perplexity_ratio"] == rows[1]["perplexity_ratio"] and bench[1]["tpot_ms"] is None
+    )
     assert bench[7]["preset"].endswith("shadow:bits=random,slots=no,seed=1")
 
 
@@ -69,7 +87,16 @@ def test_what_is_stored_can_be_run(model: str, capfd: pytest.CaptureFixture[str]
     with Store.open("moe.duckdb", read_only=True) as store:
         row = store.read("bench", 2).to_pylist()[-1]
     capfd.readouterr()
-    options = ["--preset", *row["preset"].split(), "--budget", row["budget"], "--max-new-tokens", "2", "--threads", "1"]
+    options = [
+        "--preset",
+        *row["preset"].split(),
+        "--budget",
+        row["budget"],
+        "--max-new-tokens",
+        "2",
+        "--threads",
+        "1",
+    ]
     assert main(["run", model, "--prompt", "An old", *options, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["receipt"]["fast_bytes"] == row["peak_fast_bytes"]
 
@@ -81,9 +108,13 @@ def test_what_cannot_be_priced(model: str, capfd: pytest.CaptureFixture[str]) ->
     assert "needs replicas of 1 bits" in failed(capfd, model, *PRICE, code=5)
     assert "not the bundled model" in failed(capfd, *PRICE, code=5)
     assert main(["quantize", model, *QUANTIZE]) == 0
-    assert "no data at 'nowhere.txt'" in failed(capfd, model, *PRICE, "--data", "nowhere.txt", code=3)
+    assert "no data at 'nowhere.txt'" in failed(
+        capfd, model, *PRICE, "--data", "nowhere.txt", code=3
+    )
     Path("short.txt").write_text("a")
-    assert "no document of two tokens" in failed(capfd, model, *PRICE, "--data", "short.txt", code=3)
+    assert "no document of two tokens" in failed(
+        capfd, model, *PRICE, "--data", "short.txt", code=3
+    )
     for view in (["--heatmap"], ["--layer", "1"], ["--run", "1"]):
         assert "leave out --run, --layer, --heatmap" in failed(capfd, model, *PRICE, *view, code=2)
     with Store.open("moe.duckdb", read_only=True) as store:

@@ -8,16 +8,31 @@ import pytest
 from moectl.cli import main
 from tests.conftest import Checkpoint
 
-POLICIES = ["zero", "random_resident", "best_resident", "coactivation", "weighted", "output", "loss"]
+POLICIES = [
+    "zero",
+    "random_resident",
+    "best_resident",
+    "coactivation",
+    "weighted",
+    "output",
+    "loss",
+]
 PROFILE = ["--data", "text.txt", "--tokens", "300", "--length", "30", "--threads", "1"]
 PRICE = ["--data", "text.txt", "--tokens", "60", "--draws", "2", "--threads", "1"]
 
 
 @pytest.fixture
-def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> str:
+def model(
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+) -> str:
     """A small model and its profile; commands run in a folder with a text and the store."""
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep and an old dog.\n" for line in range(20)))
+    Path("text.txt").write_text(
+        "".join(f"Line {line}: {line * line} sheep and an old dog.\n" for line in range(20))
+    )
     folder = str(checkpoint("olmoe"))
     assert main(["profile", folder, *PROFILE, "--samples", "50"]) == 0
     capfd.readouterr()
@@ -35,7 +50,9 @@ def test_every_policy_under_every_limit(model: str, capfd: pytest.CaptureFixture
     assert priced["perplexity"] > 1 and "60 tokens of text.txt" in priced["conditions"]
     assert [row["policy"] for row in rows] == POLICIES * 8
     assert list(dict.fromkeys((row["resident"], row["limits"]) for row in rows)) == [
-        (share, limits) for share in (1.0, 0.5) for limits in ("none", "rho 1", "gates", "gates, rho 1")
+        (share, limits)
+        for share in (1.0, 0.5)
+        for limits in ("none", "rho 1", "gates", "gates, rho 1")
     ]
     assert all(row["perplexity_ratio"] == 1 and row["absent"] == 0 for row in rows[:28])
     for row in rows[28:]:
@@ -66,7 +83,9 @@ def test_what_cannot_be_priced(
     assert not said.out and said.err.count("\n") == 1 and message in said.err
 
 
-def test_another_model_and_a_profile_without_similarity(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_model_and_a_profile_without_similarity(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", "substitution", *PRICE]) == 5
     assert "not the bundled model" in capfd.readouterr().err
     assert main(["profile", model, *PROFILE, "--no-similarity"]) == 0
