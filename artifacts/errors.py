@@ -40,8 +40,8 @@ class Partly(Problem):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another program's error message, with the next one where it ends in a colon, shortened; the
-    name of the error where it has no message."""
+    """The first line of another program's error message, with the next one where it ends in a
+    colon, shortened; the name of the error where it has no message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
         type(error).__name__
     ]
@@ -50,8 +50,9 @@ def first_line(error: BaseException) -> str:
 
 
 def detached(error: Exception) -> Exception:
-    """Return an error that can be kept: its traceback is told in a note. The frames of one would hold tensors and, by
-    way of their callers, the error itself, until Python's collector finds that."""
+    """Return an error that can be kept: its traceback is told in a note. The frames of one would
+    hold tensors and, by way of their callers, the error itself, until Python's collector finds
+    that."""
     told = "".join(format_exception(error))
     error.__traceback__ = error.__cause__ = error.__context__ = None
     error.add_note(told)
@@ -59,8 +60,8 @@ def detached(error: Exception) -> Exception:
 
 
 def shortage(error: BaseException) -> OutOfResources | None:
-    """The error that a user sees for the system's or another program's one that means that this process lacks
-    something; None for one that means anything else."""
+    """The error that a user sees for the system's or another program's one that means that this
+    process lacks something; None for one that means anything else."""
     if (
         isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     ):  # torch's, of a GPU

@@ -13,11 +13,13 @@ FULL_BITS = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """L MoE layers of E experts each, K selected per token, `expert_nbytes` bytes per expert at full precision.
+    """L MoE layers of E experts each, K selected per token, `expert_nbytes` bytes per expert at
+    full precision.
 
-    A key `(layer, expert)` is the integer `layer * E + expert`, and ties between keys are broken by the smaller
-    integer. An expert consists of `num_neurons` neurons of `neuron_nbytes` bytes, and of bytes that belong to no
-    neuron. Where the number of neurons is unknown it is 0, and each byte counts as a neuron.
+    A key `(layer, expert)` is the integer `layer * E + expert`, and ties between keys are broken by
+    the smaller integer. An expert consists of `num_neurons` neurons of `neuron_nbytes` bytes, and
+    of bytes that belong to no neuron. Where the number of neurons is unknown it is 0, and each byte
+    counts as a neuron.
     """
 
     num_layers: int
@@ -53,15 +55,18 @@ class Shape:
         return self.num_keys * self.expert_nbytes
 
     def num_distinct(self, num_tokens: int) -> float:
-        """Distinct experts of a layer that so many tokens want on average, where experts are wanted equally often."""
+        """Distinct experts of a layer that so many tokens want on average, where experts are wanted
+        equally often."""
         return self.num_experts * (1 - (1 - self.top_k / self.num_experts) ** num_tokens)
 
     def top_neurons(self, theta: float) -> int:
-        """Neurons in the top segment of an expert that is split at `theta`: at least one, all of them at 1."""
+        """Neurons in the top segment of an expert that is split at `theta`: at least one, all of
+        them at 1."""
         neurons = self.num_neurons or self.expert_nbytes
         return min(max(1, round(theta * neurons)), neurons)
 
     def segment_nbytes(self, top_neurons: int) -> tuple[int, int]:
-        """Bytes of the top segment, with those that belong to no neuron, and of the bottom segment."""
+        """Bytes of the top segment, with those that belong to no neuron, and of the bottom
+        segment."""
         bottom = ((self.num_neurons or self.expert_nbytes) - top_neurons) * self.neuron_nbytes
         return self.expert_nbytes - bottom, bottom

@@ -1,4 +1,5 @@
-"""The bundled model and traces: where they are, and how commands tell that a user may have meant another."""
+"""The bundled model and traces: where they are, and how commands tell that a user may have meant
+another."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -12,19 +13,21 @@ def demo_model() -> Path:
 
 
 def bundled_trace(name: Path) -> Path | None:
-    """The bundled trace of that name, which is the name of its model too; None for any other name, and for the name of
-    a file."""
+    """The bundled trace of that name, which is the name of its model too; None for any other name,
+    and for the name of a file."""
     path = Path(str(files("moectl").joinpath("traces", f"{name}.parquet")))
     return path if name.name == str(name) and path.is_file() and not name.exists() else None
 
 
 def as_named(name: str | None) -> str | None:
-    """The model that a command line names; None is the bundled one, which the word `bundled` names too."""
+    """The model that a command line names; None is the bundled one, which the word `bundled` names
+    too."""
     return None if name == BUNDLED and not Path(name).exists() else name
 
 
 def also_held(store: Path) -> str:
-    """A sentence for a user who named no model while the store holds artefacts of another; else an empty string.
+    """A sentence for a user who named no model while the store holds artefacts of another; else an
+    empty string.
 
     Errors of a store that cannot be read are left to the command.
     """

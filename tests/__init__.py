@@ -1,4 +1,5 @@
-"""Tests mirror the rooms of what they test; `faults` has a file for each class of fault, `helpers` what tests share."""
+"""Tests mirror the rooms of what they test; `faults` has a file for each class of fault, `helpers`
+what tests share."""
 
 from pathlib import Path
 

@@ -1,10 +1,11 @@
-"""What every test may rely on: no network, one thread, no limit of time, no phase told because it lasts, and small
-checkpoints of each family made once per session."""
+"""What every test may rely on: no network, one thread, no limit of time, no phase told because it
+lasts, and small checkpoints of each family made once per session."""
 
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which reads it once
-# Likewise before torch: another number of threads rounds differently, and threads that wait for each other only spin.
+# Likewise before torch: another number of threads rounds differently, and threads that wait for
+# each other only spin.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # of whoever starts the tests: tables to a pipe would be as wide
 
@@ -35,7 +36,8 @@ Checkpoint = Callable[..., Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def untold_phases() -> Iterator[None]:
-    """What a command prints does not depend on how busy the machine is: phases are not told because they last."""
+    """What a command prints does not depend on how busy the machine is: phases are not told because
+    they last."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("moectl.shared.progress.WAIT_S", 600.0)
         yield
@@ -43,7 +45,8 @@ def untold_phases() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """`checkpoint(family, layout="hub", dtype="float32")` gives a folder that tests must not write to."""
+    """`checkpoint(family, layout="hub", dtype="float32")` gives a folder that tests must not write
+    to."""
     made: dict[tuple[str, str, str], Path] = {}
 
     def make(family: str, layout: str = "hub", dtype: str = "float32") -> Path:

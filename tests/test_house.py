@@ -1,4 +1,5 @@
-"""The house stays as docs/architecture.md draws it: imports run one way between packages and between rooms."""
+"""The house stays as docs/architecture.md draws it: imports run one way between packages and
+between rooms."""
 
 import ast
 import subprocess
@@ -89,7 +90,8 @@ def _module_of(name: str, names: set[str]) -> str | None:
 
 @pytest.mark.parametrize("room", WITHOUT_TORCH)
 def test_what_decides_imports_no_torch(room: str) -> None:
-    """In a fresh process, all modules of the room: a replay decides as a live run does, and needs no tensors for it."""
+    """In a fresh process, all modules of the room: a replay decides as a live run does, and needs
+    no tensors for it."""
     names = [name for name, _ in modules("runtime") if room_of(name) == ("runtime", room)]
     code = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
     done = subprocess.run(

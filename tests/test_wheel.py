@@ -1,4 +1,5 @@
-"""What `pip install` brings: four packages whole, the bundled model among them, in less than 15 MB."""
+"""What `pip install` brings: four packages whole, the bundled model among them, in less than 15
+MB."""
 
 import shutil
 import subprocess
@@ -53,7 +54,8 @@ def test_it_has_every_file_of_the_packages_and_no_other(wheel: ZipFile) -> None:
 
 
 def test_nothing_in_it_runs_when_it_is_installed(wheel: ZipFile) -> None:
-    """No .pth, which Python runs as it starts, no scripts but the entry point, nothing compiled or executable."""
+    """No .pth, which Python runs as it starts, no scripts but the entry point, nothing compiled or
+    executable."""
     files = [each for each in wheel.infolist() if not each.is_dir()]
     own = {each.filename.partition("/")[2] for each in files if ".dist-info/" in each.filename}
     assert own == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}

@@ -1,4 +1,5 @@
-"""Rounding of float32 to bfloat16, of which numpy's uint16 holds the bits. Importing this module imports numba."""
+"""Rounding of float32 to bfloat16, of which numpy's uint16 holds the bits. Importing this module
+imports numba."""
 
 from llvmlite import ir
 from numba import types
@@ -6,7 +7,8 @@ from numba.extending import intrinsic
 
 
 def bfloat16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """The nearest bfloat16, ties to even, of a float32 or of a vector of these; NaN of arithmetic stays NaN."""
+    """The nearest bfloat16, ties to even, of a float32 or of a vector of these; NaN of arithmetic
+    stays NaN."""
     count = value.type.count if isinstance(value.type, ir.VectorType) else 0
     word, half = (
         ir.VectorType(kind, count) if count else kind for kind in (ir.IntType(32), ir.IntType(16))
@@ -23,7 +25,8 @@ def bfloat16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 @intrinsic
 def stored_as(context, value, like):
-    """Convert a float32 to an element of the array `like`: as it is, or rounded to a bfloat16 for uint16."""
+    """Convert a float32 to an element of the array `like`: as it is, or rounded to a bfloat16 for
+    uint16."""
     element = like.dtype
 
     def generate(_, builder, __, arguments):

@@ -13,11 +13,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota used up, fi
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block succeeds, sync that file and give it the name `path`.
+    """Yield a temporary path beside `path`; when the block succeeds, sync that file and give it the
+    name `path`.
 
-    When the block fails, the temporary file is removed and the old file at `path` stays. Where `path` is a link, the
-    file that it leads to is replaced. Raises BadInput when the folder does not exist or is not writable, and when
-    `path` is no plain file, OutOfResources when the disk is full.
+    When the block fails, the temporary file is removed and the old file at `path` stays. Where
+    `path` is a link, the file that it leads to is replaced. Raises BadInput when the folder does
+    not exist or is not writable, and when `path` is no plain file, OutOfResources when the disk is
+    full.
     """
     check_writable(Path(path))
     path = _target(Path(path))
@@ -35,7 +37,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise BadInput when a file of this name cannot be written: call it before the work that fills the file."""
+    """Raise BadInput when a file of this name cannot be written: call it before the work that fills
+    the file."""
     folder = _target(path).parent
     if not folder.is_dir():
         raise BadInput(f"cannot write {path}: there is no folder {folder}; make it first")

@@ -1,4 +1,5 @@
-"""Conversions of float32 and float16, of which numpy's int16 holds the bits. Importing this module imports numba."""
+"""Conversions of float32 and float16, of which numpy's int16 holds the bits. Importing this module
+imports numba."""
 
 from llvmlite import ir
 
@@ -15,7 +16,8 @@ _HALF_EXPONENTS = 2.0**_REBIASED
 
 
 def float16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """The nearest float16, ties to even, of a float32 or a vector of these: infinity from 65520 on; NaN stays NaN."""
+    """The nearest float16, ties to even, of a float32 or a vector of these: infinity from 65520 on;
+    NaN stays NaN."""
     word, half = (_like(value, kind) for kind in (ir.IntType(32), ir.IntType(16)))
     if HAS_HALVES:
         return builder.bitcast(builder.fptrunc(value, _like(value, ir.HalfType())), half)

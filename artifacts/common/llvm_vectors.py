@@ -1,5 +1,5 @@
-"""Vectors in code that LLVM compiles: the features of the processor that it may use, types, and the operations of which
-other modules make theirs. Importing this module imports numba.
+"""Vectors in code that LLVM compiles: the features of the processor that it may use, types, and the
+operations of which other modules make theirs. Importing this module imports numba.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ _NEEDED_BY = {
 
 
 def features_of(written: str) -> frozenset[str]:
-    """Return the features that LLVM takes from a list such as `+avx2,-avx512f`: the last word on one counts, and what
-    needs one that is taken away goes with it."""
+    """Return the features that LLVM takes from a list such as `+avx2,-avx512f`: the last word on
+    one counts, and what needs one that is taken away goes with it."""
     features: set[str] = set()
     for word in filter(None, written.split(",")):
         if word[0] == "+":
@@ -33,9 +33,9 @@ def features_of(written: str) -> frozenset[str]:
 
 
 FEATURES = features_of(cpu_target.target_context.codegen().magic_tuple()[2])
-"""The features of the processor that numba compiles for, which all other modules ask for: those of this one, or
-`NUMBA_CPU_FEATURES`. They are part of the key of what numba keeps, so that code with instructions that a processor has
-not is never loaded there."""
+"""The features of the processor that numba compiles for, which all other modules ask for: those of
+this one, or `NUMBA_CPU_FEATURES`. They are part of the key of what numba keeps, so that code with
+instructions that a processor has not is never loaded there."""
 
 I8, I16, I32, I64, F32 = (
     ir.IntType(8),
@@ -100,7 +100,8 @@ def called(
 
 
 def chosen_of_16(builder: ir.IRBuilder, codes: ir.Value, numbers: Sequence[int]) -> ir.Value:
-    """The number of each code below 16, of the type of the codes: a tree of choices, for a processor without tables."""
+    """The number of each code below 16, of the type of the codes: a tree of choices, for a
+    processor without tables."""
     choices = [filled(codes.type, number) for number in numbers]
     for bit in range(4):
         is_set = builder.icmp_unsigned(

@@ -15,8 +15,8 @@ _REMEDY = "name a folder on a local disk"
 def locked(path: Path, *, busy: str) -> Iterator[None]:
     """Create the file `path` unless it is there, and hold its lock; the file stays.
 
-    Raises OutOfResources: with the message `busy` when another process holds the lock, and with a message of its own
-    when the file system has no locks or grants one lock to two holders.
+    Raises OutOfResources: with the message `busy` when another process holds the lock, and with a
+    message of its own when the file system has no locks or grants one lock to two holders.
     """
     with path.open("a") as file:
         if not _is_granted(file, path):

@@ -1,7 +1,8 @@
-"""Numbers of 16 bits looked up by codes of 4 and 8 bits, in vectors. Importing this module imports numba.
+"""Numbers of 16 bits looked up by codes of 4 and 8 bits, in vectors. Importing this module imports
+numba.
 
-A table lies in the registers of AVX-512. Where the processor has no such vectors, `HAS_LOOKUPS` is false, these
-functions do nothing, and callers look numbers up one by one.
+A table lies in the registers of AVX-512. Where the processor has no such vectors, `HAS_LOOKUPS` is
+false, these functions do nothing, and callers look numbers up one by one.
 """
 
 from llvmlite import ir
@@ -33,8 +34,8 @@ BYTES_STEP = 32  # codes of 8 bits that are looked up at a time
 
 @intrinsic
 def look_up_bytes(context, codes, table, out, count):
-    """Write `count` numbers, a multiple of `BYTES_STEP`, to the address `out`: those at the 8-bit codes in the table
-    [256]."""
+    """Write `count` numbers, a multiple of `BYTES_STEP`, to the address `out`: those at the 8-bit
+    codes in the table [256]."""
     numbers = vector(I16, BYTES_STEP)
 
     def chosen(builder: ir.IRBuilder, index: ir.Value, parts: list[ir.Value], bit: int) -> ir.Value:
@@ -88,8 +89,8 @@ def _half_bytes(step: int):
             with cgutils.for_range(builder, builder.udiv(count, I64(step))) as loop:
                 read = load(builder, advanced(builder, codes, loop.index, step), vector(I8, step))
                 read = builder.zext(read, words)
-                # The lowest bits of lane 2 i are the low half of byte i, those of lane 2 i + 1 its high half; what is
-                # above them counts for nothing.
+                # The lowest bits of lane 2 i are the low half of byte i, those of lane 2 i + 1 its
+                # high half; what is above them counts for nothing.
                 index = builder.bitcast(
                     builder.or_(read, builder.shl(read, filled(words, 12))), numbers
                 )
@@ -103,5 +104,5 @@ def _half_bytes(step: int):
 
 
 look_up_half_bytes, look_up_few_half_bytes = _half_bytes(16), _half_bytes(8)
-"""Write to the address `out` the bfloat16 of (values[code] - zero) * scale for the codes in `count` bytes, the low half
-of each first; values float32 [16]. The bytes are a multiple of 16, or of 8."""
+"""Write to the address `out` the bfloat16 of (values[code] - zero) * scale for the codes in `count`
+bytes, the low half of each first; values float32 [16]. The bytes are a multiple of 16, or of 8."""

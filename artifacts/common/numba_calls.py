@@ -1,7 +1,7 @@
 """Calls from one compiled loop to another by name, so that neither holds the code of the other.
 
-numba links what a function calls into its code and optimises all of it once more: a loop that calls loops that call
-others would be compiled once for each of them, and kept in each of their files.
+numba links what a function calls into its code and optimises all of it once more: a loop that calls
+loops that call others would be compiled once for each of them, and kept in each of their files.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,9 @@ from numba.core.registry import cpu_target
 
 
 def callable_by_name(result: CompileResult, module: str, name: str, signature: str) -> str:
-    """Make code known by a name, which is returned, to the linker and to numba. Other code that calls it loads the
-    kernel `name` of `module` first, also where that other code was kept by an earlier process."""
+    """Make code known by a name, which is returned, to the linker and to numba. Other code that
+    calls it loads the kernel `name` of `module` first, also where that other code was kept by an
+    earlier process."""
     symbol, context = f"{module}.{name} {signature}", cpu_target.target_context
     binding.add_symbol(symbol, result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
     described = copy(result.fndesc)
@@ -29,7 +30,8 @@ def callable_by_name(result: CompileResult, module: str, name: str, signature: s
 
 
 def _loading_first(symbol: str, load: Callable[[], None]) -> CPUCodeLibrary:
-    """A library of nothing that code which is linked with it, and kept, calls `load` before it is loaded."""
+    """A library of nothing that code which is linked with it, and kept, calls `load` before it is
+    loaded."""
     library = cpu_target.target_context.codegen().create_library(symbol)
     module = library.create_ir_module(symbol)
     nothing = ir.Function(module, ir.FunctionType(ir.VoidType(), ()), f"{symbol} is loaded")

@@ -1,4 +1,5 @@
-"""Loops over numpy arrays, compiled by numba. Importing this module imports numba: import it where it is used."""
+"""Loops over numpy arrays, compiled by numba. Importing this module imports numba: import it where
+it is used."""
 
 import pickle
 import sys
@@ -19,7 +20,8 @@ from artifacts.common.sources import digest
 # Sums may be taken in any order: otherwise they would not use the vector unit.
 _FASTMATH = frozenset({"reassoc", "contract"})
 _NOT_KEPT = (RuntimeError, OSError, EOFError, AttributeError, pickle.PickleError)
-"""Why code cannot be kept or found again: no folder, a damaged file, as of a power cut, or another numba."""
+"""Why code cannot be kept or found again: no folder, a damaged file, as of a power cut, or another
+numba."""
 
 _INSIDE = {
     "no_cpython_wrapper": True,
@@ -30,15 +32,16 @@ part = njit(fastmath=set(_FASTMATH), **_INSIDE)
 """Decorates a function that kernels call, and they alone; it is compiled as part of them."""
 
 inlined_part = njit(fastmath=set(_FASTMATH), forceinline=True, **_INSIDE)
-"""As `part`, for functions that become part of the very loop, so that what is constant in it is constant in them."""
+"""As `part`, for functions that become part of the very loop, so that what is constant in it is
+constant in them."""
 
 exact_part = njit
 """As `part`, for kernels that are `exact`; it can be called from anywhere."""
 
 
 class Kernel:
-    """A compiled loop: for each of its signatures when arguments of such types first come, which then takes seconds, or
-    a moment where the code was kept. Other kernels may call it."""
+    """A compiled loop: for each of its signatures when arguments of such types first come, which
+    then takes seconds, or a moment where the code was kept. Other kernels may call it."""
 
     is_compiling = False  # as numba asks of whatever another kernel calls
 
@@ -90,8 +93,9 @@ class Kernel:
         return self.entry(self._signature_for(given))
 
     def entry(self, signature: str) -> object:
-        """By what numba finds the code for calls from other kernels: a name where a process that finds their code kept
-        can load this kernel, otherwise the code itself, which becomes part of theirs."""
+        """By what numba finds the code for calls from other kernels: a name where a process that
+        finds their code kept can load this kernel, otherwise the code itself, which becomes part of
+        theirs."""
         (result,), function = self.compiled(signature).overloads.values(), self._function
         if getattr(sys.modules[function.__module__], function.__name__, None) is not self:
             return result.entry_point
@@ -143,12 +147,14 @@ register_model(_KernelType)(models.OpaqueModel)
 def kernel(
     signature: str | list[str], *, nogil: bool = False, exact: bool = False
 ) -> Callable[[Callable], Callable]:
-    """Compile for this signature, or these, each when it is first called, and keep the result beside the source or in
-    the user's cache folder, until the source or that of a module which it imports is changed.
+    """Compile for this signature, or these, each when it is first called, and keep the result
+    beside the source or in the user's cache folder, until the source or that of a module which it
+    imports is changed.
 
-    `nogil` releases the GIL for loops that run longer than other threads should wait. `exact` keeps the order of
-    operations and the rounding of plain Python, for results that others must be able to recompute. Where no cache can
-    be written or read, the function is compiled anew in every process, with one warning for all functions.
+    `nogil` releases the GIL for loops that run longer than other threads should wait. `exact` keeps
+    the order of operations and the rounding of plain Python, for results that others must be able
+    to recompute. Where no cache can be written or read, the function is compiled anew in every
+    process, with one warning for all functions.
     """
     signatures, fastmath = (
         [signature] if isinstance(signature, str) else signature,

@@ -13,8 +13,8 @@ _OURS = ("artifacts", "runtime")
 
 @cache
 def digest(name: str) -> bytes:
-    """sha256 of the source files of a loaded module and of the modules that these import at their top level, of its own
-    package and of ours."""
+    """sha256 of the source files of a loaded module and of the modules that these import at their
+    top level, of its own package and of ours."""
     packages, paths, waiting = {name.partition(".")[0], *_OURS}, {}, [name]
     while waiting:
         module = waiting.pop()

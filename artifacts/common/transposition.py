@@ -1,4 +1,5 @@
-"""Transposition of matrices, in vectors for numbers of 16 and 32 bits. Importing this module imports numba."""
+"""Transposition of matrices, in vectors for numbers of 16 and 32 bits. Importing this module
+imports numba."""
 
 from collections.abc import Callable
 
@@ -24,8 +25,9 @@ def _halves(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> list[ir.Va
 
 
 def _of_rows(element: ir.Type) -> Callable[..., None]:
-    """Return `transpose(source, source_stride, out, out_stride, count)`: it transposes so many blocks of 8 x 8 numbers
-    that lie below each other at `source`, and beside each other at `out`; strides are in bytes."""
+    """Return `transpose(source, source_stride, out, out_stride, count)`: it transposes so many
+    blocks of 8 x 8 numbers that lie below each other at `source`, and beside each other at `out`;
+    strides are in bytes."""
     numbers = vector(element, _SIDE)
 
     @intrinsic
@@ -58,7 +60,8 @@ _transpose_halves, _transpose_words = _of_rows(I16), _of_rows(I32)
 
 @exact_part
 def transpose(source, out):
-    """Write out[c, r] = source[r, c]. Only what fits no block of 8 x 8 numbers of 16 or 32 bits is moved one by one."""
+    """Write out[c, r] = source[r, c]. Only what fits no block of 8 x 8 numbers of 16 or 32 bits is
+    moved one by one."""
     num_rows, num_columns = source.shape
     fast_rows, fast_columns = 0, 0
     if source.itemsize in (2, 4):

@@ -1,5 +1,5 @@
-"""Input that may be malformed: paths that do not exist or cannot be read, JSON that is nested too deeply, manifests
-that point outside."""
+"""Input that may be malformed: paths that do not exist or cannot be read, JSON that is nested too
+deeply, manifests that point outside."""
 
 import codecs
 import errno
@@ -12,8 +12,8 @@ from artifacts.errors import BadInput
 
 
 def existing(text: str) -> Path | None:
-    """Return the path that was typed if it exists; None for a text that cannot be a path. Raises BadInput where the
-    path may not be looked at, and for a link that leads nowhere."""
+    """Return the path that was typed if it exists; None for a text that cannot be a path. Raises
+    BadInput where the path may not be looked at, and for a link that leads nowhere."""
     try:
         path = Path(text).expanduser()
         return path if text and _status(path) else None
@@ -26,8 +26,8 @@ def existing(text: str) -> Path | None:
 
 
 def readable(path: Path) -> bool:
-    """Return whether there is a file at a path. Raises BadInput for one that cannot be read: without permission, a
-    folder or a device in its place, a link that leads nowhere."""
+    """Return whether there is a file at a path. Raises BadInput for one that cannot be read:
+    without permission, a folder or a device in its place, a link that leads nowhere."""
     try:
         status = _status(path)
         if status is None:
@@ -43,8 +43,8 @@ def readable(path: Path) -> bool:
 
 
 def has_json(path: Path) -> bool:
-    """Return whether there is a file at a path. Raises BadInput as `readable`, and for a text that other programs do
-    not take for JSON."""
+    """Return whether there is a file at a path. Raises BadInput as `readable`, and for a text that
+    other programs do not take for JSON."""
     if not readable(path):
         return False
     with path.open("rb") as file:
@@ -99,16 +99,16 @@ def parse_json(text: str | bytes) -> object:
 
 
 def read_json(path: Path) -> object:
-    """Return the value in a JSON file. Raises ValueError, FileNotFoundError, and BadInput where the file cannot be
-    read."""
+    """Return the value in a JSON file. Raises ValueError, FileNotFoundError, and BadInput where the
+    file cannot be read."""
     if not readable(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return parse_json(path.read_bytes())
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the file in `folder` that a manifest calls `name`. Raises BadInput for a name that leads out of the
-    folder."""
+    """Return the file in `folder` that a manifest calls `name`. Raises BadInput for a name that
+    leads out of the folder."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or name.startswith("/") or "\0" in name:
         raise BadInput(

@@ -1,6 +1,8 @@
-"""AWQ: 4-bit codes, eight outputs in a word and these in the order in which its kernels (`gemm`) take them.
+"""AWQ: 4-bit codes, eight outputs in a word and these in the order in which its kernels (`gemm`)
+take them.
 
-`w[o, k] = scales[k // g, o] * (q[k, o] - z[k // g, o])`; output 8 n + ORDER[i] has bits 4 i to 4 i + 3 of word n.
+`w[o, k] = scales[k // g, o] * (q[k, o] - z[k // g, o])`; output 8 n + ORDER[i] has bits 4 i to 4 i
++ 3 of word n.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,5 @@
-"""What a format is: the tensors that hold one matrix, checks of their types and shapes, and the published formula."""
+"""What a format is: the tensors that hold one matrix, checks of their types and shapes, and the
+published formula."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -12,8 +13,8 @@ import torch
 from artifacts.errors import BadInput
 
 Loop = Callable[[int, np.ndarray], None]
-"""Fills an array [n, in] with the rows of the matrix from the given one on: float32, or, where the format's
-`fills_bfloat16` is true, uint16 with the bits of bfloat16."""
+"""Fills an array [n, in] with the rows of the matrix from the given one on: float32, or, where the
+format's `fills_bfloat16` is true, uint16 with the bits of bfloat16."""
 
 
 class Stored(NamedTuple):
@@ -30,7 +31,8 @@ class Format(Protocol):
     fills_bfloat16: ClassVar[bool]
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
-        """The shape [out, in] of the matrix that these tensors hold, by role. Raises Unfit where they do not fit."""
+        """The shape [out, in] of the matrix that these tensors hold, by role. Raises Unfit where
+        they do not fit."""
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The matrix, float32 [out, in], on the device of its tensors."""
@@ -39,8 +41,8 @@ class Format(Protocol):
         """The same by compiled code, for tensors on a CPU; None where only `dequantise` does it."""
 
     def fault(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """Return what the stored numbers have that no matrix of a model has, such as NaN, as the end of a message; None
-        if they are sound."""
+        """Return what the stored numbers have that no matrix of a model has, such as NaN, as the
+        end of a message; None if they are sound."""
 
 
 DAMAGED = "the checkpoint is damaged"
@@ -54,7 +56,8 @@ LARGEST = torch.finfo(torch.float16).max
 
 
 class Unfit(BadInput):
-    """Tensors that do not hold a matrix of this format; the message says why, the caller adds their name."""
+    """Tensors that do not hold a matrix of this format; the message says why, the caller adds their
+    name."""
 
 
 @cache
@@ -72,8 +75,8 @@ def require(is_fit: bool, why: str) -> None:
 def require_groups(
     num_groups: int, num_inputs: int, group_size: int | None, *, is_indexed: bool
 ) -> None:
-    """Raise Unfit unless the inputs are in groups of this size, which is 0 for one group and None if it is unknown;
-    only with an index of groups the last one may be smaller."""
+    """Raise Unfit unless the inputs are in groups of this size, which is 0 for one group and None
+    if it is unknown; only with an index of groups the last one may be smaller."""
     if group_size is not None:
         size = group_size or num_inputs
         expected = -(-num_inputs // size)
@@ -93,7 +96,8 @@ def is_number(dtype: torch.dtype) -> bool:
 
 
 def fault_of_scales(scales: torch.Tensor, largest_code: float) -> str | None:
-    """The fault of scales that multiply codes of up to this size: not finite, all 0, or numbers that no model has."""
+    """The fault of scales that multiply codes of up to this size: not finite, all 0, or numbers
+    that no model has."""
     if not are_sound([scales]):
         return NOT_FINITE
     largest = float(scales.float().abs().max())
@@ -122,8 +126,9 @@ def _is_sound(tensor: torch.Tensor) -> bool:
 
 
 def _are_below(tensor: torch.Tensor, code: int) -> bool:
-    """Whether every 8-bit float is below a code, signs left out. The extremes show it in a fiftieth of the time that a
-    comparison of each takes: as signed integers positive floats are the largest, as unsigned ones negative floats."""
+    """Whether every 8-bit float is below a code, signs left out. The extremes show it in a fiftieth
+    of the time that a comparison of each takes: as signed integers positive floats are the largest,
+    as unsigned ones negative floats."""
     return bool(
         tensor.view(torch.int8).max() < code and tensor.view(torch.uint8).max() < 0x80 + code
     )

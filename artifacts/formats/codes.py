@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The number of each code of a 4-bit float: sign, two bits of exponent, one of mantissa (OCP Microscaling, table 5)."""
+"""The number of each code of a 4-bit float: sign, two bits of exponent, one of mantissa (OCP
+Microscaling, table 5)."""
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The number of each code of ggml's IQ4_NL and IQ4_XS (kvalues_iq4nl in ggml-common.h)."""
@@ -14,7 +15,8 @@ NO_ZEROS = np.empty((0, 0), np.float32)
 
 
 def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """The first `count` codes of each row of `words` int32 [n, w], a little-endian stream: int32 [n, count]."""
+    """The first `count` codes of each row of `words` int32 [n, w], a little-endian stream: int32
+    [n, count]."""
     starts = torch.arange(count, device=words.device) * bits
     index, shift = starts // 32, starts % 32
     wide = words.long() & 0xFFFFFFFF
@@ -24,7 +26,8 @@ def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 
 def floats(packed: torch.Tensor) -> torch.Tensor:
-    """The numbers of 4-bit floats in bytes [..., n], the first in the low half: float32 [..., 2n]."""
+    """The numbers of 4-bit floats in bytes [..., n], the first in the low half: float32 [...,
+    2n]."""
     values = torch.tensor(E2M1, device=packed.device)
     halves = torch.stack((packed & 0xF, packed >> 4), dim=-1)
     return values[halves.int()].flatten(-2)

@@ -1,7 +1,9 @@
-"""Compiled loops that turn codes that lie down the inputs into numbers, to the bit as the formulas in torch.
+"""Compiled loops that turn codes that lie down the inputs into numbers, to the bit as the formulas
+in torch.
 
-Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16, with the rows of a
-matrix [out, in] from row `first` on. Vectors go along the outputs, as the codes lie; blocks of numbers are turned.
+Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16,
+with the rows of a matrix [out, in] from row `first` on. Vectors go along the outputs, as the codes
+lie; blocks of numbers are turned.
 """
 
 import numpy as np
@@ -17,7 +19,9 @@ _INPUTS, _OUTPUTS = (
     128,
     256,
 )  # of a block, which stays in a core's cache; 32 codes are a whole number of words
-_APART = 32  # numbers between rows of a block: at a distance of a power of two they drive each other out of the cache
+# numbers between rows of a block: at a distance of a power of two they drive each other out of the
+# cache
+_APART = 32
 
 
 @exact_part
@@ -48,8 +52,8 @@ def _scaled(codes, zeros, scales, out):
     exact=True,
 )
 def from_stream(words, bits, zeros, scales, groups, places, first, panel):
-    """Integers in a stream of words down the inputs [w, out]: (code - zero) times the scale, both [groups, out], where
-    input k lies at places[k], whose group is groups[places[k]]."""
+    """Integers in a stream of words down the inputs [w, out]: (code - zero) times the scale, both
+    [groups, out], where input k lies at places[k], whose group is groups[places[k]]."""
     num_rows, num_columns = panel.shape
     codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
     for r in range(0, num_rows, _OUTPUTS):
@@ -81,8 +85,9 @@ def _nibbles(words, place, codes):
     exact=True,
 )
 def from_words_of_outputs(words, places, zeros, scales, first, panel):
-    """Integers of 4 bits, eight outputs in a word [in, out / 8], output i of them at bit 4 places[i]: (code - zero)
-    times the scale of their group, both [groups, 8, out / 8]. The panel begins with the first output of a word."""
+    """Integers of 4 bits, eight outputs in a word [in, out / 8], output i of them at bit 4
+    places[i]: (code - zero) times the scale of their group, both [groups, 8, out / 8]. The panel
+    begins with the first output of a word."""
     num_rows, num_columns = panel.shape
     width = num_columns // len(scales)
     codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)

@@ -1,7 +1,8 @@
-"""The widths at which weights besides routed experts are kept on request, and the bytes that they take. Imports no
-torch.
+"""The widths at which weights besides routed experts are kept on request, and the bytes that they
+take. Imports no torch.
 
-They are blocks of ggml's, whose kernels multiply them where they lie: 8 bits are Q8_0, 4 bits are Q4_0.
+They are blocks of ggml's, whose kernels multiply them where they lie: 8 bits are Q8_0, 4 bits are
+Q4_0.
 """
 
 from artifacts.errors import BadUsage
@@ -11,7 +12,8 @@ DENSE: dict[int, GgmlType] = {8: TYPES["Q8_0"], 4: TYPES["Q4_0"]}
 """The types by their bits."""
 
 LEAST_OUTPUTS = 32
-"""Matrices of fewer rows stay as they are: gates of shared experts and the like, which are small and choose."""
+"""Matrices of fewer rows stay as they are: gates of shared experts and the like, which are small
+and choose."""
 
 
 def check_dense(bits: int | None) -> None:
@@ -23,7 +25,8 @@ def check_dense(bits: int | None) -> None:
 
 
 def is_packed(num_outputs: int, num_inputs: int, bits: int) -> bool:
-    """Whether a matrix of such a shape is kept at this width: its rows are whole blocks, and it has enough of them."""
+    """Whether a matrix of such a shape is kept at this width: its rows are whole blocks, and it has
+    enough of them."""
     return num_inputs % DENSE[bits].num_weights == 0 and num_outputs >= LEAST_OUTPUTS
 
 

@@ -1,8 +1,9 @@
-"""Eight-bit floats with a scale for each block, row or matrix: DeepSeek-V3, Qwen3, GLM and MiniMax in FP8, and
-compressed-tensors' `float-quantized` and `int-quantized`.
+"""Eight-bit floats with a scale for each block, row or matrix: DeepSeek-V3, Qwen3, GLM and MiniMax
+in FP8, and compressed-tensors' `float-quantized` and `int-quantized`.
 
-`w[o, k] = weight[o, k] * scale[o // b, k // c]`, where b x c is the block, as the shape of the scales says. The last
-block of a row or column may be cut off (finegrained_fp8.py of transformers; DeepSeek-V3's `weight_dequant`).
+`w[o, k] = weight[o, k] * scale[o // b, k // c]`, where b x c is the block, as the shape of the
+scales says. The last block of a row or column may be cut off (finegrained_fp8.py of transformers;
+DeepSeek-V3's `weight_dequant`).
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Eight-bit weights and their scales; `block` is the rows and columns of a block as the config gives them."""
+    """Eight-bit weights and their scales; `block` is the rows and columns of a block as the config
+    gives them."""
 
     fills_bfloat16: ClassVar[bool] = True
 
@@ -71,7 +73,8 @@ class Scaled:
         return partial(loops().from_bytes, weight.view(torch.uint8).numpy(), values, grid, *block)
 
     def scaled_block(self, weight: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...]:
-        """Rows and columns that one scale multiplies, from the shapes of the weights and the scales."""
+        """Rows and columns that one scale multiplies, from the shapes of the weights and the
+        scales."""
         return tuple(
             -(-size // count) if count in (1, size) else block
             for size, count, block in zip(weight, _grid(scale), self.block, strict=True)
@@ -98,7 +101,8 @@ class Scaled:
         return None
 
     def _spread(self, of_blocks: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """What there is of each block, as of each row and column of a matrix of this shape, or of all alike."""
+        """What there is of each block, as of each row and column of a matrix of this shape, or of
+        all alike."""
         spread = of_blocks.reshape(_grid(tuple(of_blocks.shape)))
         for axis, (size, count) in enumerate(zip(shape, spread.shape, strict=True)):
             if count > 1 and count != size:
@@ -107,8 +111,8 @@ class Scaled:
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The scales' shape as rows and columns; one scale for all is [1, 1], and one for each row [rows, 1]. modelopt has
-    those of blocks as [rows, 1, columns, 1]."""
+    """The scales' shape as rows and columns; one scale for all is [1, 1], and one for each row
+    [rows, 1]. modelopt has those of blocks as [rows, 1, columns, 1]."""
     if len(shape) == 4 and shape[1] == shape[3] == 1:
         return shape[::2]
     return (*shape, *(1, 1)[len(shape) :])

@@ -1,8 +1,9 @@
-"""ggml's blocks, of which GGUF files are made: Q8_0, Q4_0, IQ4_NL, IQ4_XS, Q2_K to Q6_K and MXFP4 (ggml-common.h,
-ggml-quants.c).
+"""ggml's blocks, of which GGUF files are made: Q8_0, Q4_0, IQ4_NL, IQ4_XS, Q2_K to Q6_K and MXFP4
+(ggml-common.h, ggml-quants.c).
 
-A row is a sequence of blocks. `w = scale * code - minimum`, with a scale for each group of 32 weights, or of 16 in
-Q2_K, Q3_K and Q6_K; Q2_K, Q4_K and Q5_K have a minimum beside it. Every sum and product is rounded to float32.
+A row is a sequence of blocks. `w = scale * code - minimum`, with a scale for each group of 32
+weights, or of 16 in Q2_K, Q3_K and Q6_K; Q2_K, Q4_K and Q5_K have a minimum beside it. Every sum
+and product is rounded to float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +26,8 @@ _Scales = tuple[torch.Tensor, torch.Tensor | None]
 class GgmlBlocks:
     """`blocks` uint8 [out, in / num_weights * nbytes].
 
-    `scales` gives the scales and the minima of blocks uint8 [n, nbytes], each float32 [n, groups]; `codes` float32
-    [n, num_weights]; `fill` is the name of the compiled loop.
+    `scales` gives the scales and the minima of blocks uint8 [n, nbytes], each float32 [n, groups];
+    `codes` float32 [n, num_weights]; `fill` is the name of the compiled loop.
     """
 
     fills_bfloat16: ClassVar[bool] = True
@@ -77,7 +78,8 @@ def _one_scale(blocks: torch.Tensor) -> _Scales:
 
 
 def _exponent(blocks: torch.Tensor) -> _Scales:
-    """MXFP4's scale is half a power of two, as the values of its codes are doubled; NaN where its byte says so."""
+    """MXFP4's scale is half a power of two, as the values of its codes are doubled; NaN where its
+    byte says so."""
     powers = torch.tensor(
         [2.0 ** (byte - 128) for byte in range(_NAN)] + [torch.nan], device=blocks.device
     )
@@ -85,7 +87,8 @@ def _exponent(blocks: torch.Tensor) -> _Scales:
 
 
 def _scales_k(blocks: torch.Tensor) -> _Scales:
-    """Q4_K and Q5_K: a block's scale and minimum times those of its 8 groups, which have six bits each in 12 bytes."""
+    """Q4_K and Q5_K: a block's scale and minimum times those of its 8 groups, which have six bits
+    each in 12 bytes."""
     low, middle, high = blocks[:, 4:16].unflatten(1, (3, 4)).unbind(1)
     scales = torch.cat((low & 0x3F, (high & 0xF) | (low >> 2 & 0x30)), 1)
     minima = torch.cat((middle & 0x3F, (high >> 4) | (middle >> 2 & 0x30)), 1)
@@ -93,7 +96,8 @@ def _scales_k(blocks: torch.Tensor) -> _Scales:
 
 
 def _scales_2(blocks: torch.Tensor) -> _Scales:
-    """Q2_K: a block's scale and minimum times those of its 16 groups, which have half a byte each."""
+    """Q2_K: a block's scale and minimum times those of its 16 groups, which have half a byte
+    each."""
     of_groups = blocks[:, :16]
     return _half(blocks, 80) * (of_groups & 0xF).float(), _half(blocks, 82) * (
         of_groups >> 4
@@ -101,14 +105,16 @@ def _scales_2(blocks: torch.Tensor) -> _Scales:
 
 
 def _scales_3(blocks: torch.Tensor) -> _Scales:
-    """Q3_K: a block's scale times those of its 16 groups, six bits each in 12 bytes, that are 32 too large."""
+    """Q3_K: a block's scale times those of its 16 groups, six bits each in 12 bytes, that are 32
+    too large."""
     lower = torch.cat([blocks[:, 96:104] >> shift & 0xF for shift in (0, 4)], 1)
     upper = torch.cat([blocks[:, 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], 1)
     return _half(blocks, 108) * ((lower | upper << 4).float() - 32), None
 
 
 def _scales_iq4(blocks: torch.Tensor) -> _Scales:
-    """IQ4_XS: as Q3_K, of 8 groups, whose upper bits are in two bytes and lower ones in the next four."""
+    """IQ4_XS: as Q3_K, of 8 groups, whose upper bits are in two bytes and lower ones in the next
+    four."""
     lower = torch.stack((blocks[:, 4:8] & 0xF, blocks[:, 4:8] >> 4), 2).flatten(1)
     upper = torch.stack([blocks[:, 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], 2).flatten(1)
     return _half(blocks, 0) * ((lower | upper << 4).float() - 32), None
@@ -119,7 +125,8 @@ def _scales_6(blocks: torch.Tensor) -> _Scales:
 
 
 def _halves(packed: torch.Tensor, width: int) -> torch.Tensor:
-    """The codes of bytes [n, m] by runs of `width`: the low halves of a run, then its high ones; uint8 [n, 2 m]."""
+    """The codes of bytes [n, m] by runs of `width`: the low halves of a run, then its high ones;
+    uint8 [n, 2 m]."""
     runs = packed.unflatten(1, (-1, width))
     return torch.stack((runs & 0xF, runs >> 4), 2).flatten(1)
 

@@ -1,5 +1,5 @@
-"""Numbers into ggml's blocks by rounding to the nearest code (`quantize_row_q8_0_ref` and `quantize_row_q4_0_ref` of
-ggml-quants.c): the same bytes as llama.cpp's own files have."""
+"""Numbers into ggml's blocks by rounding to the nearest code (`quantize_row_q8_0_ref` and
+`quantize_row_q4_0_ref` of ggml-quants.c): the same bytes as llama.cpp's own files have."""
 
 import torch
 
@@ -9,7 +9,8 @@ _PANEL = 1 << 20  # weights that are encoded at a time; each needs some 20 bytes
 
 
 def encode(matrix: torch.Tensor, form: GgmlBlocks) -> torch.Tensor:
-    """The blocks uint8 [out, in / 32 * nbytes] of a matrix [out, in] of finite numbers, Q8_0 or Q4_0, on its device.
+    """The blocks uint8 [out, in / 32 * nbytes] of a matrix [out, in] of finite numbers, Q8_0 or
+    Q4_0, on its device.
 
     Scales beyond float16's range become infinite, which `form.is_sound` tells.
     """

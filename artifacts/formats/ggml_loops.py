@@ -1,8 +1,8 @@
 """Compiled loops that turn ggml's blocks into numbers, to the bit as the formulas in torch.
 
-Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16, with the rows of a
-matrix [out, in] from row `first` on, from `blocks` uint8 [out, bytes of a row] and `scales` and `minima` float32
-[out, groups].
+Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16,
+with the rows of a matrix [out, in] from row `first` on, from `blocks` uint8 [out, bytes of a row]
+and `scales` and `minima` float32 [out, groups].
 """
 
 import numpy as np
@@ -39,7 +39,8 @@ def from_bytes(blocks, scales, minima, first, panel):
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_signed_halves(blocks, scales, minima, first, panel):
-    """Q4_0: a scale of two bytes, and 16 bytes with the codes of 32 weights, the first half of these low."""
+    """Q4_0: a scale of two bytes, and 16 bytes with the codes of 32 weights, the first half of
+    these low."""
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for half in range(2 * scales.shape[1]):
@@ -104,7 +105,8 @@ def from_table_groups(blocks, scales, minima, first, panel):
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_two_bits(blocks, scales, minima, first, panel):
-    """Q2_K: 16 bytes of scales and minima, 64 with the codes of 16 groups of 16 weights, of four groups in a byte."""
+    """Q2_K: 16 bytes of scales and minima, 64 with the codes of 16 groups of 16 weights, of four
+    groups in a byte."""
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for group in range(scales.shape[1]):
@@ -118,7 +120,8 @@ def from_two_bits(blocks, scales, minima, first, panel):
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_three_bits(blocks, scales, minima, first, panel):
-    """Q3_K: 32 bytes with the third bits (bit n is of the weights from 32 n on), 64 with the other two as in Q2_K."""
+    """Q3_K: 32 bytes with the third bits (bit n is of the weights from 32 n on), 64 with the other
+    two as in Q2_K."""
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for group in range(scales.shape[1]):
@@ -141,7 +144,8 @@ def from_three_bits(blocks, scales, minima, first, panel):
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_four_bits(blocks, scales, minima, first, panel):
-    """Q4_K: 16 bytes of scales, 128 with the codes of 8 groups of 32 weights, of two groups in a byte."""
+    """Q4_K: 16 bytes of scales, 128 with the codes of 8 groups of 32 weights, of two groups in a
+    byte."""
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for half in range(2 * scales.shape[1]):
@@ -155,7 +159,8 @@ def from_four_bits(blocks, scales, minima, first, panel):
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_five_bits(blocks, scales, minima, first, panel):
-    """Q5_K: 16 bytes of scales, 32 with the fifth bits (bit g is of group g), 128 with the other four."""
+    """Q5_K: 16 bytes of scales, 32 with the fifth bits (bit g is of group g), 128 with the other
+    four."""
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for half in range(2 * scales.shape[1]):
@@ -170,7 +175,8 @@ def from_five_bits(blocks, scales, minima, first, panel):
 
 @kernel(_SIGNATURES, nogil=True, exact=True)
 def from_six_bits(blocks, scales, minima, first, panel):
-    """Q6_K: 128 bytes with the low four bits, 64 with the upper two, 16 scales, a scale of two bytes."""
+    """Q6_K: 128 bytes with the low four bits, 64 with the upper two, 16 scales, a scale of two
+    bytes."""
     for r in range(len(panel)):
         codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
         for group in range(scales.shape[1]):

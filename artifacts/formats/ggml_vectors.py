@@ -1,4 +1,5 @@
-"""Sixteen codes of ggml's blocks made numbers at a time, on any processor. Importing this module imports numba."""
+"""Sixteen codes of ggml's blocks made numbers at a time, on any processor. Importing this module
+imports numba."""
 
 from collections.abc import Callable
 
@@ -96,7 +97,9 @@ write_integers, write_floats, write_from_table = (
     _writer(_of_iq4),
 )
 write_upon_two_bits = _writer(_whole, 2)
-"""Write to the address `out` 16 numbers of the type of the array `like`, float32, or uint16 for bfloat16: `code * scale
-- minimum`, every step rounded to float32. The low bits of a code, four or two, are those of a byte at the address
-`lows` behind `low_shift` bits, its upper ones those of `high_mask` at `highs`; codes are whole numbers, `less` too
-large, or 4-bit floats (e2m1), which count twice, or places in the table of IQ4_NL."""
+"""Write to the address `out` 16 numbers of the type of the array `like`, float32, or uint16 for
+bfloat16: `code * scale
+- minimum`, every step rounded to float32. The low bits of a code, four or two, are those of a byte
+at the address `lows` behind `low_shift` bits, its upper ones those of `high_mask` at `highs`; codes
+are whole numbers, `less` too large, or 4-bit floats (e2m1), which count twice, or places in the
+table of IQ4_NL."""

@@ -1,4 +1,5 @@
-"""The header of a GGUF file (ggml's docs/gguf.md): what it says of the model, and where its tensors lie.
+"""The header of a GGUF file (ggml's docs/gguf.md): what it says of the model, and where its tensors
+lie.
 
 It is read without torch, and without an object for each word of a vocabulary.
 """
@@ -89,10 +90,12 @@ _NUMBERS = {
 }
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
-_COUNTED = 4096  # elements: of a longer array of numbers, which is one of a vocabulary, the header has the length
+# elements: of a longer array of numbers, which is one of a vocabulary, the header has the length
+_COUNTED = 4096
 
-# What a header may have at most, so that a hostile one is refused before it costs anything. The largest vocabularies
-# have 300,000 tokens and 500,000 merges, the largest models some thousand tensors.
+# What a header may have at most, so that a hostile one is refused before it costs anything. The
+# largest vocabularies have 300,000 tokens and 500,000 merges, the largest models some thousand
+# tensors.
 _MOST_NBYTES = 128 << 20
 _MOST_ENTRIES = 1 << 16
 _MOST_TENSORS = 1 << 16
@@ -123,8 +126,8 @@ class GgufTensor(NamedTuple):
 class GgufHeader(NamedTuple):
     """The entries of a file, its tensors by name, and the sha256 of both.
 
-    Of an array of strings, and of a long one of numbers, the entry is the length: `read_array` reads it, which
-    `arrays` has the places of.
+    Of an array of strings, and of a long one of numbers, the entry is the length: `read_array`
+    reads it, which `arrays` has the places of.
     """
 
     entries: dict[str, object]
@@ -142,8 +145,8 @@ class _Array(NamedTuple):
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header of a file. Raises BadInput for one that is missing, truncated, contradictory or no GGUF file, and
-    for a tensor of a type that is not read."""
+    """Read the header of a file. Raises BadInput for one that is missing, truncated, contradictory
+    or no GGUF file, and for a tensor of a type that is not read."""
     try:
         status = path.stat()
         return _read(path, (status.st_size, status.st_mtime_ns))
@@ -161,7 +164,8 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def read_array(path: Path, key: str) -> list[str] | array | None:
-    """Return the elements of an array of a file's header that is long, or of strings; None if there is no such array.
+    """Return the elements of an array of a file's header that is long, or of strings; None if there
+    is no such array.
 
     Raises BadInput as `read_header` does, and for strings that are not UTF-8.
     """
@@ -201,7 +205,8 @@ def _read(path: Path, stamp: tuple[int, int]) -> GgufHeader:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """What may be a header, without the numbers behind it, which can be more than a process may map."""
+    """What may be a header, without the numbers behind it, which can be more than a process may
+    map."""
     with path.open("rb") as file:
         nbytes = min(path.stat().st_size, _MOST_NBYTES + 1)
         return mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ)
@@ -215,8 +220,8 @@ _Listed = tuple[
 def _placed(
     path: Path, listed: list[_Listed], header: int, end: int, alignment: int
 ) -> dict[str, GgufTensor]:
-    """The tensors of a file of `end` bytes. Raises BadInput unless each begins where the one before it ends, at the
-    next multiple of the alignment."""
+    """The tensors of a file of `end` bytes. Raises BadInput unless each begins where the one before
+    it ends, at the next multiple of the alignment."""
     start = _aligned(header, alignment)
     tensors: dict[str, GgufTensor] = {}
     expected = 0
@@ -255,7 +260,8 @@ def _tensor(
 
 
 class _Reader:
-    """Reads one value after the other, and nothing larger than a header may have. Raises ValueError."""
+    """Reads one value after the other, and nothing larger than a header may have. Raises
+    ValueError."""
 
     def __init__(self, mapped: mmap.mmap, position: int = 0) -> None:
         self._mapped = mapped
@@ -324,7 +330,8 @@ class _Reader:
         return self._values(f"<{self._number(kind)}")[0]
 
     def _array(self, key: str) -> list | int:
-        """The elements of a short array of numbers, of any other their count, and its place in `arrays`."""
+        """The elements of a short array of numbers, of any other their count, and its place in
+        `arrays`."""
         kind, count = self._values("<IQ")
         if kind == _STRING:
             self._check("strings", self._num_strings + count, _MOST_STRINGS, 8)

@@ -1,7 +1,9 @@
-"""Compiled loops that turn stored codes into numbers, to the bit as the formulas of the formats in torch.
+"""Compiled loops that turn stored codes into numbers, to the bit as the formulas of the formats in
+torch.
 
-Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16, with the rows of a
-matrix [out, in] from row `first` on. What a scale makes of each code is computed once and looked up.
+Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16,
+with the rows of a matrix [out, in] from row `first` on. What a scale makes of each code is computed
+once and looked up.
 """
 
 import numpy as np
@@ -35,7 +37,8 @@ def _from_table(codes, table, out):
     exact=True,
 )
 def from_bytes(codes, values, scales, height, width, first, panel):
-    """Numbers of 8 bits: values[code] [256] times the scale of their block of `height` rows and `width` columns."""
+    """Numbers of 8 bits: values[code] [256] times the scale of their block of `height` rows and
+    `width` columns."""
     tables = np.empty((scales.shape[1], 256), panel.dtype)
     for r in range(len(panel)):
         if r == 0 or (first + r) % height == 0:
@@ -50,7 +53,8 @@ def from_bytes(codes, values, scales, height, width, first, panel):
 
 @exact_part
 def _half_bytes_in_vectors(codes, values, zero, scale, out, num_bytes):
-    """Write the numbers of the codes in so many bytes, a multiple of 8; codes and `out` are addresses."""
+    """Write the numbers of the codes in so many bytes, a multiple of 8; codes and `out` are
+    addresses."""
     if num_bytes % 16 == 0:
         look_up_half_bytes(codes, values.ctypes.data, zero, scale, out, num_bytes)
     else:
@@ -63,8 +67,9 @@ def _half_bytes_in_vectors(codes, values, zero, scale, out, num_bytes):
     exact=True,
 )
 def from_half_bytes(codes, values, zeros, scales, first, panel):
-    """Numbers of 4 bits, the even ones in the low half of a byte: values[code] [16] less the zero-point of their group,
-    times its scale, both [out, groups]; `zeros` is empty where there are none."""
+    """Numbers of 4 bits, the even ones in the low half of a byte: values[code] [16] less the
+    zero-point of their group, times its scale, both [out, groups]; `zeros` is empty where there are
+    none."""
     num_bytes, table = codes.shape[1] // scales.shape[1], np.empty(16, panel.dtype)
     is_fast = HAS_LOOKUPS and panel.itemsize == 2 and num_bytes % 8 == 0
     for r in range(len(panel)):
@@ -95,7 +100,8 @@ def _from_integers(codes, zero, scale, out):
     [f"void({_U8}, {_F32}, {_F32}, int64, {panel})" for panel in _PANELS], nogil=True, exact=True
 )
 def from_integers(codes, zeros, scales, first, panel):
-    """Integers of 8 bits without sign: (code - zero) times the scale of their group, both [out, groups]."""
+    """Integers of 8 bits without sign: (code - zero) times the scale of their group, both [out,
+    groups]."""
     width = codes.shape[1] // scales.shape[1]
     for r in range(len(panel)):
         for group in range(scales.shape[1]):
@@ -110,8 +116,8 @@ def from_integers(codes, zeros, scales, first, panel):
     exact=True,
 )
 def from_ordered_integers(words, bits, zeros, scales, groups, first, panel):
-    """Integers of 4 or 8 bits in words along the inputs [out, w]: (code - zero) times the scale, both [out, groups],
-    where input k is of group groups[k]."""
+    """Integers of 4 or 8 bits in words along the inputs [out, w]: (code - zero) times the scale,
+    both [out, groups], where input k is of group groups[k]."""
     per_word, mask = 32 // bits, (1 << bits) - 1
     for r in range(len(panel)):
         row, zero, scale = words[first + r], zeros[first + r], scales[first + r]

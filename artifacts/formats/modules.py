@@ -1,4 +1,5 @@
-"""Patterns by which a config names modules: whole names, parts of names, globs, and regular expressions after `re:`."""
+"""Patterns by which a config names modules: whole names, parts of names, globs, and regular
+expressions after `re:`."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -19,8 +20,8 @@ def is_among(module: str, patterns: Iterable[str]) -> bool:
 
 
 def strength(pattern: str, module: str) -> int:
-    """How exactly a target means a module: 3 by its name, 2 by a pattern, 1 by its class, 0 not at all. A name without
-    a dot is taken for that of a class (compressed-tensors, `match_targets`)."""
+    """How exactly a target means a module: 3 by its name, 2 by a pattern, 1 by its class, 0 not at
+    all. A name without a dot is taken for that of a class (compressed-tensors, `match_targets`)."""
     if pattern == module:
         return 3
     return (

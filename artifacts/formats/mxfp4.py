@@ -1,7 +1,8 @@
-"""MXFP4: 4-bit floats with one power of two for each 32 weights (OCP Microscaling 1.0), as gpt-oss has its experts.
+"""MXFP4: 4-bit floats with one power of two for each 32 weights (OCP Microscaling 1.0), as gpt-oss
+has its experts.
 
-`w[o, 32 g + i] = e2m1(blocks[o, g, i // 2]) * 2 ** (scales[o, g] - 127)`, the even one of two in the low half of a
-byte.
+`w[o, 32 g + i] = e2m1(blocks[o, g, i // 2]) * 2 ** (scales[o, g] - 127)`, the even one of two in
+the low half of a byte.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
-"""The numbers of a stored matrix in the dtype of a module: by compiled loops on a CPU, else by the format's formula.
+"""The numbers of a stored matrix in the dtype of a module: by compiled loops on a CPU, else by the
+format's formula.
 
-Both give the same bits. The loops need at most a few per cent of the time, and no memory but the result and at most a
-panel.
+Both give the same bits. The loops need at most a few per cent of the time, and no memory but the
+result and at most a panel.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """NVFP4: 4-bit floats with an 8-bit scale for each 16 weights and one scale for the matrix.
 
-`w[o, k] = e2m1(packed[o, k // 2]) * scale[o, k // 16] * g`, where modelopt stores g itself (`weight_scale_2`) and
-compressed-tensors its inverse (`weight_global_scale`).
+`w[o, k] = e2m1(packed[o, k // 2]) * scale[o, k // 16] * g`, where modelopt stores g itself
+(`weight_scale_2`) and compressed-tensors its inverse (`weight_global_scale`).
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,9 @@
-"""Groups of inputs that do not follow each other: as checkpoints store them (`g_idx`), and as they lie in slots.
+"""Groups of inputs that do not follow each other: as checkpoints store them (`g_idx`), and as they
+lie in slots.
 
-In a slot codes lie in the order of their groups, those of a group in the order of their inputs, and kernels multiply
-them as if groups had always followed each other. `order` stands there for `g_idx`: for each place the group times 2^20
-plus the input.
+In a slot codes lie in the order of their groups, those of a group in the order of their inputs, and
+kernels multiply them as if groups had always followed each other. `order` stands there for `g_idx`:
+for each place the group times 2^20 plus the input.
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,9 @@ _MOST_INPUTS, _MOST_GROUPS = 1 << INPUT_BITS, 1 << 31 - INPUT_BITS
 
 
 class Placed(NamedTuple):
-    """The group of each place, and the place of each input, both int64 [in]; `are_even` where groups of one size follow
-    each other by place, `are_moved` where places are not those of the inputs."""
+    """The group of each place, and the place of each input, both int64 [in]; `are_even` where
+    groups of one size follow each other by place, `are_moved` where places are not those of the
+    inputs."""
 
     groups: torch.Tensor
     places: torch.Tensor
@@ -52,8 +54,8 @@ def require_index(stored: Mapping[str, Stored], num_inputs: int, num_groups: int
 def placed(
     tensors: Mapping[str, torch.Tensor], num_inputs: int, num_groups: int, lacking: int
 ) -> Placed:
-    """Where inputs lie in a matrix with these tensors by role; an index of which every number is `lacking` says
-    nothing."""
+    """Where inputs lie in a matrix with these tensors by role; an index of which every number is
+    `lacking` says nothing."""
     own = torch.arange(num_inputs, device=next(iter(tensors.values())).device)
     groups, places = own // -(-num_inputs // num_groups), own
     are_even, are_moved = num_inputs % num_groups == 0, False
@@ -82,8 +84,8 @@ def fault_of_index(
     group_size: int | None,
     lacking: int,
 ) -> str | None:
-    """The fault of an index, stored or in a slot, that leads beyond the groups, or whose groups have not this size, but
-    for a smaller last one; 0 is one group, None any size."""
+    """The fault of an index, stored or in a slot, that leads beyond the groups, or whose groups
+    have not this size, but for a smaller last one; 0 is one group, None any size."""
     groups = placed(tensors, num_inputs, num_groups, lacking).groups
     if int(groups.min()) < 0 or int(groups.max()) >= num_groups:
         return BEYOND
@@ -103,8 +105,9 @@ def index_of(order: torch.Tensor) -> torch.Tensor:
 
 
 def arrange(tensors: Mapping[str, torch.Tensor], lacking: int) -> bool:
-    """Put the codes of a matrix on a CPU into the order of their groups, in place; `order`, int32, is `g_idx` as it was
-    stored, and says nothing where every number is `lacking`. Return False where it leads beyond the groups."""
+    """Put the codes of a matrix on a CPU into the order of their groups, in place; `order`, int32,
+    is `g_idx` as it was stored, and says nothing where every number is `lacking`. Return False
+    where it leads beyond the groups."""
     order, own = tensors[ORDER].numpy(), loops("order_loops")
     if "qweight" in tensors:
         words, num_groups, move = (

@@ -1,7 +1,9 @@
-"""Compiled loops that put codes into the order of their groups, where they lie. Importing this module imports numba.
+"""Compiled loops that put codes into the order of their groups, where they lie. Importing this
+module imports numba.
 
-Codes are moved in words of adjacent outputs, a panel of these at a time, which stays in a core's cache: what a word is
-made of comes from as many words as it has codes, each turned so that its code comes to its place.
+Codes are moved in words of adjacent outputs, a panel of these at a time, which stays in a core's
+cache: what a word is made of comes from as many words as it has codes, each turned so that its code
+comes to its place.
 """
 
 import numpy as np
@@ -36,8 +38,9 @@ _WORDS = vector(I32, _LANES)
 
 @kernel("int64(int32[::1], int64, int64)", nogil=True, exact=True)
 def sort(index, num_groups, lacking):
-    """Sort the inputs by their groups, then by their numbers, and write group times 2^`INPUT_BITS` plus input for each
-    place over the groups by input. Groups that are all `lacking` follow each other."""
+    """Sort the inputs by their groups, then by their numbers, and write group times 2^`INPUT_BITS`
+    plus input for each place over the groups by input. Groups that are all `lacking` follow each
+    other."""
     width = -(-len(index) // num_groups)
     if (index == lacking).all():
         for k in range(len(index)):
@@ -59,9 +62,9 @@ def sort(index, num_groups, lacking):
 
 
 def _gathering(bits: int):
-    """Return `gather(words, rows, turns, num_words, out, stride)`: it writes so many rows of words of a panel, `stride`
-    bytes apart; code j of row w is in the row of `words` that begins at byte rows[w, j], and comes to its place when
-    that is turned by turns[w, j] bits."""
+    """Return `gather(words, rows, turns, num_words, out, stride)`: it writes so many rows of words
+    of a panel, `stride` bytes apart; code j of row w is in the row of `words` that begins at byte
+    rows[w, j], and comes to its place when that is turned by turns[w, j] bits."""
     per_word = 32 // bits
 
     @intrinsic
@@ -119,7 +122,8 @@ def _gather_one_by_one(words, bits, order, out):
 
 @exact_part
 def _sources(bits, order):
-    """Of the code at each place: the byte at which its row of a panel begins, and how far that is turned."""
+    """Of the code at each place: the byte at which its row of a panel begins, and how far that is
+    turned."""
     rows, turns, per_word = (
         np.empty(len(order), np.int32),
         np.empty(len(order), np.int32),
@@ -134,7 +138,8 @@ def _sources(bits, order):
 
 @exact_part
 def _gather(words, bits, order, rows, turns, out):
-    """Write the words of a panel in their order; `words` are rows of `_PANEL` words, of which `out` may have fewer."""
+    """Write the words of a panel in their order; `words` are rows of `_PANEL` words, of which `out`
+    may have fewer."""
     if bits == 3 or out.shape[1] < _PANEL:
         _gather_one_by_one(words[:, : out.shape[1]], bits, order, out)
         return

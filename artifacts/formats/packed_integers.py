@@ -1,8 +1,9 @@
-"""compressed-tensors' `pack-quantized`: signed integers of 4 or 8 bits in 32-bit words along the inputs, as Kimi-K2 has
-its experts.
+"""compressed-tensors' `pack-quantized`: signed integers of 4 or 8 bits in 32-bit words along the
+inputs, as Kimi-K2 has its experts.
 
-`w[o, k] = scale[o, g] * (q[o, k] - 2^(bits-1) - z[o, g])` with the group `g = k // size`, or `g_idx[k]` where
-activations order the columns. A stored zero-point is z + 2^(bits-1); symmetric weights have none.
+`w[o, k] = scale[o, g] * (q[o, k] - 2^(bits-1) - z[o, g])` with the group `g = k // size`, or
+`g_idx[k]` where activations order the columns. A stored zero-point is z + 2^(bits-1); symmetric
+weights have none.
 """
 
 from collections.abc import Mapping
@@ -33,8 +34,9 @@ _SYMMETRIC = _CODES - 8
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """`packed` int32 [out, in * bits / 32], `scale` [out, groups]; optional are `zero_point` int32 [out * bits / 32,
-    groups], `g_idx` [in], in a slot `order`, and `size` int64 [2], which repeats the shape."""
+    """`packed` int32 [out, in * bits / 32], `scale` [out, groups]; optional are `zero_point` int32
+    [out * bits / 32, groups], `g_idx` [in], in a slot `order`, and `size` int64 [2], which repeats
+    the shape."""
 
     fills_bfloat16: ClassVar[bool] = True
 

@@ -1,4 +1,5 @@
-"""What each quantisation method says in its config: the schemes of its modules, and the modules that it leaves alone.
+"""What each quantisation method says in its config: the schemes of its modules, and the modules
+that it leaves alone.
 
 Imports no torch: a plan reads it in milliseconds.
 """
@@ -12,15 +13,18 @@ from typing import NamedTuple
 from artifacts.errors import BadInput
 from artifacts.formats.modules import CLASS, REGEX
 
-BLOCK = 128  # rows and columns of a block in FP8, and inputs of a group in GPTQ and AWQ, unless the config says others
+# rows and columns of a block in FP8, and inputs of a group in GPTQ and AWQ, unless the config says
+# others
+BLOCK = 128
 WHOLE = 0  # the size of a block that reaches over a whole axis
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a matrix is stored: `layout` is a key of the table of formats, `block` the rows and columns with one scale,
-    `scale_nbytes` its bytes. `is_ordered`: the columns of a group do not follow each other. `is_symmetric`: the
-    config says that zero-points are in the middle of the codes."""
+    """How a matrix is stored: `layout` is a key of the table of formats, `block` the rows and
+    columns with one scale, `scale_nbytes` its bytes. `is_ordered`: the columns of a group do not
+    follow each other. `is_symmetric`: the config says that zero-points are in the middle of the
+    codes."""
 
     layout: str
     bits: int
@@ -51,7 +55,8 @@ class Group(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Groups in the order in which equally exact targets count, and patterns of modules that are left alone."""
+    """Groups in the order in which equally exact targets count, and patterns of modules that are
+    left alone."""
 
     groups: tuple[Group, ...]
     left: tuple[str, ...]
@@ -95,7 +100,8 @@ def _mxfp4(config: Mapping) -> Said:
 
 
 def _gptq(config: Mapping) -> Said:
-    """GPTQModel's `dynamic` has by pattern what differs there; `-:` before a pattern leaves its modules alone."""
+    """GPTQModel's `dynamic` has by pattern what differs there; `-:` before a pattern leaves its
+    modules alone."""
     said = {str(config[name]) for name in ("checkpoint_format", "format") if config.get(name)} or {
         "gptq"
     }
@@ -283,7 +289,8 @@ _FLAGS = {None: None, True: True, False: False, "true": True, "false": False}
 
 
 def _whole(value: object) -> object:
-    """A number that is written as a text or a fraction, such as "4" or 4.0, as an int; anything else as it is."""
+    """A number that is written as a text or a fraction, such as "4" or 4.0, as an int; anything
+    else as it is."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return (

@@ -1,4 +1,5 @@
-"""Finds what a checkpoint says of its quantisation: in its config, at any depth, or in modelopt's file beside it.
+"""Finds what a checkpoint says of its quantisation: in its config, at any depth, or in modelopt's
+file beside it.
 
 Imports no torch: a plan reads it in milliseconds.
 """
@@ -24,7 +25,8 @@ _NOTHING = (
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The method, its schemes with the modules that they are of, and patterns of modules that are left alone."""
+    """The method, its schemes with the modules that they are of, and patterns of modules that are
+    left alone."""
 
     method: str
     groups: tuple[Group, ...]
@@ -48,10 +50,11 @@ def _strength(group: Group, module: str) -> int:
 
 
 def stated_quantisation(config: Mapping, folder: Path | None = None) -> Stated | None:
-    """Read the quantisation of a config.json, at its top or in the config of a part of the model, or, where it has
-    none, of modelopt's file in the folder; None without one.
+    """Read the quantisation of a config.json, at its top or in the config of a part of the model,
+    or, where it has none, of modelopt's file in the folder; None without one.
 
-    Raises BadInput for a method, a layout or a width that moectl does not read, and for parts of different methods.
+    Raises BadInput for a method, a layout or a width that moectl does not read, and for parts of
+    different methods.
     """
     entries = {json.dumps(entry, sort_keys=True): entry for entry in _entries(config)}
     if len(entries) > 1:
@@ -81,7 +84,8 @@ def _entries(config: Mapping) -> Iterator[Mapping]:
 
 
 def _unwrapped(entry: Mapping) -> Mapping:
-    """modelopt's file has what it says under `quantization`, and so have configs that took it over as it is."""
+    """modelopt's file has what it says under `quantization`, and so have configs that took it over
+    as it is."""
     inner = entry.get("quantization")
     return {"quant_method": "modelopt", **inner} if isinstance(inner, Mapping) else entry
 

@@ -32,9 +32,9 @@ _OPTIONAL = frozenset(("g_idx", "zero_point", "size"))
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A format with the names of its tensors: that of the parameter and what follows it, or, where `is_module`, that of
-    the module whose `weight` the parameter is. `symmetric` is a format whose zero-points are all one number: files may
-    lack them, or have those of another version."""
+    """A format with the names of its tensors: that of the parameter and what follows it, or, where
+    `is_module`, that of the module whose `weight` the parameter is. `symmetric` is a format whose
+    zero-points are all one number: files may lack them, or have those of another version."""
 
     format: Format
     roles: Roles
@@ -53,7 +53,8 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """What a config says of its weights, the spellings that may occur, and the anchors that several schemes share."""
+    """What a config says of its weights, the spellings that may occur, and the anchors that several
+    schemes share."""
 
     stated: Stated
     spellings: tuple[Spelling, ...]
@@ -64,8 +65,8 @@ class Quantisation:
         return self.stated.method
 
     def is_spelled(self, module: str, spelling: Spelling) -> bool:
-        """Whether tensors of a module that have the names of this spelling are of its format: where several formats
-        share these, the config says which."""
+        """Whether tensors of a module that have the names of this spelling are of its format: where
+        several formats share these, the config says which."""
         if spelling.anchor not in self.ambiguous:
             return True
         scheme = self.stated.scheme_of(module)

@@ -1,4 +1,5 @@
-"""A matrix of any format that is stored transposed, [in, out], as Qwen3-VL-MoE publishes its experts."""
+"""A matrix of any format that is stored transposed, [in, out], as Qwen3-VL-MoE publishes its
+experts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -17,8 +17,8 @@ DENSE_ON_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a tier: seconds to read its bytes, however many tokens there are, and seconds of arithmetic per token,
-    which shrink with the bytes if the work is `by_bits`."""
+    """Work of a tier: seconds to read its bytes, however many tokens there are, and seconds of
+    arithmetic per token, which shrink with the bytes if the work is `by_bits`."""
 
     memory_s: float
     token_s: float = 0.0
@@ -33,7 +33,8 @@ class Work:
         )
 
     def seconds(self, num_tokens: int, *, share: float = 1.0) -> float:
-        """Seconds for so many tokens when only `share` of the bytes are read, as for a replica of fewer bits."""
+        """Seconds for so many tokens when only `share` of the bytes are read, as for a replica of
+        fewer bits."""
         return max(
             self.memory_s * share, num_tokens * self.token_s * (share if self.by_bits else 1.0)
         )
@@ -43,19 +44,19 @@ class Work:
 class Costs:
     """What one model costs on one machine.
 
-    The expert, its load and its near-tier work are given at full precision; a replica takes its share of the bytes.
-    `rest` is one layer without its routed experts, `head` is once per pass.
+    The expert, its load and its near-tier work are given at full precision; a replica takes its
+    share of the bytes. `rest` is one layer without its routed experts, `head` is once per pass.
 
-    Every load also takes `load_latency_s` of the link, and `host_s` of the device that computes, for the engine's own
-    work. Where compute has to take over what the link delivers, that takes `copy_s`, and `demand_s` more for a demand
-    load; compute that has waited resumes `wake_s` late. Where the device that computes all other experts computes near
-    experts too, as on a CPU, each takes `near_host` of its time, and `near` is what an emulated near tier takes in
-    addition.
+    Every load also takes `load_latency_s` of the link, and `host_s` of the device that computes,
+    for the engine's own work. Where compute has to take over what the link delivers, that takes
+    `copy_s`, and `demand_s` more for a demand load; compute that has waited resumes `wake_s` late.
+    Where the device that computes all other experts computes near experts too, as on a CPU, each
+    takes `near_host` of its time, and `near` is what an emulated near tier takes in addition.
 
-    `shares`: share of an expert's seconds in the fast tier by bits, where fewer bits do not save as much time as bytes.
-    `deciding`: seconds per layer that a policy itself takes beyond the plain policy, by axis and text as in `prefetch
-    next_gate`, or by its name where the text is missing. `reads_whole`: a segment takes the link as long as a whole
-    expert.
+    `shares`: share of an expert's seconds in the fast tier by bits, where fewer bits do not save as
+    much time as bytes. `deciding`: seconds per layer that a policy itself takes beyond the plain
+    policy, by axis and text as in `prefetch next_gate`, or by its name where the text is missing.
+    `reads_whole`: a segment takes the link as long as a whole expert.
     """
 
     expert: Work
@@ -75,8 +76,9 @@ class Costs:
 
     @classmethod
     def of(cls, model: ModelShape, machine: Machine) -> "Costs":
-        """Estimate the costs from the data sheet, or take the machine's own seconds. Weights besides experts count in
-        16 bits, attention without its cache; norms and routers cost nothing."""
+        """Estimate the costs from the data sheet, or take the machine's own seconds. Weights
+        besides experts count in 16 bits, attention without its cache; norms and routers cost
+        nothing."""
 
         def work(nbytes: float, weight_nbytes: float = 2.0) -> Work:
             operations = 2 * nbytes / weight_nbytes  # two per weight and token
@@ -103,7 +105,8 @@ class Costs:
         )
 
     def on_base(self, bits: int, share: float) -> "Costs":
-        """The costs where the replica of `bits` bits, `share` of the bytes, takes the place of full precision."""
+        """The costs where the replica of `bits` bits, `share` of the bytes, takes the place of full
+        precision."""
         if bits == FULL_BITS:
             return self
         fast = self.shares.get(bits, share)
@@ -120,10 +123,11 @@ class Costs:
         )
 
     def with_dense(self, bits: int | None) -> "Costs":
-        """The costs on a GPU where weights besides routed experts have so many bits; None: as they are.
+        """The costs on a GPU where weights besides routed experts have so many bits; None: as they
+        are.
 
-        There is no kernel for them on a GPU: at each use the packed matrix is read, and at least once written and read
-        at 16 bits.
+        There is no kernel for them on a GPU: at each use the packed matrix is read, and at least
+        once written and read at 16 bits.
         """
         if bits is None:
             return self

@@ -1,4 +1,5 @@
-"""Named machines: the bandwidths that decide whether to load an expert or to compute it near its memory."""
+"""Named machines: the bandwidths that decide whether to load an expert or to compute it near its
+memory."""
 
 import math
 import re
@@ -12,14 +13,16 @@ HERE = "here"  # the name of the machine that measures itself
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Bandwidths in GB/s (1e9 bytes) of the fast tier's memory, of the link and of the near tier's memory.
+    """Bandwidths in GB/s (1e9 bytes) of the fast tier's memory, of the link and of the near tier's
+    memory.
 
-    `fast_tflops` is the fast tier's peak in 16 bits without sparsity, `link_latency_s` the time of one transfer before
-    its first byte arrives. `source` says where the figures come from. `near_by_bits`: weights of few bits save the near
-    tier as much arithmetic as bytes. `fast_gb` and `near_gb` are capacities in GB (1e9 bytes), None where they vary.
+    `fast_tflops` is the fast tier's peak in 16 bits without sparsity, `link_latency_s` the time of
+    one transfer before its first byte arrives. `source` says where the figures come from.
+    `near_by_bits`: weights of few bits save the near tier as much arithmetic as bytes. `fast_gb`
+    and `near_gb` are capacities in GB (1e9 bytes), None where they vary.
 
-    `load_s`, `layer_s` and `head_s` are seconds, where they are known better than from bandwidths: of one expert over
-    the link, of one layer without its routed experts, and of the head.
+    `load_s`, `layer_s` and `head_s` are seconds, where they are known better than from bandwidths:
+    of one expert over the link, of one layer without its routed experts, and of the head.
     """
 
     name: str
@@ -203,13 +206,14 @@ _GPUS = {
 
 
 def machine(name: str) -> Machine:
-    """Return the machine of that name, which may leave out the link, as rtx4090. Raises BadUsage with the known
-    names."""
+    """Return the machine of that name, which may leave out the link, as rtx4090. Raises BadUsage
+    with the known names."""
     if name not in MACHINES and name not in _SHORT:
         raise BadUsage(unknown("machine", name, MACHINES))
     return MACHINES[_SHORT.get(name, name)]
 
 
 def machine_with(gpu: str) -> Machine | None:
-    """Return the machine with this GPU, as its driver names it; None where its data sheet is not known here."""
+    """Return the machine with this GPU, as its driver names it; None where its data sheet is not
+    known here."""
     return MACHINES.get(_GPUS.get(gpu, ""))

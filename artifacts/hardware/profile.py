@@ -1,4 +1,5 @@
-"""What a model takes on a machine, as measured: seconds of the parts of a pass, of loads, of the near tier.
+"""What a model takes on a machine, as measured: seconds of the parts of a pass, of loads, of the
+near tier.
 
 One row of the table `hardware` holds one number of tokens, one width near memory, or one link.
 """
@@ -38,17 +39,17 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Spread":
-        """Summarise at least two samples. The median is never negative: on a busy machine, differences of two readings
-        can be."""
+        """Summarise at least two samples. The median is never negative: on a busy machine,
+        differences of two readings can be."""
         lower, median, upper = quantiles(seconds, n=4, method="inclusive")
         return cls(max(0.0, median), upper - lower, len(seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Times of a pass of `tokens` tokens: one layer without its routed experts; its routed experts, top-k for each
-    token; the head on all tokens. `expert`: one expert on as many tokens. One token is a decode step, more are a
-    prompt."""
+    """Times of a pass of `tokens` tokens: one layer without its routed experts; its routed experts,
+    top-k for each token; the head on all tokens. `expert`: one expert on as many tokens. One token
+    is a decode step, more are a prompt."""
 
     tokens: int
     attention: Spread
@@ -59,11 +60,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One expert at full precision over a link; GB/s by the median. `latency`: the part of the time that fewer bytes
-    would take too.
+    """One expert at full precision over a link; GB/s by the median. `latency`: the part of the time
+    that fewer bytes would take too.
 
-    For the link that runs use, `miss` is what each missing expert adds to a decode step, and `host` is the part of it
-    that is the engine's own work, during which nothing waits for the link.
+    For the link that runs use, `miss` is what each missing expert adds to a decode step, and `host`
+    is the part of it that is the engine's own work, during which nothing waits for the link.
     """
 
     link: str
@@ -76,7 +77,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class NearCompute:
-    """One expert on `tokens` tokens, computed by the CPU where the expert lies in RAM, at so many bits."""
+    """One expert on `tokens` tokens, computed by the CPU where the expert lies in RAM, at so many
+    bits."""
 
     bits: int | float
     tokens: int
@@ -85,8 +87,9 @@ class NearCompute:
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """Measurements of one machine and model, ascending in tokens. `conditions`: device, processor, cores, threads,
-    dtype, load and whatever else makes figures differ; their `link` is the one that a run uses by default."""
+    """Measurements of one machine and model, ascending in tokens. `conditions`: device, processor,
+    cores, threads, dtype, load and whatever else makes figures differ; their `link` is the one that
+    a run uses by default."""
 
     compute: tuple[Compute, ...]
     loads: tuple[Load, ...]
@@ -108,7 +111,8 @@ class HardwareProfile:
         return self.compute[0]
 
     def load(self, link: str | None = None) -> Load:
-        """The load over a link, by default the one that runs use. Raises BadInput when it was not measured."""
+        """The load over a link, by default the one that runs use. Raises BadInput when it was not
+        measured."""
         wanted = link or self.conditions["link"]
         for load in self.loads:
             if load.link == wanted:
@@ -120,8 +124,8 @@ class HardwareProfile:
 
     @property
     def deciding(self) -> Mapping[str, float]:
-        """Seconds per layer that policies themselves take beyond the plain ones, by axis and text; under `EACH_LOAD`,
-        seconds to decide on one load. Empty where that was not measured."""
+        """Seconds per layer that policies themselves take beyond the plain ones, by axis and text;
+        under `EACH_LOAD`, seconds to decide on one load. Empty where that was not measured."""
         return self.conditions.get("deciding", {})
 
     def near_at(self, bits: int = FULL_BITS) -> list[NearCompute]:

@@ -22,4 +22,5 @@ KINDS = {
         "logits or probabilities of all experts: .npy, .npz or a folder of .npy",
     ),
 }
-"""By the name on the command line: the module here whose `read` makes a `RoutingLog` of it, and what it is."""
+"""By the name on the command line: the module here whose `read` makes a `RoutingLog` of it, and
+what it is."""

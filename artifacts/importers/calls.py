@@ -11,7 +11,8 @@ from artifacts.traces.trace import DECODE, PREFILL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbered:
-    """Pass, request, position and phase of the rows that are `kept`, and what was assumed in numbering them."""
+    """Pass, request, position and phase of the rows that are `kept`, and what was assumed in
+    numbering them."""
 
     kept: np.ndarray  # [N] bool
     pass_: np.ndarray  # [N], as the others
@@ -28,12 +29,13 @@ def number_calls(
     batch: int | None,
     where: Callable[[int], str],
 ) -> Numbered:
-    """Number the rows [N] of a log by the call of their layer, counted from 0 for each layer, and their place in it.
+    """Number the rows [N] of a log by the call of their layer, counted from 0 for each layer, and
+    their place in it.
 
-    Without `batch` a call of several tokens is a prompt or a part of one, and a call of one token decodes; a prompt
-    after decoding begins a request. With `batch` the calls of exactly so many tokens decode as many requests, whose
-    place is their number, and all other calls are left out. `where(row)` is the place of a row in the source. Raises
-    BadInput where layers disagree.
+    Without `batch` a call of several tokens is a prompt or a part of one, and a call of one token
+    decodes; a prompt after decoding begins a request. With `batch` the calls of exactly so many
+    tokens decode as many requests, whose place is their number, and all other calls are left out.
+    `where(row)` is the place of a row in the source. Raises BadInput where layers disagree.
     """
     sizes, notes = _sizes(layer, call, where)
     if batch is not None:
@@ -87,7 +89,8 @@ def _batched(
 def _sizes(
     layer: np.ndarray, call: np.ndarray, where: Callable[[int], str]
 ) -> tuple[np.ndarray, list[str]]:
-    """Tokens of each call, as far as all layers have it; a note on calls at the end that some layers lack."""
+    """Tokens of each call, as far as all layers have it; a note on calls at the end that some
+    layers lack."""
     names = np.unique(layer)
     by_layer = [np.bincount(call[layer == name]) for name in names]
     shortest, longest = min(map(len, by_layer)), max(map(len, by_layer))

@@ -1,7 +1,8 @@
 """FLAME-MoE's routing traces: Parquet with `indices` and `scores`, a file a layer, a row a token.
 
-As published (CMU-FLAME/FLAME-MoE-Traces): `actives/iter_NNNN/layer_NN.parquet`, `scores` list<float16> in falling order
-and `indices` list<int16>, 52 million rows each, captured in pretraining.
+As published (CMU-FLAME/FLAME-MoE-Traces): `actives/iter_NNNN/layer_NN.parquet`, `scores`
+list<float16> in falling order and `indices` list<int16>, 52 million rows each, captured in
+pretraining.
 """
 
 from pathlib import Path
@@ -20,8 +21,8 @@ _NBYTES = 64  # of an expert of a token in a layer while a log is made into a tr
 
 
 def read(path: Path, options: LogOptions) -> RoutingLog:
-    """Return the log in a folder of layers, or in one layer's file. Raises BadInput, and OutOfResources for more than
-    memory should hold: `tokens` takes the first rows only."""
+    """Return the log in a folder of layers, or in one layer's file. Raises BadInput, and
+    OutOfResources for more than memory should hold: `tokens` takes the first rows only."""
     files, limit = files_by_layer(path, "layer_*.parquet"), options.tokens
     columns = []
     for _, file in files:

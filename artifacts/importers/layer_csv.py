@@ -1,7 +1,8 @@
 """CSV with `layer_id,expert_ids`, a line for each token and layer in the order of computation.
 
-`3,52 40 85 110`: patched llama.cpp servers log so. All tokens of a pass stand together in a layer, and a pass begins
-where the layer falls. Lines of `gate_input`, which the same servers log between them, and further columns are not read.
+`3,52 40 85 110`: patched llama.cpp servers log so. All tokens of a pass stand together in a layer,
+and a pass begins where the layer falls. Lines of `gate_input`, which the same servers log between
+them, and further columns are not read.
 """
 
 import csv

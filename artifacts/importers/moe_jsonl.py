@@ -1,8 +1,9 @@
-"""JSON lines of a token in a layer, as loggers patched into vLLM write them (vLLM-MoE-Logger and its relatives).
+"""JSON lines of a token in a layer, as loggers patched into vLLM write them (vLLM-MoE-Logger and
+its relatives).
 
-A line is `{"type": "route", "req_id", "token_idx", "layer", "topk_ids", "topk_weights"}`; lines of another type, as the
-first one's `meta`, are not read. `token_idx` counts either in one call of the layer, and begins anew with each, or in
-the request.
+A line is `{"type": "route", "req_id", "token_idx", "layer", "topk_ids", "topk_weights"}`; lines of
+another type, as the first one's `meta`, are not read. `token_idx` counts either in one call of the
+layer, and begins anew with each, or in the request.
 """
 
 import re
@@ -81,7 +82,8 @@ class _Rows:
 
 
 def read(path: Path, options: LogOptions) -> RoutingLog:
-    """Return the log in a file, or in all .jsonl files of a folder, each with layers of its own. Raises BadInput."""
+    """Return the log in a file, or in all .jsonl files of a folder, each with layers of its own.
+    Raises BadInput."""
     rows, owners = _Rows(), {}
     for file in _files(path):
         begin = len(rows.layer)
@@ -136,7 +138,8 @@ def _first_of(line: dict, names: tuple[str, ...]) -> object:
 
 
 def _calls(layer: np.ndarray, token: np.ndarray, request: np.ndarray) -> np.ndarray | None:
-    """The call of its layer that each row belongs to; None where the tokens of no request ever begin anew."""
+    """The call of its layer that each row belongs to; None where the tokens of no request ever
+    begin anew."""
     last: dict[tuple[int, int], int] = {}
     begins_anew = False
     for key in zip(request.tolist(), layer.tolist(), token.tolist(), strict=True):

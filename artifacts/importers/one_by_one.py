@@ -1,4 +1,5 @@
-"""Logs that have a row for each token in each layer and no borders of requests: arrays and files by layer."""
+"""Logs that have a row for each token in each layer and no borders of requests: arrays and files by
+layer."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ def one_by_one(
     probabilities: np.ndarray | None = None,
     notes: tuple[str, ...] = (),
 ) -> RoutingLog:
-    """Return the log of arrays [L, T, K], and [L, T, E], of these layers; `place(layer, token)` counts both from 0."""
+    """Return the log of arrays [L, T, K], and [L, T, E], of these layers; `place(layer, token)`
+    counts both from 0."""
     num_layers, num_tokens, top_k = experts.shape
     token = np.tile(np.arange(num_tokens), num_layers)
     return RoutingLog(
@@ -40,7 +42,8 @@ def one_by_one(
 
 
 def files_by_layer(path: Path, pattern: str) -> list[tuple[int, Path]]:
-    """The file itself, or the files of a folder that match, by the last number in their names. Raises BadInput."""
+    """The file itself, or the files of a folder that match, by the last number in their names.
+    Raises BadInput."""
     files = sorted(path.glob(pattern)) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise BadInput(

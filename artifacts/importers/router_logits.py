@@ -1,8 +1,8 @@
 """Arrays of router logits, or of probabilities, over all experts of a layer.
 
-An .npy [tokens, experts] of one layer or [layers, tokens, experts]; an .npz with an array [tokens, experts] for each
-layer, the layer's number last in its name; a folder of .npy so named (`ffn_moe_logits-0.npy`, as patched llama.cpp
-dumps them).
+An .npy [tokens, experts] of one layer or [layers, tokens, experts]; an .npz with an array [tokens,
+experts] for each layer, the layer's number last in its name; a folder of .npy so named
+(`ffn_moe_logits-0.npy`, as patched llama.cpp dumps them).
 """
 
 import re
@@ -21,8 +21,8 @@ _SUM_TOLERANCE = 0.02  # of probabilities kept in 16 bits
 
 
 def read(path: Path, options: LogOptions) -> RoutingLog:
-    """Return the log, its weights the probabilities of the `top_k` strongest. Raises BadInput, and BadUsage without
-    `top_k`."""
+    """Return the log, its weights the probabilities of the `top_k` strongest. Raises BadInput, and
+    BadUsage without `top_k`."""
     layers = list(_layers(path))
     check_same_length([(place, len(array)) for _, place, array in layers])
     sizes = {array.shape[1] for _, _, array in layers}

@@ -14,8 +14,8 @@ _MOST_EXPERTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What a log may leave open: `tokens` keeps only the first so many, `batch` says how many requests are decoded
-    together, `top_k` how many experts a token selects."""
+    """What a log may leave open: `tokens` keeps only the first so many, `batch` says how many
+    requests are decoded together, `top_k` how many experts a token selects."""
 
     tokens: int | None = None
     batch: int | None = None
@@ -24,8 +24,8 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutingLog:
-    """N rows in any order, one per (pass, layer, token), K experts selected of E. `place(row)` says where the source
-    has the row, `notes` what was assumed in reading it."""
+    """N rows in any order, one per (pass, layer, token), K experts selected of E. `place(row)` says
+    where the source has the row, `notes` what was assumed in reading it."""
 
     request: np.ndarray  # [N]
     pass_: np.ndarray  # [N]
@@ -40,10 +40,11 @@ class RoutingLog:
 
 
 def trace_of(log: RoutingLog, *, tokens: int | None = None) -> Trace:
-    """Return the log as a trace, of its first `tokens` tokens in whole passes; `assumed` has the notes of the log.
+    """Return the log as a trace, of its first `tokens` tokens in whole passes; `assumed` has the
+    notes of the log.
 
-    Layers are numbered from 0 in their order, passes in theirs, and experts stand strongest first. Raises BadInput,
-    which names the place in the source.
+    Layers are numbered from 0 in their order, passes in theirs, and experts stand strongest first.
+    Raises BadInput, which names the place in the source.
     """
     if not len(log.layer):
         raise BadInput("there is no row of a token in it")
@@ -75,7 +76,8 @@ def trace_of(log: RoutingLog, *, tokens: int | None = None) -> Trace:
 
 
 def _check(log: RoutingLog) -> None:
-    """Raise BadInput for the first row with an expert that cannot be, or twice, or weights that are none."""
+    """Raise BadInput for the first row with an expert that cannot be, or twice, or weights that are
+    none."""
     ordered = np.sort(log.experts, axis=1)
     wrong = {
         f"an expert below 0 or above {_MOST_EXPERTS - 1}": (ordered[:, 0] < 0)

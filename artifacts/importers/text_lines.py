@@ -21,7 +21,8 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path, expected: str) -> Iterator[tuple[str, object]]:
-    """The value of each line with the place of the line. Raises BadInput, which says what is `expected`."""
+    """The value of each line with the place of the line. Raises BadInput, which says what is
+    `expected`."""
     for number, line in lines_of(path):
         place = f"{path}, line {number}"
         try:

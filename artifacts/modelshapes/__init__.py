@@ -1,5 +1,5 @@
-"""Shapes of models by name or from a config.json, without weights, and the memory that a model needs besides
-experts."""
+"""Shapes of models by name or from a config.json, without weights, and the memory that a model
+needs besides experts."""
 
 from artifacts.modelshapes.known import MODELS, ModelShape, model_shape
 

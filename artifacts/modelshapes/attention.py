@@ -1,4 +1,5 @@
-"""The attention of one layer of a model, by name or from a config.json: its heads, matrices and weights."""
+"""The attention of one layer of a model, by name or from a config.json: its heads, matrices and
+weights."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ _LIMIT = 1 << 40  # the largest count that a config may hold
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2): the cache holds the compressed key and value, and the rotary key."""
+    """Multi-head latent attention (DeepSeek-V2): the cache holds the compressed key and value, and
+    the rotary key."""
 
     kv_rank: int
     rope: int
@@ -22,7 +24,8 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`heads` of queries, which share `kv_heads` of keys and values (grouped queries), of `head_dim` numbers each."""
+    """`heads` of queries, which share `kv_heads` of keys and values (grouped queries), of
+    `head_dim` numbers each."""
 
     heads: int
     kv_heads: int
@@ -106,7 +109,8 @@ def attention_of(config: Mapping, path: Path) -> Attention:
 
 
 def needed(config: Mapping, path: Path, name: str) -> int:
-    """Return a field that counts something. Raises BadInput where it is missing or counts nothing."""
+    """Return a field that counts something. Raises BadInput where it is missing or counts
+    nothing."""
     value = config.get(name)
     if not isinstance(value, int) or not 1 <= value < _LIMIT:
         raise BadInput(

@@ -1,6 +1,8 @@
-"""Shapes of full-size models, by name or from a config.json: enough to simulate them without their weights.
+"""Shapes of full-size models, by name or from a config.json: enough to simulate them without their
+weights.
 
-The figures are those of the configs published with the checkpoints. Only MoE layers are counted, dense layers are not.
+The figures are those of the configs published with the checkpoints. Only MoE layers are counted,
+dense layers are not.
 """
 
 import math
@@ -30,10 +32,10 @@ _GPTQ_4_NBYTES = (
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model costs: `shape` of its MoE layers, hidden size H, bytes per layer of the experts that every token
-    uses, words in its vocabulary, bytes of one expert weight as stored, and of any other weight in memory. `assumed`
-    lists what was unknown and what was assumed instead. `attention_weights`: of one layer, 0 where its heads are
-    unknown."""
+    """What a model costs: `shape` of its MoE layers, hidden size H, bytes per layer of the experts
+    that every token uses, words in its vocabulary, bytes of one expert weight as stored, and of any
+    other weight in memory. `assumed` lists what was unknown and what was assumed instead.
+    `attention_weights`: of one layer, 0 where its heads are unknown."""
 
     name: str
     shape: Shape
@@ -47,7 +49,8 @@ class ModelShape:
 
     @property
     def attention_nbytes(self) -> int:
-        """Bytes of one layer's attention in 16 bits: without heads to go by, of four matrices of H x H."""
+        """Bytes of one layer's attention in 16 bits: without heads to go by, of four matrices of H
+        x H."""
         return 2 * (self.attention_weights or 4 * self.hidden**2)
 
 
@@ -112,9 +115,11 @@ _GUESSED_NBYTES = MODELS["olmoe-1b-7b"].shape.expert_nbytes
 
 
 def model_shape(name: str) -> ModelShape:
-    """Return the shape of a model from the table, a config.json or the folder that holds it; an existing path wins.
+    """Return the shape of a model from the table, a config.json or the folder that holds it; an
+    existing path wins.
 
-    Raises BadUsage for a name that is neither, BadInput for a config that does not describe an MoE model.
+    Raises BadUsage for a name that is neither, BadInput for a config that does not describe an MoE
+    model.
     """
     path = existing(name)
     if path is not None:
@@ -129,22 +134,24 @@ def model_shape(name: str) -> ModelShape:
 
 
 def guessed(shape: Shape) -> ModelShape:
-    """Assume the rest of a model from its shape alone: a hidden size of twice the intermediate size, no shared
-    experts."""
+    """Assume the rest of a model from its shape alone: a hidden size of twice the intermediate
+    size, no shared experts."""
     hidden = round(math.sqrt(shape.expert_nbytes / (_PROJECTIONS * _DTYPE_NBYTES["bfloat16"] / 2)))
     note = f"hidden size {hidden:,}, for which such an expert is half as wide; no shared experts, no head"
     return ModelShape("unknown", shape, hidden, assumed=(note,))
 
 
 def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
-    """A model of which only the routing is known: its experts are assumed to be as large as those of OLMoE-1B-7B."""
+    """A model of which only the routing is known: its experts are assumed to be as large as those
+    of OLMoE-1B-7B."""
     sized = guessed(Shape(num_layers, num_experts, top_k, _GUESSED_NBYTES))
     note = f"experts of {_GUESSED_NBYTES / 2**20:.0f} MiB, as those of OLMoE-1B-7B; --model gives another size"
     return ModelShape(sized.name, sized.shape, sized.hidden, assumed=(note, *sized.assumed))
 
 
 def from_config(path: Path) -> ModelShape:
-    """Read a shape from a transformers config.json; experts have three projections. Raises BadInput."""
+    """Read a shape from a transformers config.json; experts have three projections. Raises
+    BadInput."""
     config, quantisation = read_config(path), read_quantisation(path)
     hidden = _number(config, path, "hidden_size")
     intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
@@ -201,8 +208,8 @@ def gated(name: str, hidden: int, width: int) -> Iterator[Matrix]:
 def matrix_nbytes(
     stated: Stated | None, module: str, rows: int, columns: int, dtype_nbytes: float
 ) -> int:
-    """Bytes of a matrix in the files of a checkpoint. The prefix of a module differs between text models and those with
-    other parts."""
+    """Bytes of a matrix in the files of a checkpoint. The prefix of a module differs between text
+    models and those with other parts."""
     schemes = [stated.scheme_of(prefix + module) for prefix in _PREFIXES] if stated else [None]
     return (
         round(rows * columns * dtype_nbytes)
@@ -212,7 +219,8 @@ def matrix_nbytes(
 
 
 def read_config(path: Path) -> Mapping:
-    """Return the fields of a config.json, or of its text model where it describes several. Raises BadInput."""
+    """Return the fields of a config.json, or of its text model where it describes several. Raises
+    BadInput."""
     config = _whole(path)
     text = config.get("text_config", config)
     return text if isinstance(text, Mapping) else {}

@@ -1,6 +1,8 @@
-"""What a model needs in the fast tier besides its routed experts: all other weights, and the attention cache.
+"""What a model needs in the fast tier besides its routed experts: all other weights, and the
+attention cache.
 
-Computed from the fields of a published config alone. Biases and norms, a few thousandths of it, are not counted.
+Computed from the fields of a published config alone. Biases and norms, a few thousandths of it, are
+not counted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,8 +27,9 @@ from artifacts.modelshapes.known import (
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """A model without its routed experts. `dense`: intermediate size of the layers that have no experts, which are the
-    first ones unless `dense_layers` names them; `shared`: name of the experts that every token uses."""
+    """A model without its routed experts. `dense`: intermediate size of the layers that have no
+    experts, which are the first ones unless `dense_layers` names them; `shared`: name of the
+    experts that every token uses."""
 
     num_layers: int
     attention: Attention
@@ -39,8 +42,9 @@ class Backbone:
 
 @dataclass(frozen=True, slots=True)
 class BackboneMemory:
-    """Bytes of all weights except routed experts, in memory and in the checkpoint's files, and of the attention cache
-    for one token. In memory every weight has the model's own dtype, unless it is kept in few bits."""
+    """Bytes of all weights except routed experts, in memory and in the checkpoint's files, and of
+    the attention cache for one token. In memory every weight has the model's own dtype, unless it
+    is kept in few bits."""
 
     weights_nbytes: int
     stored_nbytes: int
@@ -67,8 +71,8 @@ _QUANTISED = {
 
 
 def backbone_of(name: str) -> Backbone:
-    """Return the backbone of a model from the table of shapes, a config.json or the folder that holds it; an existing
-    path wins."""
+    """Return the backbone of a model from the table of shapes, a config.json or the folder that
+    holds it; an existing path wins."""
     path = Path(name)
     if not path.exists():
         num_layers, dense = _LAYERS.get(name, (MODELS[name].shape.num_layers, 0))
@@ -79,8 +83,8 @@ def backbone_of(name: str) -> Backbone:
 def backbone_memory(
     model: ModelShape, backbone: Backbone, *, dense: int | None = None
 ) -> BackboneMemory:
-    """Return the bytes that a model needs besides its routed experts, in memory with linear layers at `dense` bits if
-    that is given. Raises BadInput when it has fewer layers than MoE layers."""
+    """Return the bytes that a model needs besides its routed experts, in memory with linear layers
+    at `dense` bits if that is given. Raises BadInput when it has fewer layers than MoE layers."""
     shape, hidden = model.shape, model.hidden
     if backbone.num_layers < shape.num_layers:
         raise BadInput(

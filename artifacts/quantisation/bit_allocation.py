@@ -1,4 +1,5 @@
-"""How many bits each expert gets: by order of importance within a layer, or by gain per byte over all experts."""
+"""How many bits each expert gets: by order of importance within a layer, or by gain per byte over
+all experts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,15 +13,17 @@ from artifacts.quantisation.widths import USUAL_WIDTHS
 def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
     """Bits of experts in falling importance, from their `loss` [E, 4] at 1, 2, 3 and 4 bits.
 
-    The first n4 experts get 4 bits, the next n3 three, the next n2 two, the rest one. Of all such splits that spend
-    exactly `floor(E (avg_bits - 1))` bits beyond the first, this is the one that lowers the summed loss most; of equals
-    the one with the fewest experts at 4 bits, then at 3. O(E^2). Raises BadUsage where the average is not between 1 and
-    4, BadInput where a loss is missing. (Context-aware MoE inference on CXL-NDP, its prefix allocation.)
+    The first n4 experts get 4 bits, the next n3 three, the next n2 two, the rest one. Of all such
+    splits that spend exactly `floor(E (avg_bits - 1))` bits beyond the first, this is the one that
+    lowers the summed loss most; of equals the one with the fewest experts at 4 bits, then at 3.
+    O(E^2). Raises BadUsage where the average is not between 1 and 4, BadInput where a loss is
+    missing. (Context-aware MoE inference on CXL-NDP, its prefix allocation.)
     """
     loss = _finite(loss)
     num_experts = len(loss)
     extra = _extra_bits(num_experts, avg_bits)
-    # Summed gains of the first n experts from each width over the width below; a split is the ends of three runs.
+    # Summed gains of the first n experts from each width over the width below; a split is the ends
+    # of three runs.
     to_2, to_3, to_4 = (
         np.append(0, np.cumsum(loss[:, width] - loss[:, width + 1])) for width in range(3)
     )
@@ -36,13 +39,15 @@ def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
 def greedy_columns(
     cost: np.ndarray, nbytes: np.ndarray | Sequence[int], budget_nbytes: int
 ) -> np.ndarray:
-    """Columns [N] of the widths of N replicas whose bytes fit the budget, from the cost of each width: `cost` [N, W].
+    """Columns [N] of the widths of N replicas whose bytes fit the budget, from the cost of each
+    width: `cost` [N, W].
 
-    `nbytes` [W] or [N, W] rise with the width. All replicas start at the narrowest; then the step that saves most cost
-    per byte is taken, again and again. The steps of a row follow its lower convex hull, so a row may skip a width that
-    is worse than a mix of its neighbours: until a step does not fit, no choice of as many bytes costs less. Rows whose
-    next step does not fit stay, others go on. Where all replicas at one width cost less and fit, that is the answer.
-    Raises BadUsage where not even the narrowest fit.
+    `nbytes` [W] or [N, W] rise with the width. All replicas start at the narrowest; then the step
+    that saves most cost per byte is taken, again and again. The steps of a row follow its lower
+    convex hull, so a row may skip a width that is worse than a mix of its neighbours: until a step
+    does not fit, no choice of as many bytes costs less. Rows whose next step does not fit stay,
+    others go on. Where all replicas at one width cost less and fit, that is the answer. Raises
+    BadUsage where not even the narrowest fit.
     """
     cost = _finite(cost)
     nbytes = np.broadcast_to(np.asarray(nbytes, np.int64), cost.shape)
@@ -72,7 +77,8 @@ def _finite(loss: np.ndarray) -> np.ndarray:
 
 
 def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (row, from, to, bytes) along the lower hull of every row, in falling order of savings per byte."""
+    """Yield (row, from, to, bytes) along the lower hull of every row, in falling order of savings
+    per byte."""
     rows, level, lowest = np.arange(len(cost)), np.zeros(len(cost), int), np.full(len(cost), np.inf)
     parts = []
     for _ in range(cost.shape[1] - 1):
@@ -84,7 +90,8 @@ def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int
             where=added > 0,
         )
         target = gains.argmax(1)
-        # Gains fall along a hull; rounding errors must not put a row's second step before its first.
+        # Gains fall along a hull; rounding errors must not put a row's second step before its
+        # first.
         lowest = np.minimum(gains.max(1), lowest)
         steps = np.stack([rows, level, target, added[rows, target]])[:, lowest > 0]
         parts.append((lowest[lowest > 0], steps))

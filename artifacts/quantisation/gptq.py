@@ -1,9 +1,11 @@
-"""GPTQ (Frantar et al. 2023): matrices at 1 to 8 bits that keep their products with calibration inputs.
+"""GPTQ (Frantar et al. 2023): matrices at 1 to 8 bits that keep their products with calibration
+inputs.
 
-There are two recipes. `plain` is the published algorithm: inputs in their order, the grid of a group from the range of
-its weights, at 1 bit the sign times the mean size. `refined` costs no storage and adds three steps: grids are chosen by
-the cost of their errors; groups, and inputs within them, are visited by falling activation (without an index in the
-file); and the scales of each row are refitted to its codes in the metric of the Hessian.
+There are two recipes. `plain` is the published algorithm: inputs in their order, the grid of a
+group from the range of its weights, at 1 bit the sign times the mean size. `refined` costs no
+storage and adds three steps: grids are chosen by the cost of their errors; groups, and inputs
+within them, are visited by falling activation (without an index in the file); and the scales of
+each row are refitted to its codes in the metric of the Hessian.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,18 +31,21 @@ VERSION = 2  # of the recipes: replicas of another version are not resumed
 GROUP_SIZES = (128, 64, 32)
 # Matrices with more inputs are solved in single precision: matrix products take most of their time.
 _DOUBLE_INPUTS = 1024
-# Rows of all widths together in one run of the column loop, and numbers that its refit holds: both limit the memory.
+# Rows of all widths together in one run of the column loop, and numbers that its refit holds: both
+# limit the memory.
 _CHUNK_ROWS = 2048
 _REFIT_SIZE = 2**25
 # Narrow enough to multiply little of the other half, wide enough for the products to be fast.
 _GRAM_STRIP = 256
-# Matrices of at most so many weights are compared with plain rounding row by row: few rows can come out worse than it.
+# Matrices of at most so many weights are compared with plain rounding row by row: few rows can come
+# out worse than it.
 _FEW_WEIGHTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """One matrix: codes uint8 [out, in]; scales float16 and zeros uint8 [out, groups]; no zeros at 1 bit.
+    """One matrix: codes uint8 [out, in]; scales float16 and zeros uint8 [out, groups]; no zeros at
+    1 bit.
 
     A weight is `scale * (code - zero)`, where the zero of 1 bit is 1/2.
     """
@@ -88,7 +93,8 @@ def hessian(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def gram(inputs: torch.Tensor) -> torch.Tensor:
-    """`X^T X` [in, in] of inputs X [n, in]; computes little more than one half, as the result is symmetric."""
+    """`X^T X` [in, in] of inputs X [n, in]; computes little more than one half, as the result is
+    symmetric."""
     size = inputs.shape[1]
     result = inputs.new_empty(size, size)
     for start in range(0, size, _GRAM_STRIP):
@@ -99,7 +105,8 @@ def gram(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def group_size_for(num_inputs: int, wanted: int = 128) -> int:
-    """The largest of `wanted`, 64 and 32 that divides the inputs and does not exceed `wanted`; else the whole row."""
+    """The largest of `wanted`, 64 and 32 that divides the inputs and does not exceed `wanted`; else
+    the whole row."""
     sizes = [size for size in (wanted, *GROUP_SIZES) if size <= wanted and num_inputs % size == 0]
     return sizes[0] if sizes else num_inputs
 
@@ -113,20 +120,22 @@ def quantize(
     damp: float = 0.01,
     recipe: str = "refined",
 ) -> dict[int, Quantized]:
-    """Quantise one matrix [out, in] at each of `bits`, from the Hessian [in, in] of its inputs, which is factorised
-    once.
+    """Quantise one matrix [out, in] at each of `bits`, from the Hessian [in, in] of its inputs,
+    which is factorised once.
 
-    Runs on the device of the weight and the Hessian; `packed` brings the result to main memory. Rows are independent:
-    stack matrices that share their inputs. Raises BadInput where the Hessian has no factor, in double precision and
-    with up to a hundred times the damping, and for weights that are not finite or too large for 16-bit scales; BadUsage
-    for unknown widths, recipes and group sizes.
+    Runs on the device of the weight and the Hessian; `packed` brings the result to main memory.
+    Rows are independent: stack matrices that share their inputs. Raises BadInput where the Hessian
+    has no factor, in double precision and with up to a hundred times the damping, and for weights
+    that are not finite or too large for 16-bit scales; BadUsage for unknown widths, recipes and
+    group sizes.
     """
     _check(weight, hessian, bits, group_size, damp, recipe)
     widths = sorted(bits)
     is_dead = hessian.diagonal() == 0
     weight = weight.detach()
     if recipe == "plain":
-        # The published code zeroes dead inputs; `refined` rounds them on their own, as later text may use them.
+        # The published code zeroes dead inputs; `refined` rounds them on their own, as later text
+        # may use them.
         weight = weight.masked_fill(is_dead, 0)
     elif not is_dead.all():
         is_dead = torch.zeros_like(is_dead)
@@ -145,13 +154,14 @@ def quantize(
 def quantize_weight(
     weight: torch.Tensor, inputs: torch.Tensor, bits: int, group_size: int, damp: float = 0.01
 ) -> torch.Tensor:
-    """The weight [out, in] as its replica at `bits` holds it, calibrated on inputs [n, in]; float32, recipe
-    `refined`."""
+    """The weight [out, in] as its replica at `bits` holds it, calibrated on inputs [n, in];
+    float32, recipe `refined`."""
     return quantize(weight, hessian(inputs), [bits], group_size, damp=damp)[bits].dequantised()
 
 
 def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int) -> Quantized:
-    """Round each weight [out, in] to the nearest level of its group's plain grid, without calibration."""
+    """Round each weight [out, in] to the nearest level of its group's plain grid, without
+    calibration."""
     check_widths([bits])
     check_group_size(group_size, weight.shape[1])
     groups = weight.detach().float().unflatten(1, (-1, group_size)).permute(1, 2, 0)
@@ -203,8 +213,8 @@ def _check(
 def _metric(
     hessian: torch.Tensor, is_dead: torch.Tensor, group_size: int, damp: float, recipe: str
 ) -> Metric:
-    """The metric, with inputs in the recipe's order. `is_dead` marks inputs that were never active and need a price all
-    the same."""
+    """The metric, with inputs in the recipe's order. `is_dead` marks inputs that were never active
+    and need a price all the same."""
     order = plain_order(hessian.diagonal())
     if recipe == "refined":
         order = activation_order(hessian.diagonal(), group_size)
@@ -225,7 +235,8 @@ def _precisions(num_inputs: int) -> tuple[torch.dtype, ...]:
 
 
 def _chunks(weights: torch.Tensor, num_widths: int, group_size: int) -> Iterator[torch.Tensor]:
-    """Split the rows of weights [in, rows] so that a run fits the memory; a refit holds its groups squared."""
+    """Split the rows of weights [in, rows] so that a run fits the memory; a refit holds its groups
+    squared."""
     num_groups = len(weights) // group_size
     size = max(1, min(_CHUNK_ROWS, _REFIT_SIZE // num_groups**2) // num_widths)
     return (part.contiguous() for part in weights.split(size, dim=1))
@@ -234,7 +245,8 @@ def _chunks(weights: torch.Tensor, num_widths: int, group_size: int) -> Iterator
 def _solve(
     metric: Metric, weights: torch.Tensor, bits: Sequence[int], group_size: int, recipe: str
 ) -> list[Quantized]:
-    """Quantise weights [in, rows], in the metric's order, at each width; the results are in the order of storage."""
+    """Quantise weights [in, rows], in the metric's order, at each width; the results are in the
+    order of storage."""
     is_refined = recipe == "refined"
     solution = ColumnLoop(metric, weights, bits, group_size=group_size, is_refined=is_refined).run()
     scales = (

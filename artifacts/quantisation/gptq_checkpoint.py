@@ -1,4 +1,5 @@
-"""GPTQ checkpoints as gptqmodel and similar tools read them: the tensors of a module and the config, both ways."""
+"""GPTQ checkpoints as gptqmodel and similar tools read them: the tensors of a module and the
+config, both ways."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ _INDEX, _SINGLE, _CONFIG = (
 
 
 def gptq_tensors(packed: Packed) -> dict[str, torch.Tensor]:
-    """`qweight`, `qzeros`, `scales` and `g_idx` of one module. Raises BadInput where no reader supports it."""
+    """`qweight`, `qzeros`, `scales` and `g_idx` of one module. Raises BadInput where no reader
+    supports it."""
     if packed.bits not in WIDTHS:
         raise BadInput(
             f"GPTQ checkpoints have {listed(WIDTHS, last=' or ')} bits, not {packed.bits}"
@@ -51,7 +53,8 @@ def quantize_config(
     dynamic: Mapping[str, Mapping],
     meta: Mapping[str, object],
 ) -> dict[str, object]:
-    """The content of `quantize_config.json`; `dynamic` has modules of other group sizes (`+:`) or left alone (`-:`)."""
+    """The content of `quantize_config.json`; `dynamic` has modules of other group sizes (`+:`) or
+    left alone (`-:`)."""
     return {
         "bits": bits,
         "group_size": group_size,
@@ -70,7 +73,8 @@ def quantize_config(
 
 @dataclass(frozen=True, slots=True)
 class GptqCheckpoint:
-    """An open GPTQ checkpoint; `files` maps each tensor to its file. Tensors are read only when they are asked for."""
+    """An open GPTQ checkpoint; `files` maps each tensor to its file. Tensors are read only when
+    they are asked for."""
 
     folder: Path
     config: Mapping[str, object]
@@ -78,7 +82,8 @@ class GptqCheckpoint:
 
     @classmethod
     def open(cls, folder: Path) -> "GptqCheckpoint":
-        """Open a folder. Raises BadInput where it is no GPTQ checkpoint, has other widths, or lost its zero-points."""
+        """Open a folder. Raises BadInput where it is no GPTQ checkpoint, has other widths, or lost
+        its zero-points."""
         config = _read_config(folder)
         _check_config(config, folder)
         return cls(folder, config, _files(folder))
@@ -88,7 +93,8 @@ class GptqCheckpoint:
         return [name.removesuffix(".qweight") for name in self.files if name.endswith(".qweight")]
 
     def read(self, name: str) -> Packed:
-        """Read one module. Raises BadInput when its tensors are missing or do not fit each other."""
+        """Read one module. Raises BadInput when its tensors are missing or do not fit each
+        other."""
         parts = {
             part: self._tensor(f"{name}.{part}")
             for part in ("qweight", "qzeros", "scales", "g_idx")
@@ -192,6 +198,7 @@ def _indexed(index: Path) -> list[str]:
 
 
 def _plus_one(qzeros: torch.Tensor, bits: int, num_outputs: int) -> torch.Tensor:
-    """Restore the zero-points of the first layout. None is at its maximum: a symmetric checkpoint has none there."""
+    """Restore the zero-points of the first layout. None is at its maximum: a symmetric checkpoint
+    has none there."""
     zeros = unpack(qzeros.numpy().T, bits, num_outputs) + np.uint8(1)
     return torch.from_numpy(pack(zeros & np.uint8(2**bits - 1), bits)).T.contiguous()

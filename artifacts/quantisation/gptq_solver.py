@@ -1,9 +1,10 @@
 """The column loop of GPTQ: codes of one matrix at several widths, from one factor of its Hessian.
 
-Everything is transposed, [in, ...], with inputs in the order of a Metric and visited from the last to the first. With R
-the lower triangular factor of the damped Hessian, an error D [rows, in] costs |D R|^2, and column j of D R depends only
-on the errors of inputs j and later. So each weight in turn is moved by the amount that makes its column zero, and then
-rounded (nearest plane). That is GPTQ's update, without the inverse of the Hessian and its second factor.
+Everything is transposed, [in, ...], with inputs in the order of a Metric and visited from the last
+to the first. With R the lower triangular factor of the damped Hessian, an error D [rows, in] costs
+|D R|^2, and column j of D R depends only on the errors of inputs j and later. So each weight in
+turn is moved by the amount that makes its column zero, and then rounded (nearest plane). That is
+GPTQ's update, without the inverse of the Hessian and its second factor.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ _LEAF = 16
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """The cost of errors: `hessian` [in, in] damped, with its inputs in `order` [in], and its lower factor `root`."""
+    """The cost of errors: `hessian` [in, in] damped, with its inputs in `order` [in], and its lower
+    factor `root`."""
 
     order: torch.Tensor
     hessian: torch.Tensor
@@ -29,7 +31,8 @@ class Metric:
     def of(
         cls, hessian: torch.Tensor, order: torch.Tensor, *, ridge: torch.Tensor, dtype: torch.dtype
     ) -> "Metric | None":
-        """Add `ridge` [in] to the diagonal and factorise; None where even then there is no factor."""
+        """Add `ridge` [in] to the diagonal and factorise; None where even then there is no
+        factor."""
         damped = hessian[order[:, None], order].to(dtype)
         damped.diagonal().add_(ridge[order])
         root, failed = torch.linalg.cholesky_ex(damped)
@@ -42,7 +45,8 @@ def plain_order(diagonal: torch.Tensor) -> torch.Tensor:
 
 
 def activation_order(diagonal: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Visit inputs by falling activation: groups by their sum, inputs within their group, so that no group is split."""
+    """Visit inputs by falling activation: groups by their sum, inputs within their group, so that
+    no group is split."""
     groups = diagonal.view(-1, group_size)
     starts = torch.arange(0, len(diagonal), group_size, device=diagonal.device)
     inner = groups.argsort(dim=1, stable=True) + starts[:, None]
@@ -51,8 +55,8 @@ def activation_order(diagonal: torch.Tensor, group_size: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Results in a Metric's order: `levels` [in, widths, rows]; `scales` and `zeros` [groups, widths, rows],
-    unrounded."""
+    """Results in a Metric's order: `levels` [in, widths, rows]; `scales` and `zeros` [groups,
+    widths, rows], unrounded."""
 
     levels: torch.Tensor
     scales: torch.Tensor
@@ -92,7 +96,8 @@ class ColumnLoop:
         return Solution(self._levels, self._scales, self._zeros)
 
     def _visit(self, first: int, end: int) -> None:
-        """Visit the later half of the columns, then the earlier one; groups are split only within themselves."""
+        """Visit the later half of the columns, then the earlier one; groups are split only within
+        themselves."""
         size, group_size = end - first, self._group_size
         if size <= min(_LEAF, group_size):
             for column in range(end - 1, first - 1, -1):
@@ -119,7 +124,8 @@ class ColumnLoop:
             self._refit_scale(column // self._group_size)
 
     def _choose_grid(self, group: int) -> None:
-        """Choose the grid from the group's weights as they would be moved if none of them were rounded."""
+        """Choose the grid from the group's weights as they would be moved if none of them were
+        rounded."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
         root, weights = (
             self._metric.root[part, part],
@@ -141,7 +147,8 @@ class ColumnLoop:
         self._grid = (divisor(scales), -zeros, self._tops - zeros)
 
     def _refit_scale(self, group: int) -> None:
-        """Set the scale at which the group's codes, now known, cost least, before its errors pass on."""
+        """Set the scale at which the group's codes, now known, cost least, before its errors pass
+        on."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
         root, levels = self._metric.root[part, part], self._levels[part]
         moved_by = (root.T @ levels.flatten(1)).view_as(levels)
@@ -155,10 +162,11 @@ class ColumnLoop:
 def refit(
     metric: Metric, weights: torch.Tensor, products: torch.Tensor, solution: Solution
 ) -> torch.Tensor:
-    """Scales [groups, widths, rows] at which the levels cost least: each row's least squares over its groups.
+    """Scales [groups, widths, rows] at which the levels cost least: each row's least squares over
+    its groups.
 
-    `weights` and `products` (the Hessian times the weights) are [in, rows]. A row in which some scale would not stay
-    positive keeps all its scales.
+    `weights` and `products` (the Hessian times the weights) are [in, rows]. A row in which some
+    scale would not stay positive keeps all its scales.
     """
     scales = solution.scales
     num_groups, group_size = len(scales), len(weights) // len(scales)
@@ -175,6 +183,7 @@ def refit(
 
 
 def _least_squares(normal: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """[rows, groups] of matrices [rows, groups, groups] (their lower half); not finite where they are singular."""
+    """[rows, groups] of matrices [rows, groups, groups] (their lower half); not finite where they
+    are singular."""
     factor, _ = torch.linalg.cholesky_ex(normal)
     return torch.cholesky_solve(wanted[..., None], factor)[..., 0]

@@ -1,8 +1,10 @@
-"""Grids of 1 to 8 bits for a group of weights: scale and zero-point, and the levels nearest to given weights.
+"""Grids of 1 to 8 bits for a group of weights: scale and zero-point, and the levels nearest to
+given weights.
 
-A level is `code - zero`, a weight its scale times its level. Groups are transposed, with several widths beside each
-other: [inputs of the group, widths, rows], the widths ascending. At 1 bit the levels are -1/2 and 1/2 (sign times
-alpha; the scale is 2 alpha); above, `zero` codes lie below zero.
+A level is `code - zero`, a weight its scale times its level. Groups are transposed, with several
+widths beside each other: [inputs of the group, widths, rows], the widths ascending. At 1 bit the
+levels are -1/2 and 1/2 (sign times alpha; the scale is 2 alpha); above, `zero` codes lie below
+zero.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,8 @@ from collections.abc import Sequence
 import torch
 
 SIGN_ZERO = 0.5
-# Shares of the lowest and of the highest weight that a weighted grid tries to cover before its scale is refined.
+# Shares of the lowest and of the highest weight that a weighted grid tries to cover before its
+# scale is refined.
 _REACHES = ((1.0, 1.0), (0.8, 0.8), (0.6, 0.6), (0.6, 1.0), (1.0, 0.6))
 
 
@@ -20,7 +23,8 @@ def top_code(bits: int) -> int:
 
 
 def tie(bits: int) -> float:
-    """The offset that `nearest` needs so that 1 bit has the levels -1/2 and 1/2, and zero gets the sign plus."""
+    """The offset that `nearest` needs so that 1 bit has the levels -1/2 and 1/2, and zero gets the
+    sign plus."""
     return SIGN_ZERO if bits == 1 else 0.0
 
 
@@ -31,12 +35,14 @@ def nearest(
     high: torch.Tensor,
     tie: torch.Tensor | float,
 ) -> torch.Tensor:
-    """Levels nearest to the weights, from `low` to `high`; ties go to the even level. Scales must not be zero."""
+    """Levels nearest to the weights, from `low` to `high`; ties go to the even level. Scales must
+    not be zero."""
     return torch.clamp((weights / scale).sub_(tie).round_().add_(tie), low, high)
 
 
 def plain_grid(weights: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero-points [widths, rows] from the weights' range, zero included; at 1 bit from their mean size.
+    """Scales and zero-points [widths, rows] from the weights' range, zero included; at 1 bit from
+    their mean size.
 
     This is the grid of GPTQ's published code (asymmetric), and of Mixture Compressor's at 1 bit.
     """
@@ -49,8 +55,9 @@ def weighted_grid(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales and zero-points [widths, rows] at which the squared errors of the weights cost little.
 
-    `cost` [inputs] is the price of a squared error of each input. Each range that is tried gives a zero-point; its
-    scale then moves twice to the best one for the levels it gave, and the cheapest of all is taken.
+    `cost` [inputs] is the price of a squared error of each input. Each range that is tried gives a
+    zero-point; its scale then moves twice to the best one for the levels it gave, and the cheapest
+    of all is taken.
     """
     signs, ranged, tops = _split(weights, bits)
     cost = cost / cost.max()

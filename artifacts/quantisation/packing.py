@@ -1,7 +1,9 @@
-"""Codes of 1 to 8 bits as one little-endian stream of 32-bit words: the layout of GPTQ checkpoints, version 2.
+"""Codes of 1 to 8 bits as one little-endian stream of 32-bit words: the layout of GPTQ checkpoints,
+version 2.
 
-A column of codes is one stream: code k owns the bits from `k * bits` on, lowest first, and word w holds the stream's
-bits 32w to 32w+31. Zero-points are stored unchanged (version 1 of the layout stored them minus one).
+A column of codes is one stream: code k owns the bits from `k * bits` on, lowest first, and word w
+holds the stream's bits 32w to 32w+31. Zero-points are stored unchanged (version 1 of the layout
+stored them minus one).
 """
 
 from dataclasses import dataclass
@@ -15,11 +17,12 @@ _WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One matrix [out, in] at `bits` bits, in groups of `group_size` inputs; its tensors may be views of a buffer.
+    """One matrix [out, in] at `bits` bits, in groups of `group_size` inputs; its tensors may be
+    views of a buffer.
 
-    `qweight` int32 [ceil(in * bits / 32), out]; `scales` float16 [groups, out]; `qzeros` int32 [groups, ceil(out * bits
-    / 32)], or None at 1 bit. With q the codes and g the group of input k: `w[o, k] = scales[g, o] * (q[k, o] - zeros[g,
-    o])`, where the zero of 1 bit is 1/2.
+    `qweight` int32 [ceil(in * bits / 32), out]; `scales` float16 [groups, out]; `qzeros` int32
+    [groups, ceil(out * bits / 32)], or None at 1 bit. With q the codes and g the group of input k:
+    `w[o, k] = scales[g, o] * (q[k, o] - zeros[g, o])`, where the zero of 1 bit is 1/2.
     """
 
     bits: int
@@ -60,7 +63,8 @@ def num_words(count: int, bits: int) -> int:
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Words int32 [ceil(n * bits / 32), m] of codes uint8 [n, m]: a stream along the first axis, zeros at its end."""
+    """Words int32 [ceil(n * bits / 32), m] of codes uint8 [n, m]: a stream along the first axis,
+    zeros at its end."""
     count, width = codes.shape
     rows = np.arange(count) * bits
     words = np.zeros((num_words(count, bits) + 1, width), np.uint64)

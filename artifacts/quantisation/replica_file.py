@@ -1,8 +1,10 @@
-"""One expert at several precisions in one safetensors file: written whole or not at all, always with the same bytes.
+"""One expert at several precisions in one safetensors file: written whole or not at all, always
+with the same bytes.
 
 Tensors are called `{bits}.{part}.qweight`, `.qzeros`, `.scales` and `{bits}.{part}_bias`, or as
-`artifacts.quantisation.trellis` calls its parts; those of one width lie side by side, so that one read fetches a width.
-The metadata holds all that a stopped run needs to resume, with a digest of the metadata and tensors.
+`artifacts.quantisation.trellis` calls its parts; those of one width lie side by side, so that one
+read fetches a width. The metadata holds all that a stopped run needs to resume, with a digest of
+the metadata and tensors.
 """
 
 import hashlib
@@ -56,16 +58,19 @@ class _Header:
 
 
 def replica_root(store_path: Path) -> Path:
-    """The folder beside a store that holds its replicas; the column `file` of `replicas` is relative to it."""
+    """The folder beside a store that holds its replicas; the column `file` of `replicas` is
+    relative to it."""
     return store_path.with_name(f"{store_path.name}.replicas")
 
 
 def write_replicas(
     path: Path, replicas: Mapping[Width, Parts], metadata: Mapping[str, str]
 ) -> None:
-    """Write one expert's replicas by width, each a Packed or a Trellis per projection and its biases unquantised.
+    """Write one expert's replicas by width, each a Packed or a Trellis per projection and its
+    biases unquantised.
 
-    Raises OutOfResources when the disk is full and BadInput when the file cannot be written; then no file is left.
+    Raises OutOfResources when the disk is full and BadInput when the file cannot be written; then
+    no file is left.
     """
     tensors = [(name, tensor.contiguous().cpu()) for name, tensor in named(replicas)]
     meta = {
@@ -96,11 +101,12 @@ def write_replicas(
 def read_replica(
     path: Path, bits: Width, *, model: str | None = None, key: tuple[int, int] | None = None
 ) -> Parts:
-    """Read one width of an expert: a Packed or a Trellis per projection, biases as tensors; all are views of one buffer
-    in memory.
+    """Read one width of an expert: a Packed or a Trellis per projection, biases as tensors; all are
+    views of one buffer in memory.
 
-    `model` is the fingerprint, and `key` the layer and expert, that the file must belong to. Raises BadInput for a file
-    that is missing, truncated, foreign or of another expert, and for a width that the file lacks.
+    `model` is the fingerprint, and `key` the layer and expert, that the file must belong to. Raises
+    BadInput for a file that is missing, truncated, foreign or of another expert, and for a width
+    that the file lacks.
     """
     header = _read_header(path)
     check_identity(path, header.metadata, model=model, key=key)
@@ -142,8 +148,8 @@ def check_identity(
     model: str | None = None,
     key: tuple[int, int] | None = None,
 ) -> None:
-    """Raise BadInput unless the metadata are of this format and, where they are given, of the model with this
-    fingerprint and of this layer and expert."""
+    """Raise BadInput unless the metadata are of this format and, where they are given, of the model
+    with this fingerprint and of this layer and expert."""
     _check_format(path, metadata)
     if model is not None and metadata.get("model") != model:
         raise BadInput(f"{path} holds replicas of another model: run moectl quantize again")
@@ -202,7 +208,8 @@ def verify(path: Path, hash: str) -> None:
 
 
 def _read_header(path: Path) -> _Header:
-    """Parse and check: offsets in order without holes, and the file exactly as long as they require."""
+    """Parse and check: offsets in order without holes, and the file exactly as long as they
+    require."""
     length = int.from_bytes(_read(path, 0, 8).tobytes(), "little")
     nbytes = path.stat().st_size
     if length > min(_HEADER_LIMIT, nbytes):

@@ -22,7 +22,8 @@ def is_trellis(replicas: Mapping[Width, Parts]) -> bool:
 
 
 def named(replicas: Mapping[Width, Parts]) -> list[tuple[str, torch.Tensor]]:
-    """All tensors in file order: by width, and wide types first so that every tensor is aligned to its type."""
+    """All tensors in file order: by width, and wide types first so that every tensor is aligned to
+    its type."""
     tensors_by_name = []
     for bits, parts in sorted(replicas.items()):
         of_width = []
@@ -41,8 +42,8 @@ def named(replicas: Mapping[Width, Parts]) -> list[tuple[str, torch.Tensor]]:
 
 
 def described(replicas: Mapping[Width, Parts]) -> dict[str, str]:
-    """The metadata that the tensors do not contain: widths; and group sizes, or the shapes and rates of trellis
-    codes."""
+    """The metadata that the tensors do not contain: widths; and group sizes, or the shapes and
+    rates of trellis codes."""
     texts = {"bits": ",".join(map(str, sorted(replicas)))}
     for bits, parts in replicas.items():
         for name, part in parts.items():
@@ -61,7 +62,8 @@ def described(replicas: Mapping[Width, Parts]) -> dict[str, str]:
 
 
 def assembled(bits: Width, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Parts:
-    """The matrices of a width, checked for what would make a reader fail. Raises ValueError that says what is wrong."""
+    """The matrices of a width, checked for what would make a reader fail. Raises ValueError that
+    says what is wrong."""
     parts: Parts = {name: tensor for name, tensor in tensors.items() if "." not in name}
     for name in sorted({name.partition(".")[0] for name in tensors if "." in name}):
         fields = {

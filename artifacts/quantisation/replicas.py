@@ -22,8 +22,8 @@ from artifacts.shape import FULL_BITS
 NO_BASE = "leave out --base, or take a narrower one"
 _ALIGNMENT = 16  # bytes
 
-# Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens. At 8 bits 1/283 of that at 4,
-# as on the bundled model.
+# Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens. At 8 bits
+# 1/283 of that at 4, as on the bundled model.
 _TYPICAL_RELATIVE_LOSS = {1: 0.139, 2: 0.0222, 3: 0.0037, 4: 0.0008, 8: 2.8e-6}
 _TYPICAL_GROUP = 128
 _SCALE_BITS = 16
@@ -44,14 +44,15 @@ def check_base(bits: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Replicas of L layers of E experts. `nbytes`: bytes of one expert in memory by bits, `FULL_BITS` included. `base`:
-    the bits that `FULL_BITS` really stands for. `at_full`: widths that full precision serves at no more bytes.
+    """Replicas of L layers of E experts. `nbytes`: bytes of one expert in memory by bits,
+    `FULL_BITS` included. `base`: the bits that `FULL_BITS` really stands for. `at_full`: widths
+    that full precision serves at no more bytes.
 
-    `loss` [L, E, W]: mean squared error of an expert's output at each of `WIDTHS`. `use` [L, E]: squared routing
-    weights, summed over tokens, in any unit. `lost` [L, E, W]: what the model loses by it: loss times use, weighted by
-    how far the following layers pass the error on. NaN where no replica was built; of `NOTHING` it is the loss of
-    leaving the expert out. `files`: path of each key's
-    replicas, and `hashes` of their content; both empty for a model that is only simulated.
+    `loss` [L, E, W]: mean squared error of an expert's output at each of `WIDTHS`. `use` [L, E]:
+    squared routing weights, summed over tokens, in any unit. `lost` [L, E, W]: what the model loses
+    by it: loss times use, weighted by how far the following layers pass the error on. NaN where no
+    replica was built; of `NOTHING` it is the loss of leaving the expert out. `files`: path of each
+    key's replicas, and `hashes` of their content; both empty for a model that is only simulated.
     """
 
     nbytes: Mapping[int, int]
@@ -69,10 +70,11 @@ class Replicas:
         return sorted(self.nbytes.keys() - {FULL_BITS})
 
     def on_base(self, bits: int) -> "Replicas":
-        """The same with the replica of so many bits in the place of full precision: only narrower ones remain replicas.
+        """The same with the replica of so many bits in the place of full precision: only narrower
+        ones remain replicas.
 
-        Errors of two widths are nearly uncorrelated, so their squares add up: docs/lowbit.md. Raises Incompatible where
-        there is no such replica, or none that is smaller.
+        Errors of two widths are nearly uncorrelated, so their squares add up: docs/lowbit.md.
+        Raises Incompatible where there is no such replica, or none that is smaller.
         """
         if bits in self.at_full:
             raise Incompatible(
@@ -89,8 +91,8 @@ class Replicas:
         return replace(self, nbytes=nbytes, loss=loss, lost=lost, base=bits, at_full=(bits,))
 
     def without_larger(self, *more: int) -> "Replicas":
-        """The same without widths that take no fewer bytes than full precision, `more` of which are known to: full
-        precision serves in their place, without loss."""
+        """The same without widths that take no fewer bytes than full precision, `more` of which are
+        known to: full precision serves in their place, without loss."""
         at_full = sorted(
             {bits for bits in self.widths if self.nbytes[bits] >= self.nbytes[FULL_BITS]} | {*more}
         )
@@ -109,8 +111,8 @@ def _from_base(table: np.ndarray, bits: int) -> np.ndarray:
 
 
 def resident_nbytes(nbytes: Mapping[Width, int], bits: Collection[Width]) -> int:
-    """Bytes of replicas that stay, of these bits, from those of one by its bits; all of `NOTHING` share a narrowest
-    one of zeros."""
+    """Bytes of replicas that stay, of these bits, from those of one by its bits; all of `NOTHING`
+    share a narrowest one of zeros."""
     zeros = nbytes[min(nbytes)] if NOTHING in bits else 0
     return zeros + sum(nbytes[width] for width in bits if width != NOTHING)
 
@@ -121,8 +123,8 @@ def in_memory(nbytes: int) -> int:
 
 
 def passed_on(num_layers: int) -> np.ndarray:
-    """[L, 1, 1] weight of an error by its layer: later layers add to it, so the first layer counts twice as much as the
-    last.
+    """[L, 1, 1] weight of an error by its layer: later layers add to it, so the first layer counts
+    twice as much as the last.
 
     Measured on two small models, one layer at a time at 1 and at 2 bits: docs/quantisation.md.
     """
@@ -130,13 +132,13 @@ def passed_on(num_layers: int) -> np.ndarray:
 
 
 def expected_use(use: np.ndarray) -> np.ndarray:
-    """[L, E, ...] use that other text is expected to make of experts, in the unit of the `use` that calibration text
-    made: logarithms shrink toward the layer's, whose mean use stays.
+    """[L, E, ...] use that other text is expected to make of experts, in the unit of the `use` that
+    calibration text made: logarithms shrink toward the layer's, whose mean use stays.
 
-    Where the logarithms of two texts' uses are jointly normal, the expected use by one is a power of that by the other,
-    and the exponent is the slope of their regression (shrinkage to a group's mean: Efron and Morris 1975, Data Analysis
-    Using Stein's Estimator). The slope is measured between texts, since halves of one text say 1 whatever text it is:
-    docs/quantisation.md.
+    Where the logarithms of two texts' uses are jointly normal, the expected use by one is a power
+    of that by the other, and the exponent is the slope of their regression (shrinkage to a group's
+    mean: Efron and Morris 1975, Data Analysis Using Stein's Estimator). The slope is measured
+    between texts, since halves of one text say 1 whatever text it is: docs/quantisation.md.
     """
     mean = use.mean(axis=1, keepdims=True)
     shrunk = (use + _PRIOR_USE * mean) ** _USE_SLOPE
@@ -151,7 +153,8 @@ def typical(
     weight_nbytes: float = 2.0,
     widths: Collection[int] = USUAL_WIDTHS,
 ) -> Replicas:
-    """Replicas of a model that has none in the store: sizes in groups of 128, losses as measured on a small model."""
+    """Replicas of a model that has none in the store: sizes in groups of 128, losses as measured on
+    a small model."""
     num_weights = expert_nbytes / weight_nbytes
     nbytes = {
         bits: in_memory(round(num_weights * _bits_per_weight(bits) / 8)) for bits in sorted(widths)

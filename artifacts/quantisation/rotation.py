@@ -1,8 +1,9 @@
-"""Orthonormal rotations of vectors of any length n = m 2^p, m odd: signs, then a cosine transform of m by a Hadamard
-transform of 2^p.
+"""Orthonormal rotations of vectors of any length n = m 2^p, m odd: signs, then a cosine transform
+of m by a Hadamard transform of 2^p.
 
-They spread a few large weights over all, so that a matrix looks like Gaussian numbers (QuIP#, Tseng et al. 2024). A
-rotation depends on the length alone: all experts of a layer share that of their inputs, and that of their outputs.
+They spread a few large weights over all, so that a matrix looks like Gaussian numbers (QuIP#, Tseng
+et al. 2024). A rotation depends on the length alone: all experts of a layer share that of their
+inputs, and that of their outputs.
 """
 
 from functools import cache
@@ -37,8 +38,8 @@ def cosines(size: int) -> np.ndarray:
 
 
 def rotate(x: np.ndarray) -> np.ndarray:
-    """U x for each row of x [..., n], float32 or float64: `T (signs * x)`, where T is the Kronecker product of
-    `cosines(m)` and the Hadamard matrix over sqrt(2^p).
+    """U x for each row of x [..., n], float32 or float64: `T (signs * x)`, where T is the Kronecker
+    product of `cosines(m)` and the Hadamard matrix over sqrt(2^p).
 
     The result is the same on every machine: each number is a chain of additions in one order.
     """
@@ -59,7 +60,8 @@ def _transform(x: np.ndarray, odd: np.ndarray) -> np.ndarray:
 
 
 def _transformed(columns: np.ndarray, odd: np.ndarray) -> np.ndarray:
-    """T times each of `columns` [n, c]: every step reads and writes numbers that lie side by side."""
+    """T times each of `columns` [n, c]: every step reads and writes numbers that lie side by
+    side."""
     parts = np.array(columns, order="C").reshape(len(odd), -1)
     power, half = len(columns) // len(odd), columns.shape[1]
     mixed = np.zeros_like(parts)

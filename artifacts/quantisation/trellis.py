@@ -1,12 +1,13 @@
-"""Matrices of half a bit to 4 bits a weight in trellis codes: the layout of the codes, and what they stand for.
+"""Matrices of half a bit to 4 bits a weight in trellis codes: the layout of the codes, and what
+they stand for.
 
-A bitshift trellis with a computed codebook (QTIP, Tseng et al. 2024): every column of a matrix [out, in] is one
-circular stream of bits along the outputs, and a weight is a hash of a window of L bits. Its first bits are its own; the
-others belong to the rows that follow. A column has h half bits a row, h from 1 to 8, so row r's window begins at bit
-`h r // 2`.
+A bitshift trellis with a computed codebook (QTIP, Tseng et al. 2024): every column of a matrix
+[out, in] is one circular stream of bits along the outputs, and a weight is a hash of a window of L
+bits. Its first bits are its own; the others belong to the rows that follow. A column has h half
+bits a row, h from 1 to 8, so row r's window begins at bit `h r // 2`.
 
-What is coded is not W [out, in] but R = W U^T, or V W U^T where outputs are rotated too, U and V being the rotations of
-`artifacts.quantisation.rotation`.
+What is coded is not W [out, in] but R = W U^T, or V W U^T where outputs are rotated too, U and V
+being the rotations of `artifacts.quantisation.rotation`.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,8 @@ MULTIPLIER = 2237
 _INNER = [1, 3, 5, 7, 9, 11, 14, 16, 18, 20, 22, 25, 27, 29, 32, 34]
 _OUTER = [37, 39, 42, 45, 48, 51, 55, 58, 62, 67, 72, 77, 84, 93, 104, 127]
 LEVELS = np.array([-level for level in reversed(_INNER + _OUTER)] + _INNER + _OUTER, np.int16)
-"""The medians of 64 equally likely parts of Gaussian numbers, in steps that make the last one 127."""
+"""The medians of 64 equally likely parts of Gaussian numbers, in steps that make the last one
+127."""
 
 _ORDERS = (37, 45)  # of even and of odd rows
 _DEVIATION = 51.9585  # of the levels
@@ -57,7 +59,8 @@ _TOGETHER = 64  # columns, whose numbers stay in the cache
 
 @cache
 def steps() -> np.ndarray:
-    """float32 [9]: what one level is worth at h half bits, of a matrix with the scale 1. [0] is not used."""
+    """float32 [9]: what one level is worth at h half bits, of a matrix with the scale 1. [0] is not
+    used."""
     return np.array([0.0, *(gain / _DEVIATION for gain in _GAINS)], np.float32)
 
 
@@ -69,22 +72,25 @@ def row_factors() -> np.ndarray:
 
 @cache
 def tables() -> np.ndarray:
-    """int16 [2, 64]: the levels in the order in which hashes of even and of odd rows choose them."""
+    """int16 [2, 64]: the levels in the order in which hashes of even and of odd rows choose
+    them."""
     return np.stack([LEVELS[order * np.arange(len(LEVELS)) % len(LEVELS)] for order in _ORDERS])
 
 
 def hashes(states: np.ndarray, state_bits: int) -> np.ndarray:
-    """The upper 6 of the 16 bits of `multiplier * state`, with the states in the upper bits of 16."""
+    """The upper 6 of the 16 bits of `multiplier * state`, with the states in the upper bits of
+    16."""
     return (
         ((states.astype(np.uint32) << np.uint32(16 - state_bits)) * np.uint32(MULTIPLIER)) & 0xFFFF
     ) >> 10
 
 
 def levels(states: np.ndarray, odd: np.ndarray | int, state_bits: int = STATE_BITS) -> np.ndarray:
-    """int16 of each state, -127 to 127. `odd` is 1 for states of odd rows and 0 for those of even rows.
+    """int16 of each state, -127 to 127. `odd` is 1 for states of odd rows and 0 for those of even
+    rows.
 
-    A table of 64 behind a product of 16 bits is a third of the work of a sum of hashed bytes, and nearer to the limit:
-    docs/decisions.md.
+    A table of 64 behind a product of 16 bits is a third of the work of a sum of hashed bytes, and
+    nearer to the limit: docs/decisions.md.
     """
     return tables()[odd, hashes(states, state_bits)]
 
@@ -103,14 +109,16 @@ def starts(half_bits: int, count: int) -> np.ndarray:
 class Trellis:
     """One matrix [out, in]; its tensors may be views of a buffer.
 
-    Columns that are set in `high` have `half_bits + 1` half bits a row, the others `half_bits`. `codes` int16 [n] holds
-    the words of the latter, [words, columns] with columns in their order, and behind them those of the former. Word w
-    of a column holds bits 16w to 16w+15 of its stream, lowest first; the window of the last rows goes on at bit 0. Rows
-    beyond `num_outputs`, up to a multiple of 32, stand for nothing.
+    Columns that are set in `high` have `half_bits + 1` half bits a row, the others `half_bits`.
+    `codes` int16 [n] holds the words of the latter, [words, columns] with columns in their order,
+    and behind them those of the former. Word w of a column holds bits 16w to 16w+15 of its stream,
+    lowest first; the window of the last rows goes on at bit 0. Rows beyond `num_outputs`, up to a
+    multiple of 32, stand for nothing.
 
-    `high` uint8 [ceil(in / 8)]: bit c % 8 of byte c // 8 is that of column c; columns beyond are not set. `scale`
-    float32 [1]. `row_scales` uint8 [out], or None where outputs are rotated. With l the levels and h a column's half
-    bits: `R[o, c] = scale * row_factors()[row_scales[o]] * steps()[h] * l[o, c]`.
+    `high` uint8 [ceil(in / 8)]: bit c % 8 of byte c // 8 is that of column c; columns beyond are
+    not set. `scale` float32 [1]. `row_scales` uint8 [out], or None where outputs are rotated. With
+    l the levels and h a column's half bits: `R[o, c] = scale * row_factors()[row_scales[o]] *
+    steps()[h] * l[o, c]`.
     """
 
     half_bits: int
@@ -147,7 +155,8 @@ class Trellis:
         )
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For both kinds of columns: half bits, the columns int [n] in order, and their words int16 [words, n]."""
+        """For both kinds of columns: half bits, the columns int [n] in order, and their words int16
+        [words, n]."""
         is_high, words = self.is_high(), self.codes.numpy()
         for half_bits, columns in (
             (self.half_bits, np.flatnonzero(~is_high)),
@@ -191,8 +200,8 @@ def states(words: np.ndarray, half_bits: int, num_outputs: int, state_bits: int)
 
 
 def pack(states: np.ndarray, half_bits: int) -> np.ndarray:
-    """The words int16 [w, n] of states [rows, n] along paths: each row's own bits, its lowest. Rows are a multiple of
-    32."""
+    """The words int16 [w, n] of states [rows, n] along paths: each row's own bits, its lowest. Rows
+    are a multiple of 32."""
     bit = np.arange(half_bits * len(states) // 2)
     first = starts(half_bits, len(states))
     row = np.searchsorted(first, bit, side="right") - 1
@@ -211,7 +220,8 @@ def pack(states: np.ndarray, half_bits: int) -> np.ndarray:
 def trellis_shapes(
     num_outputs: int, num_inputs: int, half_bits: int, num_high: int, *, is_rotated: bool
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Type and shape of each tensor of a Trellis with so many high columns, by name; no data is needed."""
+    """Type and shape of each tensor of a Trellis with so many high columns, by name; no data is
+    needed."""
     low, high = (num_words(half_bits + more, num_outputs) for more in (0, 1))
     shapes = {
         "codes": (torch.int16, (low * (num_inputs - num_high) + high * num_high,)),
@@ -224,8 +234,8 @@ def trellis_shapes(
 
 @cache
 def fitting(num_outputs: int, num_inputs: int, bits: float, *, is_rotated: bool) -> tuple[int, int]:
-    """Half bits, and the number of columns with half a bit more, of the largest Trellis that takes at most `bits` a
-    weight in all; of the smallest where none does."""
+    """Half bits, and the number of columns with half a bit more, of the largest Trellis that takes
+    at most `bits` a weight in all; of the smallest where none does."""
     most_bytes = bits * num_outputs * num_inputs / 8
     best = HALF_BITS[0], 0
     for half_bits in HALF_BITS:
@@ -240,7 +250,8 @@ def fitting(num_outputs: int, num_inputs: int, bits: float, *, is_rotated: bool)
 
 @cache
 def _worth(half_bits: int, state_bits: int) -> np.ndarray:
-    """float32 [2, states]: what each state of even and of odd rows stands for, in a matrix with the scale 1."""
+    """float32 [2, states]: what each state of even and of odd rows stands for, in a matrix with the
+    scale 1."""
     return steps()[half_bits] * np.stack(
         [levels(np.arange(2**state_bits), odd, state_bits) for odd in (0, 1)]
     )

@@ -1,9 +1,11 @@
-"""Matrices to trellis codes, so that products with calibration inputs keep: rotation, error feedback, best paths.
+"""Matrices to trellis codes, so that products with calibration inputs keep: rotation, error
+feedback, best paths.
 
-QTIP's codes with the columns of LDLQ (QuIP#, Tseng et al. 2024), and two differences. A sequence is one input's column,
-along the outputs, so that errors pass from column to column without blocks, and a row may have a Hessian of its own.
-And few bits cannot hold all of a weight's power: so the codes aim at `W H (H + d)^-1` in the metric `H + d`, where d is
-the water level at which Gaussian weights need as many bits (reverse water-filling); the scales make up for it.
+QTIP's codes with the columns of LDLQ (QuIP#, Tseng et al. 2024), and two differences. A sequence is
+one input's column, along the outputs, so that errors pass from column to column without blocks, and
+a row may have a Hessian of its own. And few bits cannot hold all of a weight's power: so the codes
+aim at `W H (H + d)^-1` in the metric `H + d`, where d is the water level at which Gaussian weights
+need as many bits (reverse water-filling); the scales make up for it.
 
 With the same weights and Hessians the codes are the same on every machine.
 """
@@ -48,11 +50,12 @@ def rotated(moments: np.ndarray) -> np.ndarray:
 
 
 class Encoder:
-    """One matrix [out, in] and the Hessians [G, in, in] of its groups of rows, of rotated inputs (`rotated`). `groups`
-    int [out] is by default all one; `damp` is added to diagonals, as a share of their mean.
+    """One matrix [out, in] and the Hessians [G, in, in] of its groups of rows, of rotated inputs
+    (`rotated`). `groups` int [out] is by default all one; `damp` is added to diagonals, as a share
+    of their mean.
 
-    Where outputs are rotated, rows are mixed, so that there can be one group only. Raises BadInput for numbers that are
-    not finite.
+    Where outputs are rotated, rows are mixed, so that there can be one group only. Raises BadInput
+    for numbers that are not finite.
     """
 
     def __init__(
@@ -137,7 +140,8 @@ class Encoder:
         return coded
 
     def _water(self, bits: float) -> np.float32:
-        """The water level at which Gaussian weights under the mean Hessian need so many bits each."""
+        """The water level at which Gaussian weights under the mean Hessian need so many bits
+        each."""
         grid = np.exp2(np.arange(-60, 30) / _WATER_STEPS)
         needed = np.log2(1 + np.maximum(self._eigenvalues, 0) / grid[:, None]).mean(1) / 2
         return np.float32(
@@ -171,7 +175,8 @@ class Encoder:
         scales: "_Scales",
         metric: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> "_Scales":
-        """The scales at which these values [in, places] cost least; `weighed` is L^T times the aims less the values."""
+        """The scales at which these values [in, places] cost least; `weighed` is L^T times the aims
+        less the values."""
         ratios, pivots, ridges = metric
         mine = np.empty_like(values)
         weigh(ratios, self._ends, values, mine)

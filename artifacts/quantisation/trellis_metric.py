@@ -1,8 +1,8 @@
-"""The cost of errors for groups of rows, each group with a Hessian of its own: factors, solutions, products. Importing
-this module imports numba.
+"""The cost of errors for groups of rows, each group with a Hessian of its own: factors, solutions,
+products. Importing this module imports numba.
 
-Matrices are [places, in] or, where a public function takes one, [in, places], places by group. Float32 in one order,
-without fused operations, so that codes are the same on every machine.
+Matrices are [places, in] or, where a public function takes one, [in, places], places by group.
+Float32 in one order, without fused operations, so that codes are the same on every machine.
 """
 
 import numpy as np
@@ -21,8 +21,9 @@ def transposed(columns: np.ndarray) -> np.ndarray:
 
 @kernel("void(f4[:,:,::1], f4[:,::1], f4[::1])", exact=True, nogil=True)
 def factorise(hessians: np.ndarray, pivots: np.ndarray, ridges: np.ndarray) -> None:
-    """Turn Hessians [G, in, in], with `ridges` [G] added to their diagonals, into unit factors and `pivots` [G, in]:
-    H = L diag(pivots) L^T, where L[l, j] is left at [g, j, l] and at [g, l, j]. A pivot is at least the ridge."""
+    """Turn Hessians [G, in, in], with `ridges` [G] added to their diagonals, into unit factors and
+    `pivots` [G, in]: H = L diag(pivots) L^T, where L[l, j] is left at [g, j, l] and at [g, l, j]. A
+    pivot is at least the ridge."""
     size = hessians.shape[1]
     columns, ratios = np.empty((BLOCK, size), np.float32), np.empty((BLOCK, size), np.float32)
     for group in range(hessians.shape[0]):
@@ -62,8 +63,8 @@ def pass_down(
     block: tuple[int, int],
     is_less: bool,
 ) -> None:
-    """Add `L[l, j] source[:, l]` to each `target[:, j]`, or subtract it, for all l in the range `block` and all j below
-    it; target, source [places, in]."""
+    """Add `L[l, j] source[:, l]` to each `target[:, j]`, or subtract it, for all l in the range
+    `block` and all j below it; target, source [places, in]."""
     first, end = block
     start = 0
     for group in range(ends.size):
@@ -88,7 +89,8 @@ def down_within(
     block: tuple[int, int],
     is_less: bool,
 ) -> None:
-    """As `pass_down`, for all l and j in the range `block` with l > j, the last l first; source may be the target."""
+    """As `pass_down`, for all l and j in the range `block` with l > j, the last l first; source may
+    be the target."""
     first, end = block
     start, sign = 0, np.float32(-1 if is_less else 1)
     for group in range(ends.size):
@@ -105,7 +107,8 @@ def down_within(
 def _pass_up(
     rows: np.ndarray, ratios: np.ndarray, ends: np.ndarray, block: tuple[int, int]
 ) -> None:
-    """Subtract `L[l, j] rows[:, j]` from each `rows[:, l]`, for all j < l of which j is in the range `block`."""
+    """Subtract `L[l, j] rows[:, j]` from each `rows[:, l]`, for all j < l of which j is in the
+    range `block`."""
     first, end = block
     start = 0
     for group in range(ends.size):
@@ -121,7 +124,8 @@ def _pass_up(
 
 @kernel("void(f4[:,:,::1], f4[:,::1], i4[::1], f4[:,::1])", exact=True, nogil=True)
 def solve(ratios: np.ndarray, pivots: np.ndarray, ends: np.ndarray, columns: np.ndarray) -> None:
-    """Multiply each place of `columns` [in, places] by the inverse of its group's factorised Hessian, in place."""
+    """Multiply each place of `columns` [in, places] by the inverse of its group's factorised
+    Hessian, in place."""
     size = len(columns)
     rows = transposed(columns)
     for first in range(0, size, BLOCK):
@@ -140,7 +144,8 @@ def solve(ratios: np.ndarray, pivots: np.ndarray, ends: np.ndarray, columns: np.
 
 @kernel("void(f4[:,:,::1], i4[::1], f4[:,::1], f4[:,::1])", exact=True, nogil=True)
 def weigh(ratios: np.ndarray, ends: np.ndarray, columns: np.ndarray, weighed: np.ndarray) -> None:
-    """Write L^T times each place of `columns` [in, places] to `weighed`, L being its group's factor."""
+    """Write L^T times each place of `columns` [in, places] to `weighed`, L being its group's
+    factor."""
     rows = transposed(columns)
     sums = rows.copy()
     for end in range(len(columns), 0, -BLOCK):

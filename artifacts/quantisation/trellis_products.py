@@ -28,7 +28,8 @@ def _added(
     factors: Sequence[ir.Value],
     others: Callable,
 ) -> None:
-    """Add to vectors at the addresses `targets` products of factors, which lie at an address for each, and `others`."""
+    """Add to vectors at the addresses `targets` products of factors, which lie at an address for
+    each, and `others`."""
     sums = [load(builder, target, _FLOATS) for target in targets]
     take = builder.fsub if is_less else builder.fadd
     for row in range(BLOCK):
@@ -41,9 +42,10 @@ def _added(
 
 
 def _adder(is_less: bool) -> Callable[..., None]:
-    """Return `add(target, target_stride, count, factors, factors_stride, rows, rows_stride, num_vectors)`: it adds to
-    each of `count` rows at `target` the 16 rows at `rows`, each times its factor, one after the other, or subtracts
-    them; a target's 16 factors lie side by side. Addresses, and strides in bytes."""
+    """Return `add(target, target_stride, count, factors, factors_stride, rows, rows_stride,
+    num_vectors)`: it adds to each of `count` rows at `target` the 16 rows at `rows`, each times its
+    factor, one after the other, or subtracts them; a target's 16 factors lie side by side.
+    Addresses, and strides in bytes."""
 
     @intrinsic
     def add(
@@ -115,9 +117,9 @@ def add_vectors(is_less, operands):
 
 @exact_part
 def add_products(target, places, span, source, block, rows, is_less):
-    """Add `source[p, i] * rows[i - first]` to `target[p]`, or subtract it, for one i in the range `block`, from `first`
-    on, after the other, for each p in the range `places` and at the numbers in the range `span`. Source may be the
-    target, where block and span have nothing in common."""
+    """Add `source[p, i] * rows[i - first]` to `target[p]`, or subtract it, for one i in the range
+    `block`, from `first` on, after the other, for each p in the range `places` and at the numbers
+    in the range `span`. Source may be the target, where block and span have nothing in common."""
     (start, stop), (begin, end), (first, last) = places, span, block
     done = begin
     if last - first == BLOCK and stop > start:

@@ -1,9 +1,10 @@
-"""The best path through a trellis for a column of weights, and the loop over columns that passes errors on. Importing
-this module imports numba.
+"""The best path through a trellis for a column of weights, and the loop over columns that passes
+errors on. Importing this module imports numba.
 
-Rows are visited from the last to the first: a window's own bits are its lowest, so that the state before (r + 1) is
-`state >> k` with k new bits on top, and the 2^k states that may follow lie side by side. Costs are whole numbers, and
-what passes from column to column float32 in one order, without fused operations: the same codes on every machine.
+Rows are visited from the last to the first: a window's own bits are its lowest, so that the state
+before (r + 1) is `state >> k` with k new bits on top, and the 2^k states that may follow lie side
+by side. Costs are whole numbers, and what passes from column to column float32 in one order,
+without fused operations: the same codes on every machine.
 """
 
 import numpy as np
@@ -31,8 +32,8 @@ def _bits(half_bits: int, place: int) -> int:
 
 @exact_part
 def _most(half_bits: int, num_states: int) -> np.float32:
-    """The largest cost of a row with which no path's costs less the least one's reach the end of the numbers: paths
-    meet within a window."""
+    """The largest cost of a row with which no path's costs less the least one's reach the end of
+    the numbers: paths meet within a window."""
     rows = 2
     while half_bits * (rows - 2) // 2 < np.log2(num_states):
         rows += 1
@@ -43,8 +44,8 @@ def _most(half_bits: int, num_states: int) -> np.float32:
 def _cost(
     x: float, price: float, levels: np.ndarray, largest: float, most: float, costs: np.ndarray
 ) -> None:
-    """Write what each of 64 levels costs for x, less what the `largest` does if x is beyond it: what all have in common
-    decides nothing, and may be more than the numbers hold."""
+    """Write what each of 64 levels costs for x, less what the `largest` does if x is beyond it:
+    what all have in common decides nothing, and may be more than the numbers hold."""
     beyond = max(abs(x) - largest, np.float32(0))
     least = beyond * beyond
     for index in range(_NUM_LEVELS):
@@ -84,8 +85,9 @@ def walk(
     costs: np.ndarray,
     choices: np.ndarray,
 ) -> None:
-    """Write the path of the rows from `first` on, as many as `path` has, round the circle; with `end` the state at both
-    ends, or -1. x, prices [rows]; levels [2, 64], that of a state at its hash; costs [3, states]; choices [rows, *]."""
+    """Write the path of the rows from `first` on, as many as `path` has, round the circle; with
+    `end` the state at both ends, or -1. x, prices [rows]; levels [2, 64], that of a state at its
+    hash; costs [3, states]; choices [rows, *]."""
     rows, num_states, now, less = x.size, hashes.size, 0, 0
     most, largest, own = (
         _most(half_bits, num_states),
@@ -143,7 +145,8 @@ def _circle(
     costs: np.ndarray,
     choices: np.ndarray,
 ) -> None:
-    """Write a path that ends where it began: its first state is that of the best path through the rows about it."""
+    """Write a path that ends where it began: its first state is that of the best path through the
+    rows about it."""
     around = min(32 // half_bits + 16, x.size // 2) & ~1
     first = x.size - around
     walk(x, prices, half_bits, first, levels, hashes, -1, path[: 2 * around], costs, choices)
@@ -171,13 +174,15 @@ def code_columns(
     errors: np.ndarray,
     energies: np.ndarray,
 ) -> None:
-    """Code each column of `moved` [in, places] in its `half_bits` [in], from the last to the first, moved so as to undo
-    the errors of those before. Writes states to `paths` [in, rows rounded up], columns less their values to `errors`
-    [in, places], and mean squares of moved columns to `energies` [places]; leaves in `moved` L^T times the errors.
+    """Code each column of `moved` [in, places] in its `half_bits` [in], from the last to the first,
+    moved so as to undo the errors of those before. Writes states to `paths` [in, rows rounded up],
+    columns less their values to `errors` [in, places], and mean squares of moved columns to
+    `energies` [places]; leaves in `moved` L^T times the errors.
 
-    Place p is row `order[p]`; `ends` [G] are the ends of groups of places. `ratios` [G, in, in] and `pivots` [G, in]
-    are those of `factorise`; a state stands for the one of `levels` [9, 2, 64], by half bits and row parity, that its
-    place in `hashes` [states] names, times `deviations` [places] of rows.
+    Place p is row `order[p]`; `ends` [G] are the ends of groups of places. `ratios` [G, in, in] and
+    `pivots` [G, in] are those of `factorise`; a state stands for the one of `levels` [9, 2, 64], by
+    half bits and row parity, that its place in `hashes` [states] names, times `deviations` [places]
+    of rows.
     """
     (columns, rows), num_states, num_places = paths.shape, hashes.size, order.size
     costs, choices = (
@@ -233,7 +238,8 @@ def _values(
 def _leave(
     values: np.ndarray, own: np.ndarray, errors: np.ndarray, energies: np.ndarray, columns: int
 ) -> None:
-    """Take a column's values from what was to be coded and from what it was, and note the squares of the former."""
+    """Take a column's values from what was to be coded and from what it was, and note the squares
+    of the former."""
     for place, value in enumerate(values):
         energies[place] += own[place] * own[place] / np.float32(columns)
         errors[place] -= value
@@ -250,8 +256,8 @@ def _begin_block(
     moved: np.ndarray,
     factors: np.ndarray,
 ) -> None:
-    """Of the columns in the range `block`, copy `moved` to `errors` and `aims` to `moved`, and write `L[l, j]` of each
-    place to factors[j, l], for all l > j."""
+    """Of the columns in the range `block`, copy `moved` to `errors` and `aims` to `moved`, and
+    write `L[l, j]` of each place to factors[j, l], for all l > j."""
     first, end = block
     errors[first:end] = moved[first:end]
     transpose(aims[:, first:end], moved[first:end])
@@ -284,7 +290,8 @@ def _price(
     x: np.ndarray,
     prices: np.ndarray,
 ) -> None:
-    """Write a column in the order of rows, in units of their deviations, and what the square of an error costs."""
+    """Write a column in the order of rows, in units of their deviations, and what the square of an
+    error costs."""
     start = 0
     for group in range(ends.size):
         for place in range(start, ends[group]):

@@ -1,4 +1,5 @@
-"""The step of a row through a trellis, in vectors of 32 states. Importing this module imports numba.
+"""The step of a row through a trellis, in vectors of 32 states. Importing this module imports
+numba.
 
 Costs are whole numbers of 16 bits, which stop at the largest: the same on every machine.
 """
@@ -31,13 +32,15 @@ _FAR = 0xFFFF
 
 
 def _step(bits: int, *, looks_up: bool) -> Callable[..., int]:
-    """Return `step(before, after, choices, hashes, costs, less, num_states)` of a row with so many bits of its own.
+    """Return `step(before, after, choices, hashes, costs, less, num_states)` of a row with so many
+    bits of its own.
 
-    It writes to `after` uint16 [states] the least cost of a path to each state: of `before` uint16 [states] less
-    `less`, over the states that may follow, and the cost of the state itself, which is the one of `costs` uint16 [64]
-    at `hashes` uint16 [states], or if nothing is looked up, of `costs` [states]. `choices` gets the bits of the way to
-    the state that follows, the upper bits of that, the lowest way where several cost the same: for each of the bits,
-    the lowest first, a row of bits [states >> bits]. Returns what `less` may be in the next step. The first five are
+    It writes to `after` uint16 [states] the least cost of a path to each state: of `before` uint16
+    [states] less `less`, over the states that may follow, and the cost of the state itself, which
+    is the one of `costs` uint16 [64] at `hashes` uint16 [states], or if nothing is looked up, of
+    `costs` [states]. `choices` gets the bits of the way to the state that follows, the upper bits
+    of that, the lowest way where several cost the same: for each of the bits, the lowest first, a
+    row of bits [states >> bits]. Returns what `less` may be in the next step. The first five are
     addresses, and there are at least 32 states beside the bits: 32 << bits.
     """
     ways = 1 << bits

@@ -1,4 +1,5 @@
-"""The widths of replicas, in bits: the one table that recipes, losses, kernels, counters and command lines share."""
+"""The widths of replicas, in bits: the one table that recipes, losses, kernels, counters and
+command lines share."""
 
 from collections.abc import Sequence
 
@@ -7,7 +8,8 @@ import numpy as np
 from artifacts.shape import FULL_BITS
 
 Width = int | float
-"""Bits a weight: whole ones are ints. Of GPTQ's recipes the bits of a code, of trellis codes those of all tensors."""
+"""Bits a weight: whole ones are ints. Of GPTQ's recipes the bits of a code, of trellis codes those
+of all tensors."""
 
 SCALAR_WIDTHS = (1, 2, 3, 4, 8)
 """What GPTQ's recipes make, and exported checkpoints have."""
@@ -24,7 +26,8 @@ MADE_WIDTHS = WIDTHS[1:]
 """What replicas may have."""
 
 USUAL_WIDTHS = SCALAR_WIDTHS[:4]
-"""What GPTQ's recipes make unless they are told otherwise, and the prefix split gives out: 1, 2, 3 and 4."""
+"""What GPTQ's recipes make unless they are told otherwise, and the prefix split gives out: 1, 2, 3
+and 4."""
 
 BASES = (FULL_BITS, *reversed(SCALAR_WIDTHS[1:]))
 """What can stand for full precision: on a base of 1 bit no narrower replica would remain."""

@@ -1,1 +1,2 @@
-"""What routing traces reveal about experts: coactivation, entropy, similarity, buddies, expert maps, predictors."""
+"""What routing traces reveal about experts: coactivation, entropy, similarity, buddies, expert
+maps, predictors."""

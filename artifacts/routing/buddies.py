@@ -2,16 +2,17 @@
 
 import numpy as np
 
-# Far below any difference between counts, far above the rounding error of a sum of some hundred shares.
+# Far below any difference between counts, far above the rounding error of a sum of some hundred
+# shares.
 _ROUND_OFF = 1e-12
 
 
 def buddy_lists(q: np.ndarray, alpha: float, k_max: int) -> list[list[int]]:
     """E lists of expert ids from `q` [E, E], whose row i holds the shares of i's companions.
 
-    Peers are sorted by falling q, ties by the lower id; a list is the shortest prefix whose q sums to at least `alpha`,
-    cut at `k_max`. An active pivot has at least one buddy, a pivot without companions has none, and a peer with q = 0
-    is no buddy.
+    Peers are sorted by falling q, ties by the lower id; a list is the shortest prefix whose q sums
+    to at least `alpha`, cut at `k_max`. An active pivot has at least one buddy, a pivot without
+    companions has none, and a peer with q = 0 is no buddy.
     """
     assert k_max >= 1, k_max
     return [

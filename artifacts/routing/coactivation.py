@@ -1,4 +1,5 @@
-"""Which experts of a layer are selected together, counted so that shards merge to the same bits in any order."""
+"""Which experts of a layer are selected together, counted so that shards merge to the same bits in
+any order."""
 
 from functools import reduce
 
@@ -6,22 +7,25 @@ import numpy as np
 
 from artifacts.errors import BadInput
 
-# Weights are rounded to multiples of 2^-24 before they are added. A float64 holds every such multiple up to 2^29
-# without rounding, so the sums over up to 2^29 tokens are exact, and exact sums do not depend on the order of adding.
+# Weights are rounded to multiples of 2^-24 before they are added. A float64 holds every such
+# multiple up to 2^29 without rounding, so the sums over up to 2^29 tokens are exact, and exact sums
+# do not depend on the order of adding.
 _GRAIN = 2.0**24
 
 
 class NotFiniteWeights(BadInput):
-    """A router gave NaN, infinity or less than 0, as it does where the numbers before it are not finite."""
+    """A router gave NaN, infinity or less than 0, as it does where the numbers before it are not
+    finite."""
 
 
 class Coactivation:
-    """Additive statistics of one layer's routing; E experts, k selected per token, T tokens per update.
+    """Additive statistics of one layer's routing; E experts, k selected per token, T tokens per
+    update.
 
-    `activations` [E] int64 (A): tokens that selected i. `weights` [E] float64: their summed p~, the routing weights
-    renormalised over the selected experts. `pairs` [E, E] int64 (M): tokens that selected both i and j, i != j.
-    `weighted` [E, E] float64 (W): the sum of min(p~_i, p~_j) over those tokens. Both matrices are symmetric, with zero
-    diagonals.
+    `activations` [E] int64 (A): tokens that selected i. `weights` [E] float64: their summed p~, the
+    routing weights renormalised over the selected experts. `pairs` [E, E] int64 (M): tokens that
+    selected both i and j, i != j. `weighted` [E, E] float64 (W): the sum of min(p~_i, p~_j) over
+    those tokens. Both matrices are symmetric, with zero diagonals.
     """
 
     def __init__(self, num_experts: int) -> None:
@@ -32,7 +36,8 @@ class Coactivation:
         self.weighted = np.zeros((num_experts, num_experts), dtype=np.float64)
 
     def update(self, selected: np.ndarray, weights: np.ndarray) -> None:
-        """Add tokens: `selected` [T, k] distinct expert ids, `weights` [T, k] their non-negative routing weights."""
+        """Add tokens: `selected` [T, k] distinct expert ids, `weights` [T, k] their non-negative
+        routing weights."""
         selected = np.asarray(selected).astype(np.int64)
         assert selected.shape == np.shape(weights), (selected.shape, np.shape(weights))
         if not selected.size:
@@ -70,12 +75,14 @@ class Coactivation:
 
 
 def additive_shares(weights: np.ndarray) -> np.ndarray:
-    """p~ [T, k] float64, rounded so that sums over up to 2^29 tokens are exact in any order of adding."""
+    """p~ [T, k] float64, rounded so that sums over up to 2^29 tokens are exact in any order of
+    adding."""
     return np.rint(renormalised(weights) * _GRAIN) / _GRAIN
 
 
 def renormalised(weights: np.ndarray) -> np.ndarray:
-    """p~ [T, k] float64: each row of `weights` [T, k] divided by its sum; a row of zeros becomes equal shares.
+    """p~ [T, k] float64: each row of `weights` [T, k] divided by its sum; a row of zeros becomes
+    equal shares.
 
     Raises NotFiniteWeights.
     """
@@ -84,7 +91,8 @@ def renormalised(weights: np.ndarray) -> np.ndarray:
         raise NotFiniteWeights(
             "a router gives NaN or infinity: the weights are damaged, or too large for their dtype"
         )
-    # Summed rank by rank: the order of numpy's own sum, and so its last bit, depends on the memory layout.
+    # Summed rank by rank: the order of numpy's own sum, and so its last bit, depends on the memory
+    # layout.
     total = reduce(np.add, weights.T)[:, None]
     return np.divide(
         weights, total, out=np.full_like(weights, 1 / weights.shape[1]), where=total > 0
@@ -94,8 +102,8 @@ def renormalised(weights: np.ndarray) -> np.ndarray:
 def conditional(pairs: np.ndarray, epsilon: float = 0.0) -> np.ndarray:
     """q [E, E]: `q[i, j]` is the share of j among the companions of i.
 
-    `pairs` [E, E] are counts or weights; their diagonal is ignored. `epsilon` is added to every companion. The row of a
-    pivot that was never active stays zero.
+    `pairs` [E, E] are counts or weights; their diagonal is ignored. `epsilon` is added to every
+    companion. The row of a pivot that was never active stays zero.
     """
     counts = np.array(pairs, dtype=np.float64)
     np.fill_diagonal(counts, 0.0)

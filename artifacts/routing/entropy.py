@@ -1,4 +1,5 @@
-"""Token activating entropy (BuddyMoE): how undecided the router was among the experts it selected."""
+"""Token activating entropy (BuddyMoE): how undecided the router was among the experts it
+selected."""
 
 import math
 
@@ -44,12 +45,14 @@ class EntropyHistogram:
         self.counts += other.counts
 
     def percentiles(self) -> np.ndarray:
-        """[101] float32: the value below which 0, 1 .. 100 % of all values lie, interpolated within a bin."""
+        """[101] float32: the value below which 0, 1 .. 100 % of all values lie, interpolated within
+        a bin."""
         total = int(self.counts.sum())
         assert total > 0, "percentiles of no values"
         filled = np.flatnonzero(self.counts)
         upper = np.cumsum(self.counts[filled])
-        # Each filled bin is a line segment: from (count below, lower edge) to (count below plus its own, upper edge).
+        # Each filled bin is a line segment: from (count below, lower edge) to (count below plus its
+        # own, upper edge).
         below = np.stack([upper - self.counts[filled], upper], axis=1).ravel()
         edges = np.stack([filled, filled + 1], axis=1).ravel() / self.NUM_BINS
         wanted = np.linspace(0.0, 1.0, NUM_PERCENTILES) * total

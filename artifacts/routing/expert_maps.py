@@ -1,8 +1,10 @@
-"""Expert maps (fMoE): the routers' distributions of earlier iterations, matched to guess those of a similar one.
+"""Expert maps (fMoE): the routers' distributions of earlier iterations, matched to guess those of a
+similar one.
 
-An iteration is one request's share of a pass: its prompt, or one token. Its map is the mean of every router's
-distribution over the iteration's tokens, [L, E]. A map is found by the mean of its tokens' input embeddings, [H]; only
-the direction of an embedding counts, so embeddings are kept at unit length.
+An iteration is one request's share of a pass: its prompt, or one token. Its map is the mean of
+every router's distribution over the iteration's tokens, [L, E]. A map is found by the mean of its
+tokens' input embeddings, [H]; only the direction of an embedding counts, so embeddings are kept at
+unit length.
 
 Shapes: N maps held of at most C, R requests, B newcomers, T tokens, L layers, E experts, H hidden.
 """
@@ -23,8 +25,9 @@ _BLOCK_NBYTES, _MOST_NEWCOMERS = (
 
 
 def select_experts(probabilities: np.ndarray, score: float, k: int) -> list[int]:
-    """The most probable experts of `probabilities` [E] until their sum reaches delta = clip(1 - score, 0, 1), at least
-    k of them, most probable first, equals by the lower id. A worse match thus selects more experts."""
+    """The most probable experts of `probabilities` [E] until their sum reaches delta = clip(1 -
+    score, 0, 1), at least k of them, most probable first, equals by the lower id. A worse match
+    thus selects more experts."""
     return selected(probabilities, score, k).tolist()
 
 
@@ -38,15 +41,15 @@ def selected(probabilities: np.ndarray, score: float, k: int) -> np.ndarray:
 
 
 def priorities(probabilities: np.ndarray, num_ahead: int) -> np.ndarray:
-    """p / (l - l_now): how urgent the experts of a layer are that runs `num_ahead` layers from now. Before the first
-    layer has run, layer l is l + 1 ahead."""
+    """p / (l - l_now): how urgent the experts of a layer are that runs `num_ahead` layers from now.
+    Before the first layer has run, layer l is l + 1 ahead."""
     assert num_ahead >= 1, num_ahead
     return probabilities / num_ahead
 
 
 def mean_rows(values: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """[R, *] float32: means of consecutive groups of rows of `values` [T, *]; `last` [R] holds the last row of each
-    group."""
+    """[R, *] float32: means of consecutive groups of rows of `values` [T, *]; `last` [R] holds the
+    last row of each group."""
     if len(last) == len(values):
         return values.astype(np.float32, copy=False)
     starts = np.append(0, last[:-1] + 1)
@@ -55,22 +58,25 @@ def mean_rows(values: np.ndarray, last: np.ndarray) -> np.ndarray:
 
 
 def best_matches(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each row of `scores` [R, N] the best map, equals by the lower number, and its score: [R] and [R]."""
+    """For each row of `scores` [R, N] the best map, equals by the lower number, and its score: [R]
+    and [R]."""
     rows = scores.argmax(axis=1)
     return rows, scores[np.arange(len(rows)), rows]
 
 
 def map_nbytes(num_layers: int, num_experts: int, hidden: int, dtype: str = "float32") -> int:
-    """Bytes of one map: embedding and distributions in `dtype`, and one float32 per layer for the prefix lengths."""
+    """Bytes of one map: embedding and distributions in `dtype`, and one float32 per layer for the
+    prefix lengths."""
     return (hidden + num_layers * num_experts) * np.dtype(dtype).itemsize + num_layers * 4
 
 
 class ExpertMaps:
-    """At most C maps as two arrays. `distance` d is how many layers ahead a match guides: embeddings guide the first d
-    layers, and after layer l the distributions of layers 0..l guide layer l + d.
+    """At most C maps as two arrays. `distance` d is how many layers ahead a match guides:
+    embeddings guide the first d layers, and after layer l the distributions of layers 0..l guide
+    layer l + d.
 
-    `version` changes whenever the maps do. float16 halves the memory but makes matching slower, as numpy has to widen
-    it.
+    `version` changes whenever the maps do. float16 halves the memory but makes matching slower, as
+    numpy has to widen it.
     """
 
     def __init__(
@@ -96,7 +102,8 @@ class ExpertMaps:
         self.map_nbytes = map_nbytes(num_layers, num_experts, hidden, dtype)
         try:
             self._embeddings = np.empty((capacity, hidden), dtype)
-            # Matching reads one layer of all maps at a time, and other work has emptied the CPU caches since.
+            # Matching reads one layer of all maps at a time, and other work has emptied the CPU
+            # caches since.
             self._by_layer = np.empty((num_layers, capacity, num_experts), dtype)
             self._inverse = np.empty(
                 (num_layers, capacity), np.float32
@@ -122,8 +129,8 @@ class ExpertMaps:
         distance: int = DISTANCE,
         capacity: int | None = None,
     ) -> "ExpertMaps":
-        """A store of these maps, arrays as the properties `embeddings` and `probabilities` return them; it is full
-        unless `capacity` is larger."""
+        """A store of these maps, arrays as the properties `embeddings` and `probabilities` return
+        them; it is full unless `capacity` is larger."""
         maps = cls(
             max(capacity or 0, len(embeddings)),
             num_layers=probabilities.shape[1],
@@ -185,11 +192,13 @@ class ExpertMaps:
         return self._by_layer[:, rows].transpose(1, 0, 2).astype(np.float32)
 
     def semantic_scores(self, embeddings: np.ndarray) -> np.ndarray:
-        """[R, N] cosines of `embeddings` [R, H] with those of the maps; 0 for a vector of length 0."""
+        """[R, N] cosines of `embeddings` [R, H] with those of the maps; 0 for a vector of length
+        0."""
         return np.clip(_dots(_unit(embeddings), self.embeddings), -1, 1)
 
     def trajectory_scores(self, prefixes: np.ndarray) -> np.ndarray:
-        """[R, N] cosines of the distributions `prefixes` [R, l, E] of the first l layers, flattened, with the maps'."""
+        """[R, N] cosines of the distributions `prefixes` [R, l, E] of the first l layers,
+        flattened, with the maps'."""
         under_way = self.begin(len(prefixes))
         for layer in range(prefixes.shape[1]):
             under_way.update(prefixes[:, layer])
@@ -202,8 +211,9 @@ class ExpertMaps:
     def add(self, embeddings: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
         """Add maps [B, H] and [B, L, E] one after another; return the number that each got, [B].
 
-        In a full store a newcomer replaces the map most similar to it: d/L semantic + (L-d)/L trajectory score, equals
-        by the lower number. Raises BadInput for values that are not finite.
+        In a full store a newcomer replaces the map most similar to it: d/L semantic + (L-d)/L
+        trajectory score, equals by the lower number. Raises BadInput for values that are not
+        finite.
         """
         if not (np.isfinite(embeddings).all() and np.isfinite(probabilities).all()):
             raise BadInput(
@@ -223,8 +233,8 @@ class ExpertMaps:
         return np.concatenate(rows)
 
     def _replace(self, embeddings: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-        """Replace maps as if newcomers came one after another, with all similarities computed at once: the column of a
-        replaced map becomes that of the newcomer in its place."""
+        """Replace maps as if newcomers came one after another, with all similarities computed at
+        once: the column of a replaced map becomes that of the newcomer in its place."""
         similar = self._similarity(embeddings, probabilities, self)
         among = self._similarity(
             embeddings, probabilities, ExpertMaps.of(embeddings, probabilities, distance=1)
@@ -258,7 +268,8 @@ class ExpertMaps:
 
 
 class Trajectories:
-    """R requests in one pass, matched layer by layer: each layer costs its own [N, E], however many went before.
+    """R requests in one pass, matched layer by layer: each layer costs its own [N, E], however many
+    went before.
 
     The maps must not change during the pass: add maps between passes.
     """
@@ -270,7 +281,8 @@ class Trajectories:
         self._squares = np.zeros(num_requests, np.float32)
 
     def update(self, probabilities: np.ndarray) -> None:
-        """Add the next layer's distributions [R, E] float32, each the mean over the request's tokens."""
+        """Add the next layer's distributions [R, E] float32, each the mean over the request's
+        tokens."""
         assert self._version == self._maps.version, "maps were added in the middle of a pass"
         self._dots += _dots(probabilities, self._maps._by_layer[self.num_layers, : len(self._maps)])
         self._squares += np.vecdot(probabilities, probabilities)

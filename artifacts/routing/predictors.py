@@ -1,10 +1,13 @@
-"""Fitted predictors: the logits of the routers ahead, predicted from one router's input, as in ProMoE.
+"""Fitted predictors: the logits of the routers ahead, predicted from one router's input, as in
+ProMoE.
 
-The features of a router input x are x itself, `num_features` fixed random features silu(scale x R + b), and a constant
-1; one matrix per layer and distance turns them into logits. Random features (Rahimi and Recht, 2007) keep the fit in
-closed form and capture what a linear map cannot. R and b follow from the seed alone.
+The features of a router input x are x itself, `num_features` fixed random features silu(scale x R +
+b), and a constant 1; one matrix per layer and distance turns them into logits. Random features
+(Rahimi and Recht, 2007) keep the fit in closed form and capture what a linear map cannot. R and b
+follow from the seed alone.
 
-Shapes: T tokens, L layers, D distances, E experts, H hidden, F random features, A = H + F + 1 features in all.
+Shapes: T tokens, L layers, D distances, E experts, H hidden, F random features, A = H + F + 1
+features in all.
 """
 
 from dataclasses import dataclass
@@ -26,7 +29,8 @@ _SPREAD = 1.5  # standard deviation of the random features' inputs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictors:
-    """Predictors of every layer at distances 1..D; past the last layer they predict the next pass's first layers."""
+    """Predictors of every layer at distances 1..D; past the last layer they predict the next pass's
+    first layers."""
 
     scale: np.ndarray  # [L] float32: 1 over the root mean square of the layer's router inputs
     weights: np.ndarray  # [L, D, A, E] float32
@@ -73,7 +77,8 @@ def predictor_rows(predictors: Predictors, columns: dict[str, np.ndarray]) -> "p
 
 
 def predictors_of(rows: "pa.Table", shape: Shape, *, num_features: int, seed: int) -> Predictors:
-    """Rebuild predictors from their rows. Raises BadInput when they are damaged or belong to another model."""
+    """Rebuild predictors from their rows. Raises BadInput when they are damaged or belong to
+    another model."""
     distance, rest = divmod(rows.num_rows, shape.num_layers)
     flat = rows["weights"].combine_chunks()
     lengths = set(np.asarray(flat.value_lengths()).tolist())

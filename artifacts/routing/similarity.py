@@ -1,21 +1,25 @@
-"""The loss when one expert replaces another, measured on a sample of tokens, and scores for buddy lists."""
+"""The loss when one expert replaces another, measured on a sample of tokens, and scores for buddy
+lists."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-# Identical experts would have an infinite score; losses below this share of the median count as equal.
+# Identical experts would have an infinite score; losses below this share of the median count as
+# equal.
 _LEAST_LOSS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Similarity:
-    """For every layer, `cosine` [L, E, E]: mean over the sampled tokens of the cosine of both experts' outputs.
+    """For every layer, `cosine` [L, E, E]: mean over the sampled tokens of the cosine of both
+    experts' outputs.
 
-    `loss` [L, E, E]: mean squared change of the layer's output when j replaces i, over the sampled tokens that were
-    routed to i, with their routing weights; `left_out` [L, E]: the same when i is left out. `samples` [L, E] counts
-    those tokens; an expert without any borrows all sampled tokens. Diagonals are 1 and 0.
+    `loss` [L, E, E]: mean squared change of the layer's output when j replaces i, over the sampled
+    tokens that were routed to i, with their routing weights; `left_out` [L, E]: the same when i is
+    left out. `samples` [L, E] counts those tokens; an expert without any borrows all sampled
+    tokens. Diagonals are 1 and 0.
     """
 
     cosine: np.ndarray
@@ -32,7 +36,8 @@ class Similarity:
 
     @classmethod
     def merge(cls, shards: Sequence["Similarity"]) -> "Similarity":
-        """Merge several samples, each weighted by its tokens. Borrowed tokens count only where all samples borrowed."""
+        """Merge several samples, each weighted by its tokens. Borrowed tokens count only where all
+        samples borrowed."""
         tokens = [shard.samples.sum(axis=1)[:, None] for shard in shards]
         served = [shard.samples for shard in shards]
         is_unrouted = sum(served) == 0
@@ -49,12 +54,14 @@ class Similarity:
 
 
 def output_scores(cosine: np.ndarray) -> np.ndarray:
-    """q [E, E] from cosines [E, E]: `1 + cosine`, each row divided by its sum; highest for the highest cosine."""
+    """q [E, E] from cosines [E, E]: `1 + cosine`, each row divided by its sum; highest for the
+    highest cosine."""
     return _shares(1 + np.clip(cosine, -1, 1))
 
 
 def loss_scores(loss: np.ndarray) -> np.ndarray:
-    """q [E, E] from losses [E, E]: `1 / loss`, each row divided by its sum; highest for the lowest loss."""
+    """q [E, E] from losses [E, E]: `1 / loss`, each row divided by its sum; highest for the lowest
+    loss."""
     if len(loss) == 1:
         return np.zeros(loss.shape)
     peers = loss[~np.eye(len(loss), dtype=bool)].reshape(len(loss), -1)

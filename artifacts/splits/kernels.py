@@ -1,9 +1,10 @@
 """The loops of MoEpic's solver, compiled; `artifacts.splits.solve` defines the problem.
 
-Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows. `curves` are hit [L,
-E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of predicted experts at each size. `times` are the
-seconds of a layer's experts, of its attention and of loading an expert's bytes, then k, then the overhead of each
-transfer in seconds: on the link, and of the engine's own work. `windows` [L + 1] are in seconds.
+Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows.
+`curves` are hit [L, E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of predicted
+experts at each size. `times` are the seconds of a layer's experts, of its attention and of loading
+an expert's bytes, then k, then the overhead of each transfer in seconds: on the link, and of the
+engine's own work. `windows` [L + 1] are in seconds.
 """
 
 import numpy as np
@@ -21,14 +22,15 @@ _TINY = 1e-30
 
 @exact_part
 def _sizes(budget, hit):
-    """Cache sizes at which no expert exceeds a whole one; none where the budget exceeds all experts."""
+    """Cache sizes at which no expert exceeds a whole one; none where the budget exceeds all
+    experts."""
     return range(max(1, int(np.ceil(budget - _CLOSE))), len(hit))
 
 
 @exact_part
 def _cut(budget, size):
-    """Theta, and the transfers of an absent expert: one for a whole expert, two for a cut one. A cached expert takes
-    one less."""
+    """Theta, and the transfers of an absent expert: one for a whole expert, two for a cut one. A
+    cached expert takes one less."""
     return min(1.0, budget / size), 2.0 if budget < size - _CLOSE else 1.0
 
 
@@ -47,15 +49,17 @@ def _least_change(times):
 
 @exact_part
 def _paid(times, transfers, prefetched):
-    """Seconds of overhead: of the link, for demand transfers, and of the engine, for all transfers."""
+    """Seconds of overhead: of the link, for demand transfers, and of the engine, for all
+    transfers."""
     return max(0.0, transfers) * times[4], (max(0.0, transfers) + prefetched) * times[5]
 
 
 @exact_part
 def _covered(curves, times, layer, budget, window):
-    """For the best cache size, the smallest of equals: the experts of a token that are in the fast tier in time, the
-    link's overhead for transfers of the others, the engine's overhead for all transfers, and that size. NaN where the
-    budget exceeds all experts, which is therefore never best."""
+    """For the best cache size, the smallest of equals: the experts of a token that are in the fast
+    tier in time, the link's overhead for transfers of the others, the engine's overhead for all
+    transfers, and that size. NaN where the budget exceeds all experts, which is therefore never
+    best."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
     most, best = -np.inf, 0
@@ -91,7 +95,8 @@ def _covered(curves, times, layer, budget, window):
 
 @exact_part
 def _after(times, covered, link_s, host_s):
-    """Exposed seconds, and the next layer's window, when so many experts of a token are in the fast tier in time."""
+    """Exposed seconds, and the next layer's window, when so many experts of a token are in the fast
+    tier in time."""
     moe_s, attention_s, load_s, k = times[:4]
     hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + link_s
     return max(0.0, miss_s - hide_s) + host_s, moe_s - min(hide_s, miss_s) + attention_s
@@ -99,7 +104,8 @@ def _after(times, covered, link_s, host_s):
 
 @exact_part
 def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
-    """Recompute the layers from `first`, whose window is known, to `last`, and further until a window is unchanged."""
+    """Recompute the layers from `first`, whose window is known, to `last`, and further until a
+    window is unchanged."""
     for layer in range(first, len(budgets)):
         covered, link_s, host_s, sizes[layer] = _covered(
             curves, times, layer, budgets[layer], windows[layer]
@@ -112,7 +118,8 @@ def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
 
 @exact_part
 def exposed_change(curves, times, budgets, windows, exposed, first, of_first, second, of_second):
-    """The change of the summed exposed time when two layers, or one given twice, get other budgets."""
+    """The change of the summed exposed time when two layers, or one given twice, get other
+    budgets."""
     change, window = 0.0, windows[min(first, second)]
     for layer in range(min(first, second), len(budgets)):
         budget = of_first if layer == first else of_second if layer == second else budgets[layer]
@@ -137,9 +144,11 @@ def split(curves, times, budgets, windows, exposed, sizes):
 
 @exact_part
 def _exposed_after(curves, times, budgets, step, first_window):
-    """Exposed seconds [L] after all layers got a step more (less, if it is negative), and which of them can take it.
+    """Exposed seconds [L] after all layers got a step more (less, if it is negative), and which of
+    them can take it.
 
-    A layer that cannot, for want of experts or of budget, keeps its budget: the paper does not say what becomes of it.
+    A layer that cannot, for want of experts or of budget, keeps its budget: the paper does not say
+    what becomes of it.
     """
     most = curves[0].shape[1] - 1 + _CLOSE
     shifted, can_take = budgets.copy(), np.zeros(len(budgets), np.bool_)
@@ -166,8 +175,8 @@ def _most(values, is_allowed):
 
 @exact_part
 def _published_pair(curves, times, budgets, step, first_window, exposed):
-    """The layer that gains most when all layers get a step more and, of the others, the one that loses least when all
-    get a step less (Algorithm 1, lines 17 to 20); _NO_LAYER where none can."""
+    """The layer that gains most when all layers get a step more and, of the others, the one that
+    loses least when all get a step less (Algorithm 1, lines 17 to 20); _NO_LAYER where none can."""
     more, can_receive = _exposed_after(curves, times, budgets, step, first_window)
     less, can_give = _exposed_after(curves, times, budgets, -step, first_window)
     receiver = _most(exposed - more, can_receive)
@@ -217,7 +226,8 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
     exact=True,
 )
 def refine(curves, times, budgets, step, windows, exposed, sizes):
-    """Move gaining step at a time between any two layers, judged by the change of the whole sum, while it falls."""
+    """Move gaining step at a time between any two layers, judged by the change of the whole sum,
+    while it falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
     more, less = np.empty(len(budgets)), np.empty(len(budgets))
     while True:
@@ -252,7 +262,8 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
 
 @exact_part
 def _note(times, covered, transfers, prefetched, best):
-    """Store what is covered, and the overhead, in `best` [3] where it is worth more than the stored values."""
+    """Store what is covered, and the overhead, in `best` [3] where it is worth more than the stored
+    values."""
     covered = min(times[3], covered)
     link_s, host_s = _paid(times, transfers, prefetched)
     if _worth(times, covered, link_s + host_s) > _worth(times, best[0], best[1] + best[2]):
@@ -287,7 +298,8 @@ def _covered_in(curves, times, layer, budget, windows, best):
 
 @kernel(f"float64[:, :, :, ::1]({_CURVES}, {_TIMES}, float64[::1], float64[::1])", exact=True)
 def tabulate(curves, times, budgets, windows):
-    """[L, N, B, 3] experts covered, and the two overheads, for each budget in each window, both ascending."""
+    """[L, N, B, 3] experts covered, and the two overheads, for each budget in each window, both
+    ascending."""
     table = np.empty((len(curves[0]), len(budgets), len(windows), 3))
     for layer in range(len(table)):
         for place, budget in enumerate(budgets):
@@ -297,10 +309,11 @@ def tabulate(curves, times, budgets, windows):
 
 @kernel(f"int64[::1]({_TIMES}, float64[:, :, :, ::1], float64[::1], float64, int64)", exact=True)
 def best_cells(times, table, windows, first_window, num_cells):
-    """Cells [L] of each layer, 0 to N - 1, `num_cells` in all, by dynamic programming over the cells spent so far.
+    """Cells [L] of each layer, 0 to N - 1, `num_cells` in all, by dynamic programming over the
+    cells spent so far.
 
-    Of all ways to spend as many cells only the cheapest is continued, with its window: a dearer one with a better
-    window is lost.
+    Of all ways to spend as many cells only the cheapest is continued, with its window: a dearer one
+    with a better window is lost.
     """
     num_layers, num_budgets = table.shape[:2]
     chosen = np.zeros((num_layers, num_cells + 1), np.int64)

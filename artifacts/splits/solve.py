@@ -1,8 +1,9 @@
 """MoEpic's budget, cache size and split ratio of every layer, solved from curves and latencies.
 
-Shapes: L layers, E experts, Y ranks of predicted experts, at most E. Curves are `hit[l][C]`, `prediction[l][y]` and
-`prediction_hit[l][y][C]` as in `artifacts.traces.curves.Curves`, C from 0 to E, y from 0; windows are in seconds.
-(Accelerating Mixture-of-Experts inference with adaptive expert split mechanism, Yan et al., 2025.)
+Shapes: L layers, E experts, Y ranks of predicted experts, at most E. Curves are `hit[l][C]`,
+`prediction[l][y]` and `prediction_hit[l][y][C]` as in `artifacts.traces.curves.Curves`, C from 0 to
+E, y from 0; windows are in seconds. (Accelerating Mixture-of-Experts inference with adaptive expert
+split mechanism, Yan et al., 2025.)
 """
 
 import math
@@ -22,8 +23,9 @@ _CLOSE = 1e-9
 _GRAIN = 0.01  # experts: the least that `dynamic` moves
 
 Times = tuple[float, float, float, float, float, float]
-"""What the kernels take: seconds of a layer's k experts, of its attention and of loading an expert's bytes; k; the
-overhead of each transfer in seconds, on the link and of the engine's own work."""
+"""What the kernels take: seconds of a layer's k experts, of its attention and of loading an
+expert's bytes; k; the overhead of each transfer in seconds, on the link and of the engine's own
+work."""
 
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Budgets, exposed seconds, theta and cache size of each layer."""
@@ -31,9 +33,9 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Seconds for one token of a layer without its routed experts, of its k experts, and of the head; of loading the
-    bytes of an expert, and of the overhead of each transfer: `latency_s` on the link, `host_s` of the engine's own
-    work."""
+    """Seconds for one token of a layer without its routed experts, of its k experts, and of the
+    head; of loading the bytes of an expert, and of the overhead of each transfer: `latency_s` on
+    the link, `host_s` of the engine's own work."""
 
     attention_s: float
     moe_s: float
@@ -54,11 +56,12 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SolvedSplit:
-    """A split, and what it was solved for: a budget in bytes, a machine (its name, or `here`), and one of its links, or
-    None where the machine has only one. `source` names the data it was solved from.
+    """A split, and what it was solved for: a budget in bytes, a machine (its name, or `here`), and
+    one of its links, or None where the machine has only one. `source` names the data it was solved
+    from.
 
-    `budgets` [L] in experts, `theta` [L]; `zeta` as `allocate` takes it. With `latencies`, `solver` and `zeta`
-    it can be solved again.
+    `budgets` [L] in experts, `theta` [L]; `zeta` as `allocate` takes it. With `latencies`, `solver`
+    and `zeta` it can be solved again.
     """
 
     budget_nbytes: int
@@ -82,8 +85,9 @@ class SolvedSplit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitProblem:
-    """What there is to solve, as the kernels take it: curves hit [L, E + 1], prediction [L, Y] and prediction_hit
-    [L, E + 1, Y] (the last two axes swapped), the `times`, and the window of the first layer in seconds."""
+    """What there is to solve, as the kernels take it: curves hit [L, E + 1], prediction [L, Y] and
+    prediction_hit [L, E + 1, Y] (the last two axes swapped), the `times`, and the window of the
+    first layer in seconds."""
 
     curves: tuple[np.ndarray, np.ndarray, np.ndarray]
     times: Times
@@ -91,8 +95,8 @@ class SplitProblem:
 
     @classmethod
     def of(cls, first_window: float, times: Times, curves: Sequence[ArrayLike]) -> "SplitProblem":
-        """Build from the curves hit, prediction and prediction_hit. Raises BadUsage where they or the times are
-        impossible."""
+        """Build from the curves hit, prediction and prediction_hit. Raises BadUsage where they or
+        the times are impossible."""
         hit, prediction, cached = (np.asarray(curve, np.float64) for curve in curves)
         times = tuple(map(float, times))
         if not all(math.isfinite(time) and time >= 0 for time in (*times, first_window)):
@@ -112,7 +116,8 @@ class SplitProblem:
         return self.answer(self._checked(budgets))
 
     def exposed_with(self, budgets: ArrayLike, cache_size: ArrayLike) -> np.ndarray:
-        """Exposed seconds [L] where each layer caches so many experts [L] instead of the number that serves it best."""
+        """Exposed seconds [L] where each layer caches so many experts [L] instead of the number
+        that serves it best."""
         moe_s, attention_s, load_s, k, latency_s, host_s = self.times
         exposed, window = np.zeros(self.shape[0]), self.first_window
         layers = zip(*self.curves, np.asarray(budgets), np.asarray(cache_size), strict=True)
@@ -131,7 +136,8 @@ class SplitProblem:
         return exposed
 
     def allocate(self, total_budget: float, zeta: float, *, solver: str) -> Answer:
-        """Share `total_budget` experts among the layers; see the function `allocate`. Raises BadUsage."""
+        """Share `total_budget` experts among the layers; see the function `allocate`. Raises
+        BadUsage."""
         if solver not in SOLVERS:
             raise BadUsage(unknown("solver", solver, SOLVERS))
         budgets = self.even(total_budget)
@@ -143,7 +149,8 @@ class SplitProblem:
         return found if solver == "greedy" else self.dynamic(budgets, found, _GRAIN)
 
     def dynamic(self, even: np.ndarray, greedy: Answer, step: float) -> Answer:
-        """The best of greedy's answer and of what moves of at least `step` experts make of it and of a grid's best."""
+        """The best of greedy's answer and of what moves of at least `step` experts make of it and
+        of a grid's best."""
         starts = (self.gridded(even, step), greedy[0])
         return min(
             [greedy, *(self.refined(start, step) for start in starts)],
@@ -160,17 +167,20 @@ class SplitProblem:
         return self.run_kernel("split", budgets)
 
     def greedy(self, budgets: np.ndarray, step: float) -> Answer:
-        """The answer of the published algorithm (Algorithm 1), from these budgets, with steps of so many experts."""
+        """The answer of the published algorithm (Algorithm 1), from these budgets, with steps of so
+        many experts."""
         return self.run_kernel("greedy", budgets, step)
 
     def refined(self, budgets: np.ndarray, step: float) -> Answer:
-        """The answer after moves judged by the whole sum: first of many steps, then of fewer, down to one."""
+        """The answer after moves judged by the whole sum: first of many steps, then of fewer, down
+        to one."""
         for doublings in range(int(math.log2(max(1.0, 1 / step))), -1, -1):
             budgets = self.run_kernel("refine", budgets, step * 2**doublings)[0]
         return self.answer(budgets)
 
     def gridded(self, even: np.ndarray, step: float) -> np.ndarray:
-        """The best budgets [L] that are whole cells; what is left over goes to the layer where it serves best.
+        """The best budgets [L] that are whole cells; what is left over goes to the layer where it
+        serves best.
 
         An expert is a whole number of cells, since a layer that holds whole experts needs no split.
         """
@@ -194,7 +204,8 @@ class SplitProblem:
         return min(choices, key=lambda choice: self.answer(choice)[1].sum())
 
     def window_grid(self) -> np.ndarray:
-        """Windows in seconds, ascending, from the shortest that a layer can leave to the longest."""
+        """Windows in seconds, ascending, from the shortest that a layer can leave to the
+        longest."""
         moe_s, attention_s, load_s, k, latency_s, _ = self.times
         hidden_s = (
             load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0
@@ -243,14 +254,15 @@ def expert_split(
     latency_s: float = 0.0,
     host_s: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Exposed seconds [L], split ratio theta [L] in (0, 1] and cached experts [L], layer after layer, from the budget
-    [L] of each in experts.
+    """Exposed seconds [L], split ratio theta [L] in (0, 1] and cached experts [L], layer after
+    layer, from the budget [L] of each in experts.
 
-    Each layer takes the cache size at which most of a token's k experts are in the fast tier in time: cached, or
-    prefetched within the window that the layer before leaves; of equal sizes the smallest. Every transfer has two
-    overheads that the paper does not have: `latency_s` on the link, and `host_s` of the engine's own work, which
-    nothing hides and which prefetches cost too. Where experts are cut, an absent expert takes two transfers and a
-    cached one takes one, for its bottom. Raises BadUsage.
+    Each layer takes the cache size at which most of a token's k experts are in the fast tier in
+    time: cached, or prefetched within the window that the layer before leaves; of equal sizes the
+    smallest. Every transfer has two overheads that the paper does not have: `latency_s` on the
+    link, and `host_s` of the engine's own work, which nothing hides and which prefetches cost too.
+    Where experts are cut, an absent expert takes two transfers and a cached one takes one, for its
+    bottom. Raises BadUsage.
     """
     times = (moe_s, attention_s, load_s, k, latency_s, host_s)
     return SplitProblem.of(first_window, times, (hit, prediction, prediction_hit)).split(budgets)[
@@ -274,13 +286,15 @@ def allocate(
     latency_s: float = 0.0,
     host_s: float = 0.0,
 ) -> Answer:
-    """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes of them.
+    """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes
+    of them.
 
-    `greedy`, as published (Algorithm 1): from equal budgets, as long as the summed exposed time falls, `zeta` of the
-    whole budget goes to the layer that gains most when all layers get so much more, from the other layer that loses
-    least when all get so much less. `dynamic`: dynamic programming over a grid of budgets, carrying the window from
-    layer to layer, then moves of hundredths of an expert or more, judged by the whole sum, also from where greedy
-    ended; never worse than greedy. Raises BadUsage.
+    `greedy`, as published (Algorithm 1): from equal budgets, as long as the summed exposed time
+    falls, `zeta` of the whole budget goes to the layer that gains most when all layers get so much
+    more, from the other layer that loses least when all get so much less. `dynamic`: dynamic
+    programming over a grid of budgets, carrying the window from layer to layer, then moves of
+    hundredths of an expert or more, judged by the whole sum, also from where greedy ended; never
+    worse than greedy. Raises BadUsage.
     """
     times = (moe_s, attention_s, load_s, k, latency_s, host_s)
     problem = SplitProblem.of(first_window, times, (hit, prediction, prediction_hit))
@@ -288,7 +302,8 @@ def allocate(
 
 
 def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: float) -> None:
-    """Raise BadUsage unless the curves have the same layers and experts and all their values are shares."""
+    """Raise BadUsage unless the curves have the same layers and experts and all their values are
+    shares."""
     shapes = (hit.shape, prediction.shape, cached.shape)
     num_sizes = hit.shape[-1] if hit.ndim == 2 else 0
     if (

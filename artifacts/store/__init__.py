@@ -1,4 +1,5 @@
-"""One DuckDB file: schema, runs, rows to arrays and back, checks. The only room that imports duckdb."""
+"""One DuckDB file: schema, runs, rows to arrays and back, checks. The only room that imports
+duckdb."""
 
 from typing import TYPE_CHECKING
 

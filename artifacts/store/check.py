@@ -1,4 +1,5 @@
-"""Check a store: missing rows, changed replica files, and files that a stopped command left beside it."""
+"""Check a store: missing rows, changed replica files, and files that a stopped command left beside
+it."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -40,7 +41,8 @@ def check_store(store: Store) -> Checked:
 
 
 class _Scan:
-    """Counts of rows by table and run. All columns are read, since a damaged block is detected only when it is read."""
+    """Counts of rows by table and run. All columns are read, since a damaged block is detected only
+    when it is read."""
 
     def __init__(self, store: Store) -> None:
         self.counts: dict[str, dict[int, int]] = {table: {} for table in ARTEFACT_TABLES}
@@ -62,7 +64,8 @@ class _Scan:
 
 
 def _schema(store: Store) -> Iterator[StoreFinding]:
-    """Report missing columns. A store of an older version rightly lacks what later versions added."""
+    """Report missing columns. A store of an older version rightly lacks what later versions
+    added."""
     [version] = store.query("SELECT max(version) AS version FROM schema_version")[
         "version"
     ].to_pylist()

@@ -31,9 +31,9 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """Open the file; a writer creates it if it does not exist.
 
-    A reader waits one second for a writer to finish; a writer waits for `patience_s`, by default not at all. Raises
-    BadInput (not a DuckDB file, damaged, no such folder or file), OutOfResources (in use by another process, named by
-    its number).
+    A reader waits one second for a writer to finish; a writer waits for `patience_s`, by default
+    not at all. Raises BadInput (not a DuckDB file, damaged, no such folder or file), OutOfResources
+    (in use by another process, named by its number).
     """
     _check_file(path, read_only=read_only)
     retries = (
@@ -56,7 +56,8 @@ def connect(
 
 @contextmanager
 def limited(connection: duckdb.DuckDBPyConnection, path: Path) -> Iterator[None]:
-    """Stop what the block asks of DuckDB after `LONGEST_S`, and turn errors as `translated` does."""
+    """Stop what the block asks of DuckDB after `LONGEST_S`, and turn errors as `translated`
+    does."""
     timer = threading.Timer(LONGEST_S, connection.interrupt)
     timer.daemon = True
     timer.start()
@@ -69,7 +70,8 @@ def limited(connection: duckdb.DuckDBPyConnection, path: Path) -> Iterator[None]
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn DuckDB's errors about the file, the disk or memory into a Problem; errors in our SQL pass through."""
+    """Turn DuckDB's errors about the file, the disk or memory into a Problem; errors in our SQL
+    pass through."""
     try:
         yield
     except RuntimeError as error:
@@ -109,8 +111,8 @@ def check_place(path: Path) -> None:
 
 @contextmanager
 def defining(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Let the block create tables, which DuckDB does in the first schema of the path; it must call no function. After
-    an error the connection is to be closed."""
+    """Let the block create tables, which DuckDB does in the first schema of the path; it must call
+    no function. After an error the connection is to be closed."""
     whole = _search_path(connection)
     connection.execute(f"SET search_path = {literal(whole.removeprefix(_BUILT_IN))}")
     yield
@@ -120,18 +122,21 @@ def defining(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 def connection_to(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
     """Open the file without checking it first, unlike `connect`; errors are DuckDB's own.
 
-    No query on it reads or writes another file, loads an extension or changes these settings, whatever the file holds.
+    No query on it reads or writes another file, loads an extension or changes these settings,
+    whatever the file holds.
     """
     config = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "enable_external_access": False,
-        "python_enable_replacements": False,  # a table that is not there would be looked for among Python's variables
+        # a table that is not there would be looked for among Python's variables
+        "python_enable_replacements": False,
         "memory_limit": f"{memory_limit()}B",
         "max_temp_directory_size": f"{_MOST_SPILLED_NBYTES}B",
     }
     with _OPENING:
-        # An absolute path: DuckDB takes the beginning of another one, as in s3:x or :memory:, for a scheme.
+        # An absolute path: DuckDB takes the beginning of another one, as in s3:x or :memory:, for a
+        # scheme.
         connection = duckdb.connect(str(path.absolute()), read_only=read_only, config=config)
         try:
             _confine(connection)
@@ -147,8 +152,9 @@ def memory_limit() -> int:
 
 
 def _confine(connection: duckdb.DuckDBPyConnection) -> None:
-    # First, and without a function or an operator: a macro of the file goes before DuckDB's function of its name, and
-    # a file may hold one called max or +. Behind the built-in schema in the path it is never found.
+    # First, and without a function or an operator: a macro of the file goes before DuckDB's
+    # function of its name, and a file may hold one called max or +. Behind the built-in schema in
+    # the path it is never found.
     connection.execute(f"SET search_path = {literal(_search_path(connection))}")
     [(is_locked,)] = connection.execute("SELECT current_setting('lock_configuration')").fetchall()
     if not is_locked:
@@ -229,7 +235,8 @@ def _held(error: duckdb.Error) -> str:
     holder = re.search(r"PID ([1-9]\d*)", str(error))
     if holder:
         return f"is in use by process {holder[1]}; wait until it ends or name another store"
-    # A holder of another machine or container has no number here, and where there are no locks nothing holds it.
+    # A holder of another machine or container has no number here, and where there are no locks
+    # nothing holds it.
     return (
         "is in use by a process that is not seen here, or its file system has no locks; wait, or name a store on a "
         "local disk"
@@ -237,7 +244,8 @@ def _held(error: duckdb.Error) -> str:
 
 
 def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
-    # After a fatal error DuckDB refuses to roll back too; the error that is already being raised is the one to report.
+    # After a fatal error DuckDB refuses to roll back too; the error that is already being raised is
+    # the one to report.
     try:
         connection.rollback()
     except duckdb.Error:

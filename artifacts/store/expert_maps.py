@@ -23,10 +23,11 @@ def map_rows(maps: ExpertMaps, origins: np.ndarray) -> pa.Table:
 
 
 def map_arrays(rows: pa.Table, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings [N, H] and probabilities [N, L, E], float32 and read-only, of rows in the order of their maps.
+    """Embeddings [N, H] and probabilities [N, L, E], float32 and read-only, of rows in the order of
+    their maps.
 
-    Nothing is copied when Arrow holds each column in one piece, as `Store.read` returns them. Raises BadInput when they
-    do not fit together.
+    Nothing is copied when Arrow holds each column in one piece, as `Store.read` returns them.
+    Raises BadInput when they do not fit together.
     """
     embeddings, flat = (_matrix(rows, name) for name in ("embedding", "probabilities"))
     size = (shape.num_layers, shape.num_experts)
@@ -40,7 +41,8 @@ def map_arrays(rows: pa.Table, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 def stored_maps(
     store: Store, *, model_id: str | None = None, run_id: int | None = None
 ) -> ExpertMaps:
-    """The maps of a run, by default the newest (of a model if given), with their capacity and distance.
+    """The maps of a run, by default the newest (of a model if given), with their capacity and
+    distance.
 
     Raises Incompatible when there are none, or the run belongs to another model.
     """
@@ -85,7 +87,8 @@ def _read(store: Store, run: StoredRun) -> ExpertMaps:
         )
     if dtype not in DTYPES:
         raise BadInput(f"{store.path} has expert maps of {dtype[:40]}: run moectl build-maps again")
-    # DuckDB's Arrow tables have no float16; values that were rounded to float16 convert back exactly.
+    # DuckDB's Arrow tables have no float16; values that were rounded to float16 convert back
+    # exactly.
     arrays = [
         array.astype(dtype, copy=False)
         for array in map_arrays(store.read(TABLE, run.run_id), shape)

@@ -38,7 +38,8 @@ Identity = tuple[int, int]  # device and inode: a file, whatever its name
 def open_file(
     path: Path, *, read_only: bool, patience_s: float | None = None
 ) -> tuple[duckdb.DuckDBPyConnection, Identity | None]:
-    """Open a store; also return the identity of its file if it was created just now. Raises as `Store.open`."""
+    """Open a store; also return the identity of its file if it was created just now. Raises as
+    `Store.open`."""
     connection, made = _connect(path, read_only=read_only, patience_s=patience_s)
     try:
         with limited(connection, path):
@@ -62,8 +63,8 @@ def open_file(
 def remove_made(path: Path, made: Identity) -> None:
     """Remove a store that was created but not written to, unless another file has its name by now.
 
-    Call it while the connection is still open: another process that opened the file meanwhile would write into a
-    removed one.
+    Call it while the connection is still open: another process that opened the file meanwhile would
+    write into a removed one.
     """
     if _identity(path) == made:
         _remove(path)
@@ -77,7 +78,8 @@ def wal_of(path: Path) -> Path:
 def _connect(
     path: Path, *, read_only: bool, patience_s: float | None
 ) -> tuple[duckdb.DuckDBPyConnection, Identity | None]:
-    """Connect to the file that is at `path` once it is open: a file that was replaced in between is not written to."""
+    """Connect to the file that is at `path` once it is open: a file that was replaced in between is
+    not written to."""
     for _ in range(_TRIES):
         is_new = not read_only and not path.exists() and _make(path)
         before = _identity(path)
@@ -136,7 +138,8 @@ def _named(temporary: Path, path: Path) -> bool:
 
 
 def _is_old(connection: duckdb.DuckDBPyConnection, version: int | None) -> bool:
-    """Whether a writer has to upgrade the file, after a copy. One without tables has nothing to copy."""
+    """Whether a writer has to upgrade the file, after a copy. One without tables has nothing to
+    copy."""
     present = stored_columns(connection)
     is_whole = all(present.get(table) == each.columns.keys() for table, each in TABLES.items())
     return version is not None and (version < SCHEMA_VERSION or not is_whole)
@@ -145,13 +148,15 @@ def _is_old(connection: duckdb.DuckDBPyConnection, version: int | None) -> bool:
 def _complete(
     connection: duckdb.DuckDBPyConnection, path: Path, version: int | None, *, is_old: bool
 ) -> None:
-    """Fill a file that another DuckDB left without tables, upgrade an old one, and add comments that are missing."""
+    """Fill a file that another DuckDB left without tables, upgrade an old one, and add comments
+    that are missing."""
     if version is None:
         with defining(connection), transaction(connection):
             _execute(connection, statements())
     elif is_old:
         _upgrade(connection, path, version)
-    # The comments of columns are written with that of their table, and take as long to read as all the rest.
+    # The comments of columns are written with that of their table, and take as long to read as all
+    # the rest.
     said = dict(connection.execute("SELECT table_name, comment FROM duckdb_tables()").fetchall())
     if missing := comments(said):
         with defining(connection), transaction(connection):
@@ -161,7 +166,8 @@ def _complete(
 def _check(
     connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool = True
 ) -> int | None:
-    """The version of a store that this moectl can read; None for an empty file, which is an error if `is_filled`."""
+    """The version of a store that this moectl can read; None for an empty file, which is an error
+    if `is_filled`."""
     tables = stored_columns(connection)
     if not tables and not is_filled:
         return None
@@ -191,13 +197,15 @@ def _version(connection: duckdb.DuckDBPyConnection) -> int | None:
 
 
 def _keep_copy(path: Path, version: int) -> None:
-    """Copy `moe.duckdb` to `moe.duckdb.v1`. The store must be closed: closing any handle of the file drops its lock."""
+    """Copy `moe.duckdb` to `moe.duckdb.v1`. The store must be closed: closing any handle of the
+    file drops its lock."""
     with replacing(path.with_name(f"{path.name}.v{version}")) as temporary:
         shutil.copyfile(path, temporary)
 
 
 def _upgrade(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> None:
-    """Add what the present schema has and the file lacks, all of it or nothing; stored rows stay."""
+    """Add what the present schema has and the file lacks, all of it or nothing; stored rows
+    stay."""
     present = {
         table: names for table, names in stored_columns(connection).items() if table in TABLES
     }

@@ -18,8 +18,8 @@ def stored_profile(store: "Store", model_id: str) -> HardwareProfile | None:
 
 
 def profile_for(store: "Store", shape: Shape, *, name: str) -> HardwareProfile:
-    """The newest hardware profile of a model of this shape; `name` is how a message calls the model. Raises
-    Incompatible when there is none."""
+    """The newest hardware profile of a model of this shape; `name` is how a message calls the
+    model. Raises Incompatible when there is none."""
     shapes = {model.model_id: model.shape for model in store.models()}
     runs = [run for run in store.runs() if run.info.command == COMMAND]
     for run in reversed(runs):

@@ -1,6 +1,7 @@
 """Notices that another process wrote, replaced or removed a store that this one has open to write.
 
-DuckDB's lock keeps other writers out, but not on every file system, and nothing keeps a file from being moved.
+DuckDB's lock keeps other writers out, but not on every file system, and nothing keeps a file from
+being moved.
 """
 
 import os
@@ -10,7 +11,8 @@ from artifacts.errors import OutOfResources
 
 _NBYTES = (
     3 * 4096
-)  # of DuckDB: the header of the file, and two of the database, of which each checkpoint replaces one
+    # of DuckDB: the header of the file, and two of the database, of which each checkpoint replaces one
+)
 
 
 class Intruders:
@@ -22,7 +24,8 @@ class Intruders:
         self.accept()
 
     def accept(self) -> None:
-        """Remember the headers as they are now: after opening the store, and after this process wrote."""
+        """Remember the headers as they are now: after opening the store, and after this process
+        wrote."""
         self._seen = self._headers()
 
     def came(self) -> bool:
@@ -40,7 +43,8 @@ class Intruders:
         return self._headers() != self._seen
 
     def check(self) -> None:
-        """Raise OutOfResources if they are others: this process would overwrite what another one wrote."""
+        """Raise OutOfResources if they are others: this process would overwrite what another one
+        wrote."""
         if self.came():
             raise OutOfResources(
                 f"another process wrote, replaced or removed {self._path} while this one had it open, so that nothing "
@@ -48,7 +52,8 @@ class Intruders:
             )
 
     def close(self) -> None:
-        """Call it after the store is closed: closing any handle of a file drops DuckDB's lock on it."""
+        """Call it after the store is closed: closing any handle of a file drops DuckDB's lock on
+        it."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 

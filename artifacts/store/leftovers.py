@@ -15,7 +15,8 @@ _GO_ON = "the same command goes on from there; or remove it"
 
 @dataclass(frozen=True, slots=True)
 class StoreFinding:
-    """One defect: the object, what is wrong, and the remedy. `is_loss` is False for mere leftovers."""
+    """One defect: the object, what is wrong, and the remedy. `is_loss` is False for mere
+    leftovers."""
 
     about: str
     says: str
@@ -41,7 +42,8 @@ def beside(store: Path) -> Iterator[StoreFinding]:
 
 
 def unnamed(root: Path, named: set[Path]) -> Iterator[StoreFinding]:
-    """Files among a store's replicas that no run names; folders that a running quantize holds are skipped."""
+    """Files among a store's replicas that no run names; folders that a running quantize holds are
+    skipped."""
     folders = sorted(path for path in root.iterdir() if not _is_held(path)) if root.is_dir() else []
     for folder in folders:
         files = (

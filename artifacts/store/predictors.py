@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def load_predictors(store: "Store", model_id: str, shape: Shape) -> Predictors | None:
-    """The predictors of the newest run of this model; None if there is none. Raises BadInput when they are damaged."""
+    """The predictors of the newest run of this model; None if there is none. Raises BadInput when
+    they are damaged."""
     run = store.latest_run(COMMAND, model_id)
     if run is None:
         return None

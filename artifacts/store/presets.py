@@ -1,4 +1,5 @@
-"""Tuned presets as rows of the store's `presets`: policies by axis, and what they were tuned for."""
+"""Tuned presets as rows of the store's `presets`: policies by axis, and what they were tuned
+for."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,8 +13,9 @@ TABLE = "presets"
 
 @dataclass(frozen=True, slots=True)
 class StoredPreset:
-    """A preset with its policies as texts, tuned for a budget and a machine to lose at most the share `max_loss` of
-    perplexity; then the time and loss measured live, None where they were not measured."""
+    """A preset with its policies as texts, tuned for a budget and a machine to lose at most the
+    share `max_loss` of perplexity; then the time and loss measured live, None where they were not
+    measured."""
 
     name: str
     routing: str

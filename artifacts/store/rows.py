@@ -1,4 +1,5 @@
-"""Rows of the store's tables to arrays, and arrays to rows. L layers, E experts per layer, R ranks."""
+"""Rows of the store's tables to arrays, and arrays to rows. L layers, E experts per layer, R
+ranks."""
 
 from collections.abc import Sequence
 
@@ -67,7 +68,8 @@ def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Si
 
 
 def quant_loss_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, np.ndarray]:
-    """`mse`, `relative`, `gated` and `energy`, each [L, E, W] at each of `WIDTHS`; NaN where there is no row."""
+    """`mse`, `relative`, `gated` and `energy`, each [L, E, W] at each of `WIDTHS`; NaN where there
+    is no row."""
     layer, expert = _at(rows, ("layer", "expert"), (num_layers, num_experts))
     bits = _column(rows, "bits")
     if not set(bits.tolist()) <= set(MADE_WIDTHS):
@@ -89,7 +91,8 @@ def entropy_percentiles(rows: pa.Table) -> np.ndarray:
 
 
 def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
-    """Rows of `buddies` from the buddy lists of each layer and the q [L, E, E] they were made from."""
+    """Rows of `buddies` from the buddy lists of each layer and the q [L, E, E] they were made
+    from."""
     entries = [
         (layer, pivot, rank, buddy)
         for layer, lists in enumerate(layers)
@@ -123,8 +126,8 @@ def buddy_matrices(
 
 
 def curve_rows(hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarray) -> pa.Table:
-    """Rows of `curves` from hit [L, E + 1], prediction [L, E] and prediction_hit [L, E, E + 1]; indices that a kind
-    does not have are NULL."""
+    """Rows of `curves` from hit [L, E + 1], prediction [L, E] and prediction_hit [L, E, E + 1];
+    indices that a kind does not have are NULL."""
     parts = []
     for kind, names, values in (
         ("hit", ("layer", "size"), hit),
@@ -201,7 +204,8 @@ def _column(rows: pa.Table, name: str) -> np.ndarray:
 
 
 def _at(rows: pa.Table, names: Sequence[str], sizes: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """The columns that index a row's place in an array of these sizes. Raises BadInput for an index out of range."""
+    """The columns that index a row's place in an array of these sizes. Raises BadInput for an index
+    out of range."""
     found = tuple(_column(rows, name) for name in names)
     for name, values, size in zip(names, found, sizes, strict=True):
         if len(values) and not (values.min() >= 0 and values.max() < size):

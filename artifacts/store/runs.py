@@ -30,8 +30,8 @@ _ROOT = Path(__file__).parents[2]  # where this moectl lies
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that affect results, as far as they are installed, and the commit of a
-    moectl that was installed from a repository or runs in one."""
+    """The versions of Python and of the packages that affect results, as far as they are installed,
+    and the commit of a moectl that was installed from a repository or runs in one."""
     return dict(_versions())
 
 
@@ -84,7 +84,8 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model as artefacts refer to it; `name` is what the user called it and may differ between machines."""
+    """A model as artefacts refer to it; `name` is what the user called it and may differ between
+    machines."""
 
     name: str
     fingerprint: str
@@ -100,8 +101,9 @@ class ModelInfo:
 class RunInfo:
     """One command that wrote artefacts. `model_id` is None where no model was involved.
 
-    `data` is the specification that the user gave and `data_digest` a hash of the token stream it became; `parameters`
-    are the options in force, JSON values only. `started_at` is in UTC without a zone.
+    `data` is the specification that the user gave and `data_digest` a hash of the token stream it
+    became; `parameters` are the options in force, JSON values only. `started_at` is in UTC without
+    a zone.
     """
 
     command: str
@@ -135,7 +137,8 @@ class StoredRun:
 
 @contextmanager
 def as_written(run: StoredRun, where: Path) -> Iterator[None]:
-    """Raise BadInput when the block finds that a run's parameters are not those that its command writes."""
+    """Raise BadInput when the block finds that a run's parameters are not those that its command
+    writes."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:

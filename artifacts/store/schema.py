@@ -1,4 +1,5 @@
-"""The tables of the store: their columns with types and meanings, and what an older store lacks of them.
+"""The tables of the store: their columns with types and meanings, and what an older store lacks of
+them.
 
 The meanings are comments in each store, and the tables of docs/profile.md and of the site.
 """
@@ -7,7 +8,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 SCHEMA_VERSION = 5
-"""Rises with the tables, and when a column may hold what older code takes for damage: 5 has fractions of bits."""
+"""Rises with the tables, and when a column may hold what older code takes for damage: 5 has
+fractions of bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ def _artefact(row: str, text: str) -> StoredTable:
     return _table(row, f"{_RUN}\n{text.strip()}")
 
 
-# Big tables have no key and no index: they are append-only, and a key would make writing four times slower and the
-# file five times larger.
+# Big tables have no key and no index: they are append-only, and a key would make writing four times
+# slower and the file five times larger.
 CONTROL_TABLES = {
     "schema_version": _table(
         "version of these tables that the store has had",
@@ -354,7 +356,8 @@ def lacking(present: Mapping[str, Set[str]]) -> str:
 
 
 def unmendable(present: Mapping[str, Set[str]], filled: Set[str]) -> str:
-    """Required columns that the `filled` tables of an older store lack, in words; empty if there are none.
+    """Required columns that the `filled` tables of an older store lack, in words; empty if there
+    are none.
 
     No release left such a store: columns that a version adds may be NULL.
     """
@@ -373,8 +376,8 @@ def unmendable(present: Mapping[str, Set[str]], filled: Set[str]) -> str:
 
 
 def migration(present: Mapping[str, Set[str]]) -> list[str]:
-    """The statements that upgrade a store with these columns by table to this version; versions only add columns and
-    widen types."""
+    """The statements that upgrade a store with these columns by table to this version; versions
+    only add columns and widen types."""
     changes = []
     for table, each in TABLES.items():
         name = quoted(table)
@@ -405,8 +408,8 @@ def statements() -> list[str]:
 
 
 def comments(said: Mapping[str, str | None]) -> list[str]:
-    """The statements that say in the file what each table and its columns are, for tables of which `said`, the comments
-    by table, does not say what it should."""
+    """The statements that say in the file what each table and its columns are, for tables of which
+    `said`, the comments by table, does not say what it should."""
     statements = []
     for table, each in TABLES.items():
         about = f"one row per {each.row}"

@@ -1,4 +1,5 @@
-"""The store: one DuckDB file in which every artefact belongs to the run that wrote it, whole or absent."""
+"""The store: one DuckDB file in which every artefact belongs to the run that wrote it, whole or
+absent."""
 
 import json
 import re
@@ -28,9 +29,9 @@ _SELECT_RUNS = """
 class Store:
     """An open store; a context manager. While one process writes, no other may read or write.
 
-    So open it late, write, and close it. A store that was created by opening it and never written to is removed on
-    closing. Every method raises BadInput when the file turns out damaged and OutOfResources when the disk or memory is
-    full.
+    So open it late, write, and close it. A store that was created by opening it and never written
+    to is removed on closing. Every method raises BadInput when the file turns out damaged and
+    OutOfResources when the disk or memory is full.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Store:
     def open(
         cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None
     ) -> "Store":
-        """Open a store, or create it unless `read_only`. A writer upgrades an older store, after a copy. `patience_s`
-        is how long to wait for another process that holds it.
+        """Open a store, or create it unless `read_only`. A writer upgrades an older store, after a
+        copy. `patience_s` is how long to wait for another process that holds it.
 
-        Raises BadInput (no store, no folder, damaged, some other kind of file), OutOfResources (another process holds
-        it) and Incompatible (made by a newer moectl).
+        Raises BadInput (no store, no folder, damaged, some other kind of file), OutOfResources
+        (another process holds it) and Incompatible (made by a newer moectl).
         """
         path = Path(path)
         connection, made = open_file(path, read_only=read_only, patience_s=patience_s)
@@ -75,7 +76,8 @@ class Store:
             if self._unwritten:
                 remove_made(self.path, self._unwritten)
             else:
-                # What was committed lies in the write-ahead log, where the next command finds it, if this fails.
+                # What was committed lies in the write-ahead log, where the next command finds it,
+                # if this fails.
                 with suppress(duckdb.Error):
                     checkpoint(self._connection)
         self._unwritten = None
@@ -109,8 +111,8 @@ class Store:
         return model.model_id
 
     def refuse_former(self, fingerprint: str, *, former: str, name: str) -> None:
-        """Raise Incompatible when the store knows the model by its `former` fingerprint only, which says nothing of its
-        weights: its artefacts may be another model's."""
+        """Raise Incompatible when the store knows the model by its `former` fingerprint only, which
+        says nothing of its weights: its artefacts may be another model's."""
         fingerprints = {model.fingerprint for model in self.models()}
         if former in fingerprints and fingerprint not in fingerprints:
             raise Incompatible(
@@ -119,11 +121,11 @@ class Store:
             )
 
     def require_model(self, fingerprint: str, *, former: str, name: str) -> ModelInfo:
-        """Return the entry of the model with this fingerprint; `former` is what older stores call it, and `name` how a
-        message calls it.
+        """Return the entry of the model with this fingerprint; `former` is what older stores call
+        it, and `name` how a message calls it.
 
-        Raises Incompatible, naming both sides, when the store holds artefacts of other models only, or was written
-        by a moectl whose fingerprints say nothing of weights.
+        Raises Incompatible, naming both sides, when the store holds artefacts of other models only,
+        or was written by a moectl whose fingerprints say nothing of weights.
         """
         self.refuse_former(fingerprint, former=former, name=name)
         models = self.models()
@@ -146,8 +148,8 @@ class Store:
     ) -> int:
         """Write a run and its artefacts, whole or not at all; return the `run_id`.
 
-        `tables` are Arrow tables by table name, with the columns of the schema less `run_id`. The run `instead_of`,
-        whose contents are all in the new run, is removed in the same transaction.
+        `tables` are Arrow tables by table name, with the columns of the schema less `run_id`. The
+        run `instead_of`, whose contents are all in the new run, is removed in the same transaction.
         """
         assert tables.keys() <= ARTEFACT_TABLES.keys(), (
             f"not tables of the store: {tables.keys() - ARTEFACT_TABLES.keys()}"
@@ -242,7 +244,8 @@ class Store:
             return stored_columns(self._connection)
 
     def sizes(self) -> dict[str, TableSize]:
-        """Rows and bytes of all complete runs together, by table; tables without rows are left out."""
+        """Rows and bytes of all complete runs together, by table; tables without rows are left
+        out."""
         written = [(name, size) for run in self.runs() for name, size in run.contents.items()]
         return {
             name: TableSize(
@@ -295,7 +298,8 @@ class Store:
             self._connection.execute(f"DELETE FROM {quoted(name)} WHERE run_id = {int(run_id)}")
 
     def _insert_rows(self, name: str, run_id: int, table: pa.Table) -> None:
-        # When this fails the view needs no unregistering: it belongs to the transaction, which is rolled back.
+        # When this fails the view needs no unregistering: it belongs to the transaction, which is
+        # rolled back.
         self._connection.register("incoming", table)
         self._connection.execute(
             f"INSERT INTO {quoted(name)} BY NAME SELECT {int(run_id)} AS run_id, * FROM incoming"
@@ -312,8 +316,8 @@ def add_run(
 ) -> int:
     """Open a store, write one run and its model, and close it; return the `run_id`.
 
-    Long commands end this way: they wait for a process that holds the store at that moment. Raises as `Store.open`
-    does.
+    Long commands end this way: they wait for a process that holds the store at that moment. Raises
+    as `Store.open` does.
     """
     with Store.open(path, patience_s=PATIENCE_S) as store:
         if model:

@@ -1,5 +1,5 @@
-"""What a file holds beside what moectl writes: a store may come from a stranger, and no query is run on tables that
-compute something."""
+"""What a file holds beside what moectl writes: a store may come from a stranger, and no query is
+run on tables that compute something."""
 
 import re
 from collections.abc import Collection
@@ -28,7 +28,8 @@ _EXTRAS = """
 
 
 def stored_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
-    """Names of the columns in the file, by table. A name that is no plain word is left out: no moectl wrote it."""
+    """Names of the columns in the file, by table. A name that is no plain word is left out: no
+    moectl wrote it."""
     definitions = {table: _parts(sql) for table, sql in connection.execute(_TABLES).fetchall()}
     return {
         table: {name for name in map(_name, parts) if name} for table, parts in definitions.items()
@@ -40,8 +41,8 @@ def refuse_strange(
 ) -> None:
     """Raise BadInput where something about one of these tables is not what any moectl makes.
 
-    Views, computed columns, defaults, checks, indexes and triggers would run what the file says. Tables and views of
-    other names are the user's own: nothing names them.
+    Views, computed columns, defaults, checks, indexes and triggers would run what the file says.
+    Tables and views of other names are the user's own: nothing names them.
     """
     if what := _strange(connection, tables):
         raise BadInput(
@@ -50,8 +51,8 @@ def refuse_strange(
 
 
 def check_size(connection: duckdb.DuckDBPyConnection, table: str, path: Path) -> None:
-    """Raise OutOfResources when a table is far larger in memory than the file, or a text longer than any of moectl's;
-    nothing is unpacked to find out."""
+    """Raise OutOfResources when a table is far larger in memory than the file, or a text longer
+    than any of moectl's; nothing is unpacked to find out."""
     rows = connection.execute(
         f"SELECT segment_type, count, stats FROM pragma_storage_info({literal(table)})"
     )

@@ -1,4 +1,5 @@
-"""What the rows of a trace must be to each other: each token once in a layer of a pass, each expert once in a row."""
+"""What the rows of a trace must be to each other: each token once in a layer of a pass, each expert
+once in a row."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -14,12 +15,13 @@ _MOST = 2**62
 def check_rows(trace: Trace) -> tuple[str, ...]:
     """Return what a reader has to know of a trace that lacks rows. Rows count from 0.
 
-    Raises BadInput for an expert twice in a row, a row without a weight above 0, and a token twice in a layer of a
-    pass.
+    Raises BadInput for an expert twice in a row, a row without a weight above 0, and a token twice
+    in a layer of a pass.
     """
     _check_experts(trace.experts)
     _check_weights(trace.weights)
-    # The layer comes last: rows of one token are neighbours then, and only their remainder by `num_layers` differs.
+    # The layer comes last: rows of one token are neighbours then, and only their remainder by
+    # `num_layers` differs.
     layer, num_layers = _dense(trace.layer)
     numbers = _row_numbers((trace.pass_, trace.request, trace.token, layer))
     ordered = numbers if (numbers[1:] > numbers[:-1]).all() else np.sort(numbers)
@@ -49,8 +51,8 @@ def _dense(layer: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _row_numbers(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """[N] int64: ordered as the rows of the non-negative columns are, the first column before the second; equal for
-    equal rows, and only for those."""
+    """[N] int64: ordered as the rows of the non-negative columns are, the first column before the
+    second; equal for equal rows, and only for those."""
     numbers = columns[0].astype(np.int64)
     size = int(numbers.max()) + 1
     for column in columns[1:]:

@@ -1,8 +1,9 @@
 """Requests that come and go: the requests of a trace served together, in passes of many rows.
 
-In a closed loop each of N clients sends its next request when its last has been answered. A pass computes one token of
-every answer in progress, and a chunk of the prompts that wait, first come, first served. A router says the same of a
-token whatever is computed beside it: rows stay as they were recorded, and are dealt to other passes.
+In a closed loop each of N clients sends its next request when its last has been answered. A pass
+computes one token of every answer in progress, and a chunk of the prompts that wait, first come,
+first served. A router says the same of a token whatever is computed beside it: rows stay as they
+were recorded, and are dealt to other passes.
 """
 
 from collections import deque
@@ -19,8 +20,9 @@ _MOST_CLIENTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """`count` clients, whose prompts are read at most `chunk` tokens a pass. All but the first are met at a token of
-    their first answer that is drawn by `seed`, so that they do not run in step. Raises BadUsage."""
+    """`count` clients, whose prompts are read at most `chunk` tokens a pass. All but the first are
+    met at a token of their first answer that is drawn by `seed`, so that they do not run in step.
+    Raises BadUsage."""
 
     count: int
     chunk: int = CHUNK
@@ -48,11 +50,12 @@ def clients_of(count: int | None, chunk: int | None = None, *, seed: int = 0) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What clients were served. `trace` has one pass for all that was computed together; its R requests are numbered
-    in the order in which they began.
+    """What clients were served. `trace` has one pass for all that was computed together; its R
+    requests are numbered in the order in which they began.
 
-    Of request n, `arrived[n]` is the pass before which it came, or -1 if it was met half-way. `answers` has the request
-    and the pass of each token of an answer: decoded ones, and the first, which the end of the prompt gives.
+    Of request n, `arrived[n]` is the pass before which it came, or -1 if it was met half-way.
+    `answers` has the request and the pass of each token of an answer: decoded ones, and the first,
+    which the end of the prompt gives.
     """
 
     trace: Trace
@@ -61,9 +64,9 @@ class Served:
     num_repeated: int  # requests that were sent again, because the trace has too few
 
     def summary(self, ends_s: np.ndarray) -> dict[str, float | None]:
-        """Return the median and the 95th percentile of milliseconds to the first token and per token after it, over
-        requests, and tokens per second over all passes, the reading of prompts included; `ends_s` [P] is when each pass
-        ends. A value is None where no request shows it."""
+        """Return the median and the 95th percentile of milliseconds to the first token and per
+        token after it, over requests, and tokens per second over all passes, the reading of prompts
+        included; `ends_s` [P] is when each pass ends. A value is None where no request shows it."""
         spread = {}
         for name, seconds in (
             ("ttft", self.first_token_s(ends_s)),
@@ -75,14 +78,16 @@ class Served:
         return {**spread, "tokens_per_s": len(self.answers) / float(ends_s[-1])}
 
     def first_token_s(self, ends_s: np.ndarray) -> np.ndarray:
-        """Return the seconds from arrival to the first token of each request that arrived and was answered."""
+        """Return the seconds from arrival to the first token of each request that arrived and was
+        answered."""
         request, first = np.unique(self.answers[:, 0], return_index=True)
         came = self.arrived[request]
         began_s = np.append(0.0, ends_s)[came]
         return (ends_s[self.answers[first, 1]] - began_s)[came >= 0]
 
     def each_token_s(self, ends_s: np.ndarray) -> np.ndarray:
-        """Return the mean seconds between the tokens of each answer of which two or more were seen."""
+        """Return the mean seconds between the tokens of each answer of which two or more were
+        seen."""
         _, request, counts = np.unique(self.answers[:, 0], return_inverse=True, return_counts=True)
         last_s, first_s = np.zeros(len(counts)), np.full(len(counts), np.inf)
         at_s = ends_s[self.answers[:, 1]]
@@ -95,8 +100,9 @@ class Served:
 def serve(trace: Trace, clients: Clients) -> Served:
     """Serve the requests of `trace` in the order in which they began, and from the first again.
 
-    It ends when a client asks for more than every request of the trace and, beside those met half-way, one request for
-    each client: until then all clients are busy, but a single client's requests are all served to their end.
+    It ends when a client asks for more than every request of the trace and, beside those met
+    half-way, one request for each client: until then all clients are busy, but a single client's
+    requests are all served to their end.
     """
     serving = _Serving(trace, clients)
     while serving.go_on():
@@ -106,7 +112,8 @@ def serve(trace: Trace, clients: Clients) -> Served:
 
 @dataclass(slots=True)
 class _Request:
-    """The tokens `next` to `stop` of a request are still to be computed; the first `prompt` of them are its prompt."""
+    """The tokens `next` to `stop` of a request are still to be computed; the first `prompt` of them
+    are its prompt."""
 
     number: int
     next: int
@@ -134,7 +141,8 @@ class _Serving:
             self._begin(is_met=client > 0)
 
     def _find_tokens(self) -> None:
-        """Find the rows of each token, and the tokens of each request in the order in which requests began."""
+        """Find the rows of each token, and the tokens of each request in the order in which
+        requests began."""
         trace, passes = self._trace, self._trace.pass_indices()
         self._rows = rows = np.lexsort((trace.layer, trace.token, passes, trace.request))
         is_new = np.logical_or.reduce(

@@ -1,7 +1,9 @@
-"""One layer of a trace run through caches of every size at once, compiled, for `artifacts.traces.curves`.
+"""One layer of a trace run through caches of every size at once, compiled, for
+`artifacts.traces.curves`.
 
-Shapes: S steps, R predictions, E experts, E + 1 cache sizes from 0. `resident` [E, E + 1] is 1 where the cache of that
-size holds that expert, `held` [E + 1] counts the experts that each cache holds.
+Shapes: S steps, R predictions, E experts, E + 1 cache sizes from 0. `resident` [E, E + 1] is 1
+where the cache of that size holds that expert, `held` [E + 1] counts the experts that each cache
+holds.
 """
 
 import numpy as np
@@ -11,8 +13,8 @@ from artifacts.common.numba_loops import exact_part, kernel
 
 @exact_part
 def _fit(resident, held, wanted, order):
-    """Load all wanted experts into the caches that can hold them all; evict other experts in `order` where they are too
-    many."""
+    """Load all wanted experts into the caches that can hold them all; evict other experts in
+    `order` where they are too many."""
     smallest = len(wanted)
     short = np.zeros(len(held), np.int64)
     for expert in wanted:
@@ -40,8 +42,8 @@ def _fit(resident, held, wanted, order):
 
 @exact_part
 def _fit_in_waves(resident, held, wanted, order, size):
-    """Load into one cache that is smaller than what is wanted: an expert that was computed may be evicted for the next,
-    in `order`."""
+    """Load into one cache that is smaller than what is wanted: an expert that was computed may be
+    evicted for the next, in `order`."""
     is_wanted = np.zeros(len(order), np.bool_)
     is_wanted[wanted] = True
     missing = [expert for expert in wanted if not resident[expert, size]]
@@ -69,10 +71,10 @@ def _fit_in_waves(resident, held, wanted, order, size):
     exact=True,
 )
 def follow(resident, held, wanted, starts, is_counted, order, ranked, ranked_starts, hits, cached):
-    """Continue with these steps. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance, and
-    evicts in the order `order[s]` [E]. Its predictions are the rows of `ranked` [R, E] from `ranked_starts[s]` on, most
-    probable first. Adds to `hits` [E + 1] and to `cached` [E, E + 1], how often the expert at each rank was
-    resident."""
+    """Continue with these steps. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of
+    first appearance, and evicts in the order `order[s]` [E]. Its predictions are the rows of
+    `ranked` [R, E] from `ranked_starts[s]` on, most probable first. Adds to `hits` [E + 1] and to
+    `cached` [E, E + 1], how often the expert at each rank was resident."""
     for step in range(len(starts) - 1):
         step_wanted = wanted[starts[step] : starts[step + 1]]
         if is_counted[step]:

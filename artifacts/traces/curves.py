@@ -1,9 +1,11 @@
-"""Hit and prediction curves (MoEpic): what a cache of every size would have held, in one pass over a trace.
+"""Hit and prediction curves (MoEpic): what a cache of every size would have held, in one pass over
+a trace.
 
-Under lcp the priority of an expert counts its uses whether it is cached or not, so at each step one order serves caches
-of every size, and all caches are followed side by side, each exactly. As long as no step wants more than fits, a larger
-cache holds everything that a smaller one holds, and one number per expert would describe all sizes. A step that runs in
-waves, as those of prompts do, breaks that inclusion for good, so nothing here relies on it.
+Under lcp the priority of an expert counts its uses whether it is cached or not, so at each step one
+order serves caches of every size, and all caches are followed side by side, each exactly. As long
+as no step wants more than fits, a larger cache holds everything that a smaller one holds, and one
+number per expert would describe all sizes. A step that runs in waves, as those of prompts do,
+breaks that inclusion for good, so nothing here relies on it.
 
 Shapes: N rows of a trace, S steps of a layer, R predictions, E experts, L layers.
 """
@@ -23,8 +25,9 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """`hit[l, C]`: hit rate with C cached experts, C from 0 to E. `prediction[l, y]`: how often the expert predicted as
-    the y-th most probable, y from 0, is selected. `prediction_hit[l, y, C]`: how often that expert is cached.
+    """`hit[l, C]`: hit rate with C cached experts, C from 0 to E. `prediction[l, y]`: how often the
+    expert predicted as the y-th most probable, y from 0, is selected. `prediction_hit[l, y, C]`:
+    how often that expert is cached.
 
     `requests` [L] and `predictions` [L] count what each value is the mean of; a mean of none is 0.
     """
@@ -45,12 +48,13 @@ def measure(
     omega: float = 128.0,
     uses: str = "passes",
 ) -> Curves:
-    """Measure the curves of every layer over the steps in `phases`. Other steps pass through the caches too, which
-    begin empty. `rho`, `omega` and `uses` are those of the eviction policy lcp.
+    """Measure the curves of every layer over the steps in `phases`. Other steps pass through the
+    caches too, which begin empty. `rho`, `omega` and `uses` are those of the eviction policy lcp.
 
-    A token's experts are predicted from its own row one layer before; in layer 0 from the last layer's row of the last
-    token in the request's previous pass, if there was one. A trace without predictions has no prediction curves. Raises
-    BadInput when the trace cannot belong to this shape.
+    A token's experts are predicted from its own row one layer before; in layer 0 from the last
+    layer's row of the last token in the request's previous pass, if there was one. A trace without
+    predictions has no prediction curves. Raises BadInput when the trace cannot belong to this
+    shape.
     """
     _check(trace, shape)
     counts = [_Counts(shape.num_experts) for _ in range(shape.num_layers)]
@@ -72,10 +76,11 @@ def measure(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Steps:
-    """Steps of one layer in order. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance, each
-    used so often (`uses`), last so many tokens before the step's last (`ages`); `num_tokens` [S] tokens have been seen
-    by then. `predicted` [R, E] are predictions for tokens whose experts are
-    `selected` [R, K]; those of step s begin at row `predicted_starts[s]`."""
+    """Steps of one layer in order. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of
+    first appearance, each used so often (`uses`), last so many tokens before the step's last
+    (`ages`); `num_tokens` [S] tokens have been seen by then. `predicted` [R, E] are predictions for
+    tokens whose experts are `selected` [R, K]; those of step s begin at row
+    `predicted_starts[s]`."""
 
     wanted: np.ndarray
     uses: np.ndarray
@@ -110,14 +115,16 @@ class _Steps:
 
 
 class _Priorities:
-    """Uses of each expert of a layer and the tokens since the last use, counted as the eviction policy lcp does."""
+    """Uses of each expert of a layer and the tokens since the last use, counted as the eviction
+    policy lcp does."""
 
     def __init__(self, num_experts: int, rho: float, omega: float) -> None:
         self._rho, self._omega = rho, omega
         self._uses, self._last = np.zeros(num_experts, np.int64), np.zeros(num_experts, np.int64)
 
     def order(self, steps: _Steps) -> np.ndarray:
-        """[S, E]: at each step, its own uses counted, the experts by rising priority; equals by the lower expert."""
+        """[S, E]: at each step, its own uses counted, the experts by rising priority; equals by the
+        lower expert."""
         num_tokens = steps.num_tokens[:, None]
         at = np.repeat(np.arange(len(num_tokens)), np.diff(steps.starts)), steps.wanted
         added, last_token = (
@@ -133,7 +140,8 @@ class _Priorities:
 
 
 class _Counts:
-    """Hits and cached predictions of one layer's caches of all sizes; the cache of size 0 is always empty."""
+    """Hits and cached predictions of one layer's caches of all sizes; the cache of size 0 is always
+    empty."""
 
     def __init__(self, num_experts: int) -> None:
         self._resident = np.zeros((num_experts, num_experts + 1), np.uint8)
@@ -226,7 +234,8 @@ def _steps(
 
 
 def _sources(trace: Trace, passes: np.ndarray, num_layers: int) -> np.ndarray:
-    """[N] the row whose prediction is about each row's layer, or _NONE. Rows are in execution order."""
+    """[N] the row whose prediction is about each row's layer, or _NONE. Rows are in execution
+    order."""
     sources = np.full(len(trace), _NONE)
     if trace.predicted is None:
         return sources

@@ -1,4 +1,5 @@
-"""When each key of a trace is wanted next: the future that Belady's rule and perfect prefetching use."""
+"""When each key of a trace is wanted next: the future that Belady's rule and perfect prefetching
+use."""
 
 from dataclasses import dataclass
 
@@ -12,10 +13,11 @@ NEVER = 2**62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NextUse:
-    """Steps are numbered from 0 over the whole trace, in execution order. A key that is not wanted again has NEVER.
+    """Steps are numbered from 0 over the whole trace, in execution order. A key that is not wanted
+    again has NEVER.
 
-    For step s, `step_keys[s]` are the distinct keys that it wants, in order of first appearance, and `following[s]` the
-    step in which each of them is wanted next.
+    For step s, `step_keys[s]` are the distinct keys that it wants, in order of first appearance,
+    and `following[s]` the step in which each of them is wanted next.
     """
 
     first: np.ndarray  # [num_keys] int64: the step in which each key is wanted first

@@ -22,8 +22,8 @@ _PREDICTED_LAYERS = {"predicted": b"moectl.predicted_layers", "learned": b"moect
 
 
 def write_parquet(trace: Trace, path: str | Path, *, without: Sequence[str] = ()) -> None:
-    """Write the trace whole or not at all, `without` columns that were made up for it. Raises BadInput (no such folder)
-    or OutOfResources (disk full)."""
+    """Write the trace whole or not at all, `without` columns that were made up for it. Raises
+    BadInput (no such folder) or OutOfResources (disk full)."""
     with replacing(path) as temporary:
         pq.write_table(to_table(trace).drop_columns(list(without)), temporary, compression="zstd")
 
@@ -31,10 +31,10 @@ def write_parquet(trace: Trace, path: str | Path, *, without: Sequence[str] = ()
 def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
     """Read a trace from any Parquet file with the columns `pass`, `layer`, `token` and `experts`.
 
-    `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned` and `embedding` may be missing;
-    `Trace.assumed` says what was assumed in place of the first three, and whether rows are missing. With `num_experts`,
-    every expert id must be below it. Raises BadInput, which names the row, counted from 0, and OutOfResources for a
-    file that unpacks to more than `MOST_NBYTES`.
+    `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned` and `embedding` may be
+    missing; `Trace.assumed` says what was assumed in place of the first three, and whether rows are
+    missing. With `num_experts`, every expert id must be below it. Raises BadInput, which names the
+    row, counted from 0, and OutOfResources for a file that unpacks to more than `MOST_NBYTES`.
     """
     path = Path(path)
     if not path.is_file():
@@ -51,7 +51,8 @@ def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
 
 
 def _unpacked(file: pq.ParquetFile, path: Path) -> pa.Table:
-    """All rows, read in pieces: repeated values pack a thousandfold, and a small file must not fill the memory."""
+    """All rows, read in pieces: repeated values pack a thousandfold, and a small file must not fill
+    the memory."""
     pieces, nbytes = [], 0
     for piece in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
         nbytes += piece.nbytes
@@ -64,7 +65,8 @@ def _unpacked(file: pq.ParquetFile, path: Path) -> pa.Table:
 
 
 def to_table(trace: Trace) -> pa.Table:
-    """The trace as an Arrow table: the columns that every trace has, and the optional ones that this one has."""
+    """The trace as an Arrow table: the columns that every trace has, and the optional ones that
+    this one has."""
     columns = {
         "request": pa.array(trace.request),
         "pass": pa.array(trace.pass_),
@@ -289,7 +291,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarray:
-    """The predictions as [N, D, E]. D is in the file's metadata; the store keeps none, but knows E from the model."""
+    """The predictions as [N, D, E]. D is in the file's metadata; the store keeps none, but knows E
+    from the model."""
     flat, key = matrix_of(table, name, pa.float32()), _PREDICTED_LAYERS[name]
     assumed = (
         flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0

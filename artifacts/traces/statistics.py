@@ -11,10 +11,11 @@ from artifacts.traces.trace import DECODE, PREFILL, Trace
 class Statistics:
     """What the dials move, each between 0 and 1; None where the trace does not contain it.
 
-    `concentration` (skew): 1 less the entropy of use over its maximum, mean over layers. `reuse` (locality): share of a
-    token's experts that the request's next token selects too. `similarity`: cosine of a request's uses in prefill and
-    in decoding, mean over requests and layers. `prediction` (predictability): share of a layer's experts that are among
-    the K most probable ones predicted one layer before; `near_prediction` (grading): among the 2K most probable.
+    `concentration` (skew): 1 less the entropy of use over its maximum, mean over layers. `reuse`
+    (locality): share of a token's experts that the request's next token selects too. `similarity`:
+    cosine of a request's uses in prefill and in decoding, mean over requests and layers.
+    `prediction` (predictability): share of a layer's experts that are among the K most probable
+    ones predicted one layer before; `near_prediction` (grading): among the 2K most probable.
     """
 
     concentration: float
@@ -65,8 +66,8 @@ def _similarity(trace: Trace, num_experts: int) -> float | None:
 
 
 def recall(trace: Trace, width: int) -> float | None:
-    """Return the share of a layer's experts that are among the `width` most probable ones predicted one layer before;
-    None if the trace has no predictions."""
+    """Return the share of a layer's experts that are among the `width` most probable ones predicted
+    one layer before; None if the trace has no predictions."""
     if trace.predicted is None:
         return None
     order = np.lexsort((trace.layer, trace.token, trace.request))

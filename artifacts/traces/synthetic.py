@@ -20,11 +20,12 @@ _MOST_NOISE, _SAMPLE, _HALVINGS = 64.0, 4096, 20
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """`skew`: exponent of Zipf's law for the popularity of a layer's experts, 0 for equal popularity. `locality`:
-    probability that an expert of a token serves the next token too. `similarity`: share of experts that are as popular
-    in a request's answer as in its prompt. `predictability`: probability that an expert is among those predicted one
-    layer before. `tokens` counts all requests together; the first `prompt` tokens of each request are prefilled;
-    `batch` requests run together."""
+    """`skew`: exponent of Zipf's law for the popularity of a layer's experts, 0 for equal
+    popularity. `locality`: probability that an expert of a token serves the next token too.
+    `similarity`: share of experts that are as popular in a request's answer as in its prompt.
+    `predictability`: probability that an expert is among those predicted one layer before. `tokens`
+    counts all requests together; the first `prompt` tokens of each request are prefilled; `batch`
+    requests run together."""
 
     skew: float = 0.8
     locality: float = 0.4
@@ -70,7 +71,8 @@ class Dials:
 
 
 def parse_dials(text: str) -> Dials:
-    """Parse `skew=0.8,locality=0.4,...`; dials that are left out keep their defaults. Raises BadUsage."""
+    """Parse `skew=0.8,locality=0.4,...`; dials that are left out keep their defaults. Raises
+    BadUsage."""
     kinds = {field.name: type(field.default) for field in fields(Dials)}
     given = {}
     for piece in filter(None, text.split(",")):
@@ -89,9 +91,11 @@ def parse_dials(text: str) -> Dials:
 
 
 def generate(dials: Dials, shape: Shape, *, detailed: bool = True) -> Trace:
-    """Generate a trace by the dials. Unless `detailed` it has no probabilities and no predictions, and is made faster.
+    """Generate a trace by the dials. Unless `detailed` it has no probabilities and no predictions,
+    and is made faster.
 
-    Every dial has its own random numbers, so turning one dial leaves unchanged what the others decide.
+    Every dial has its own random numbers, so turning one dial leaves unchanged what the others
+    decide.
     """
     streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(dials.seed).spawn(5)]
     prompt, answer = _popularity(dials, shape, streams[0])
@@ -176,8 +180,8 @@ def _popularity(
 def _predictions(
     dials: Dials, selected: np.ndarray, liked: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """[T, R, L, E] distributions over the experts of the next layer; after the last layer, over those of the next
-    token."""
+    """[T, R, L, E] distributions over the experts of the next layer; after the last layer, over
+    those of the next token."""
     predicted = np.empty((*selected.shape[:3], liked.shape[-1]), np.float32)
     ahead = np.roll(liked, -1, axis=1)
     for token, ids in enumerate(_upcoming(selected)):
@@ -197,7 +201,8 @@ def _grade(
     probabilities: np.ndarray,
     rng: np.random.Generator,
 ) -> None:
-    """Replace predictions [T, R, L, E] by the next layer's logits plus noise, each with probability `grading`."""
+    """Replace predictions [T, R, L, E] by the next layer's logits plus noise, each with probability
+    `grading`."""
     noise = _noise(dials.predictability, selected, probabilities, rng)
     for said, upcoming in zip(predicted, _upcoming(probabilities), strict=True):
         is_graded = rng.random(said.shape[:-1]) < dials.grading
@@ -208,8 +213,8 @@ def _grade(
 def _noise(
     wanted: float, selected: np.ndarray, probabilities: np.ndarray, rng: np.random.Generator
 ) -> float:
-    """Return the standard deviation of noise with which the K largest logits are the `wanted` share of the selected
-    experts, by bisection on some of the tokens."""
+    """Return the standard deviation of noise with which the K largest logits are the `wanted` share
+    of the selected experts, by bisection on some of the tokens."""
     every = len(selected.reshape(-1, selected.shape[-1])) // _SAMPLE + 1
     ids = selected.reshape(-1, selected.shape[-1])[::every].astype(np.int64)
     logits = _logits(probabilities.reshape(-1, probabilities.shape[-1])[::every])
@@ -226,8 +231,8 @@ def _noise(
 
 
 def _upcoming(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield for each token of [T, R, L, X] what the next layer has, [R, L, X]. After a request's last token nothing
-    follows, so the last token repeats."""
+    """Yield for each token of [T, R, L, X] what the next layer has, [R, L, X]. After a request's
+    last token nothing follows, so the last token repeats."""
     for token in range(len(values)):
         following = values[min(token + 1, len(values) - 1)]
         yield np.concatenate([values[token][:, 1:], following[:, :1]], axis=1)

@@ -1,4 +1,5 @@
-"""Routing traces: what the routers chose, per pass, layer and token, in the order in which it was computed.
+"""Routing traces: what the routers chose, per pass, layer and token, in the order in which it was
+computed.
 
 `artifacts.traces.parquet` reads and writes their files and tables.
 """
@@ -21,8 +22,8 @@ _NO_COLUMNS = ("embeddings", "assumed")  # fields without a value per row
 class TraceStep:
     """One MoE layer in one pass, its T tokens in the order in which they were computed.
 
-    `pass_index` counts passes from 0 in the order in which they ran, whatever numbers the trace gave them. `phase` is
-    PREFILL when any of the tokens is prefilled, else DECODE.
+    `pass_index` counts passes from 0 in the order in which they ran, whatever numbers the trace
+    gave them. `phase` is PREFILL when any of the tokens is prefilled, else DECODE.
     """
 
     pass_index: int
@@ -40,11 +41,12 @@ class TraceStep:
 class Trace:
     """N rows, one per (pass, layer, token); K experts selected of E.
 
-    `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router input of row n. The
-    layers wrap: past the last layer the prediction is about the next pass. `learned` is the same from fitted
-    predictors, which may look fewer layers ahead. `embeddings[iteration[n]]` is the input embedding of row n's request
-    in its pass, averaged over its tokens. `assumed` tells a reader which columns were missing from the file and what
-    was assumed instead.
+    `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router
+    input of row n. The layers wrap: past the last layer the prediction is about the next pass.
+    `learned` is the same from fitted predictors, which may look fewer layers ahead.
+    `embeddings[iteration[n]]` is the input embedding of row n's request in its pass, averaged over
+    its tokens. `assumed` tells a reader which columns were missing from the file and what was
+    assumed instead.
     """
 
     request: np.ndarray  # [N] int32
@@ -110,8 +112,8 @@ class Trace:
     def pass_indices(self) -> np.ndarray:
         """[N] int64: which pass computed each row, counted from 0 in order of first appearance.
 
-        Rows with one pass number were computed together, so a batch is several requests in one pass. Where passes are
-        numbered anew for each request, a pass is a (request, pass) pair.
+        Rows with one pass number were computed together, so a batch is several requests in one
+        pass. Where passes are numbered anew for each request, a pass is a (request, pass) pair.
         """
         number = self.pass_.astype(np.int64)
         if _is_numbered_anew(self.pass_, self.request):
@@ -124,8 +126,8 @@ class Trace:
         return _pair(self.request, self.pass_)
 
     def steps(self) -> Iterator[TraceStep]:
-        """Yield every step in execution order: passes as `pass_indices` counts them, and within a pass the layers from
-        the lowest up.
+        """Yield every step in execution order: passes as `pass_indices` counts them, and within a
+        pass the layers from the lowest up.
 
         Tokens of a step keep the order of their rows.
         """
@@ -146,7 +148,8 @@ class Trace:
             )
 
     def scheduled(self) -> "tuple[Trace, Iterator[tuple[int, int, int, slice]]]":
-        """The rows in execution order; for each step its pass index, phase, layer and the slice of those rows."""
+        """The rows in execution order; for each step its pass index, phase, layer and the slice of
+        those rows."""
         passes = self.pass_indices()
         order = np.lexsort((self.layer, passes))
         is_ordered = bool((order[1:] > order[:-1]).all())
@@ -196,8 +199,8 @@ def is_one_by_one(trace: Trace) -> bool:
 
 
 def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
-    """Split off the last `share` of the requests; either side keeps at least one. Raises BadInput for a trace of one
-    request."""
+    """Split off the last `share` of the requests; either side keeps at least one. Raises BadInput
+    for a trace of one request."""
     requests: Sequence[int] = np.unique(trace.request).tolist()
     if len(requests) < 2:
         raise BadInput(
@@ -210,7 +213,8 @@ def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
 
 
 def _is_numbered_anew(pass_: np.ndarray, request: np.ndarray) -> bool:
-    """Whether a pass number returns, in a later block of rows, for a request that is not in its first block."""
+    """Whether a pass number returns, in a later block of rows, for a request that is not in its
+    first block."""
     block = np.cumsum(np.diff(pass_, prepend=pass_[:1]) != 0)
     _, first, inverse = np.unique(pass_, return_index=True, return_inverse=True)
     is_first_block = block == block[first][inverse]

@@ -1,4 +1,5 @@
-"""The rows of a bench in the store: written setting by setting, and read again by the same bench to resume."""
+"""The rows of a bench in the store: written setting by setting, and read again by the same bench to
+resume."""
 
 import hashlib
 import json
@@ -34,12 +35,14 @@ _ARTEFACTS = (
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One setting, with the columns of the store's table `bench`; None for values that were not measured.
+    """One setting, with the columns of the store's table `bench`; None for values that were not
+    measured.
 
-    `ttft_quartiles` and `tpot_quartiles` belong to the medians above them, `tasks` are scores, `run` is the run in the
-    store, `best` marks the fastest rows of a table, `why` is the reason if the setting could not run. `altered`
-    counts requests that were not computed as by the full model. `loss_error` is the standard error of
-    `perplexity_ratio`, which is of so many `scored` tokens.
+    `ttft_quartiles` and `tpot_quartiles` belong to the medians above them, `tasks` are scores,
+    `run` is the run in the store, `best` marks the fastest rows of a table, `why` is the reason if
+    the setting could not run. `altered` counts requests that were not computed as by the full
+    model. `loss_error` is the standard error of `perplexity_ratio`, which is of so many `scored`
+    tokens.
     """
 
     preset: str
@@ -77,8 +80,8 @@ class BenchRow:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether the output is that of the full model; None of another program, and of an older store that did not
-        count by layer."""
+        """Whether the output is that of the full model; None of another program, and of an older
+        store that did not count by layer."""
         return is_exact(self.altered)
 
     @property
@@ -108,8 +111,8 @@ _BESIDE = (  # not columns of the table
 
 
 def measured_row(setting: BenchSetting, measured: BenchResult, *, scored: int) -> BenchRow:
-    """The row of a live setting, with quality on so many `scored` tokens. A peer has times and quality but no
-    counters."""
+    """The row of a live setting, with quality on so many `scored` tokens. A peer has times and
+    quality but no counters."""
     ttft, tpot, counters = measured.ttft_ms, measured.tpot_ms, measured.counters
     return BenchRow(
         **asdict(setting),
@@ -148,8 +151,8 @@ def simulated_row(setting: BenchSetting, outcome: Outcome) -> BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """Identifies a bench: its text or trace, and in `conditions` (JSON values) all else that affects its numbers.
-    `tokens` are those of the text, of `asked` that were asked for."""
+    """Identifies a bench: its text or trace, and in `conditions` (JSON values) all else that
+    affects its numbers. `tokens` are those of the text, of `asked` that were asked for."""
 
     data: str
     data_digest: str
@@ -177,7 +180,8 @@ class Ledger:
         model: ModelInfo | None = None,
         model_id: str | None = None,
     ) -> None:
-        """`model` is written to the store unless it is there already; then, or without a model, pass `model_id`."""
+        """`model` is written to the store unless it is there already; then, or without a model,
+        pass `model_id`."""
         self.path, self._job, self._model = path, job, model
         self._model_id = model.model_id if model else model_id
 
@@ -199,7 +203,8 @@ class Ledger:
         seconds: float,
         beside: Mapping[str, object],
     ) -> BenchRow:
-        """Write a row with its counters `by_layer` and further JSON values `beside`; return it with its run."""
+        """Write a row with its counters `by_layer` and further JSON values `beside`; return it with
+        its run."""
         info = RunInfo(
             command=COMMAND,
             model_id=self._model_id,
@@ -238,8 +243,8 @@ def bench_table(rows: Sequence[BenchRow]) -> pa.Table:
 def layers_table(by_layer: Sequence[Mapping[str, int]]) -> pa.Table:
     """Rows of the store's `bench_layers`.
 
-    `few_bits` counts experts computed below full precision, `replaced` the ranks that a stand-in served or that were
-    dropped; both are 0 where the output equals that of the full model.
+    `few_bits` counts experts computed below full precision, `replaced` the ranks that a stand-in
+    served or that were dropped; both are 0 where the output equals that of the full model.
     """
     rows = [
         {

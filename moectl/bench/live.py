@@ -1,4 +1,5 @@
-"""A live bench: rounds of samples on text. Each sample is kept at once, each setting written after its last round."""
+"""A live bench: rounds of samples on text. Each sample is kept at once, each setting written after
+its last round."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -116,7 +117,8 @@ def live(
 
 @dataclass(slots=True)
 class _UnderWay:
-    """The state of a running bench: samples by round and setting, rows of finished settings, reasons of refusal."""
+    """The state of a running bench: samples by round and setting, rows of finished settings,
+    reasons of refusal."""
 
     bench: Bench
     peers: PeerBench

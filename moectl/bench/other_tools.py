@@ -1,4 +1,5 @@
-"""Import of results that other tools measured: `llama-bench -o json` and `vllm bench serve --save-result`."""
+"""Import of results that other tools measured: `llama-bench -o json` and `vllm bench serve
+--save-result`."""
 
 import hashlib
 import math
@@ -22,7 +23,8 @@ _NOWHERE = "-"  # a budget or a link that the other tool does not report
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The rows of one file; `note` names the conditions of the measurement, as far as the file states them."""
+    """The rows of one file; `note` names the conditions of the measurement, as far as the file
+    states them."""
 
     name: str
     digest: str
@@ -54,7 +56,8 @@ def read_results(path: Path) -> Imported:
 
 
 def keep(imported: Imported, *, store: Path) -> list[BenchRow]:
-    """Return the rows with the run that holds them; the run is written unless the store has the same file already."""
+    """Return the rows with the run that holds them; the run is written unless the store has the
+    same file already."""
     with Store.open(store) as held:
         known = [
             run
@@ -97,7 +100,8 @@ def _reader(result: object, path: Path) -> Callable[[Mapping], tuple[BenchRow, s
 
 
 def _llama(result: Mapping) -> tuple[BenchRow, str]:
-    """A result of llama-bench, whose samples time a whole test: one prompt (pp) or several generated tokens (tg)."""
+    """A result of llama-bench, whose samples time a whole test: one prompt (pp) or several
+    generated tokens (tg)."""
     prompt, generated = result["n_prompt"], result["n_gen"]
     depth = f" @ d{result['n_depth']}" if result.get("n_depth") else ""
     layers = f"-ngl {result.get('n_gpu_layers', '?')}, --n-cpu-moe {result.get('n_cpu_moe', '?')}"
@@ -123,7 +127,8 @@ def _llama(result: Mapping) -> tuple[BenchRow, str]:
 
 
 def _vllm(result: Mapping) -> tuple[BenchRow, str]:
-    """A result of vLLM. Its tokens a second cover all concurrent requests, so they need not be 1 over TPOT."""
+    """A result of vLLM. Its tokens a second cover all concurrent requests, so they need not be 1
+    over TPOT."""
     rate = f"{result.get('completed', '?')} requests at {result.get('request_rate', '?')} a second"
     condition = f"vLLM, {result.get('model_id')}, {rate}"
     names = {

@@ -32,10 +32,11 @@ _LIVE_LINKS = (AUTO, "disk", "direct", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """Validated settings of a bench; lists are separated by commas. Raises BadUsage for an invalid value.
+    """Validated settings of a bench; lists are separated by commas. Raises BadUsage for an invalid
+    value.
 
-    `machine`, `trace` and `clients` belong to a simulated bench; `scaled_to` and `peers`, which are other programs, to
-    a live one. `stored` holds presets of the store by name.
+    `machine`, `trace` and `clients` belong to a simulated bench; `scaled_to` and `peers`, which are
+    other programs, to a live one. `stored` holds presets of the store by name.
     """
 
     presets: str = "on-demand,near,shadow"
@@ -127,12 +128,14 @@ class BenchRequest:
 
     @property
     def workers(self) -> int | None:
-        """Number of settings replayed at a time: 1 by default, None to use all cores of an executor."""
+        """Number of settings replayed at a time: 1 by default, None to use all cores of an
+        executor."""
         return self.jobs or (1 if self.executor == LOCAL else None)
 
     @property
     def preset_names(self) -> list[str]:
-        """The fixed presets first, then the requested ones, then the random control of each that has one."""
+        """The fixed presets first, then the requested ones, then the random control of each that
+        has one."""
         controls = [
             control for name in self._presets_asked if (control := f"{name}-random") in presets()
         ]
@@ -150,12 +153,14 @@ class BenchRequest:
         )
 
     def of_model(self, store: Path, model_id: str) -> "BenchRequest":
-        """The request with stored presets of this model. Raises Incompatible for a preset tuned for another model."""
+        """The request with stored presets of this model. Raises Incompatible for a preset tuned for
+        another model."""
         return replace(self, stored=find_presets(self.stored, store, model_id=model_id))
 
     @property
     def tuned(self) -> dict[str, dict[str, object]]:
-        """The policies of stored presets; part of the bench's identity, since a name can be tuned anew."""
+        """The policies of stored presets; part of the bench's identity, since a name can be tuned
+        anew."""
         return {name: asdict(one) for name, one in self.stored.items()}
 
     @property
@@ -173,9 +178,11 @@ class BenchRequest:
         return [machine(self.scaled_to).name] if self.scaled_to else names_of(self.links, "--links")
 
     def settings(self) -> list[BenchSetting]:
-        """Every preset at every budget over every link; a preset with a budget of its own once a link.
+        """Every preset at every budget over every link; a preset with a budget of its own once a
+        link.
 
-        A simulation adds the oracle. Peers have their own links, and vary the budget only if they offload.
+        A simulation adds the oracle. Peers have their own links, and vary the budget only if they
+        offload.
         """
         names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
         tried = product(self.link_names, names_of(self.budgets, "--budgets"), names)

@@ -1,4 +1,5 @@
-"""The tables of a bench: settings that ran, what other tools measured, and settings that could not run."""
+"""The tables of a bench: settings that ran, what other tools measured, and settings that could not
+run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
@@ -14,7 +15,8 @@ Column = tuple[str, Callable[[BenchRow], object]]
 
 
 def sheets(benched: Benched) -> list[Sheet]:
-    """A table of the settings that ran, one of imported rows, and one of settings that could not run, if any."""
+    """A table of the settings that ran, one of imported rows, and one of settings that could not
+    run, if any."""
     rows = benched.arranged()
     ran = [row for row in rows if not row.why and row.mode != IMPORTED]
     imported = [row for row in rows if not row.why and row.mode == IMPORTED]
@@ -28,7 +30,8 @@ def sheets(benched: Benched) -> list[Sheet]:
 
 
 def _ran(benched: Benched, rows: Sequence[BenchRow]) -> Sheet:
-    """Rows by budget and link, exact ones first; a column that says the same in every row, or nothing, is left out."""
+    """Rows by budget and link, exact ones first; a column that says the same in every row, or
+    nothing, is left out."""
     ordered = [
         row
         for _, group in groupby(rows, key=lambda row: (row.budget, row.link))

@@ -1,4 +1,5 @@
-"""A simulated bench: the settings of a live one, and the oracle, replayed from a trace on virtual time."""
+"""A simulated bench: the settings of a live one, and the oracle, replayed from a trace on virtual
+time."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -207,8 +208,8 @@ def _workload(
 def _source(
     name: str, request: BenchRequest, *, store: Path, device: str
 ) -> tuple[TraceSource, str]:
-    """The trace file of the request, else the newest trace of this model in the store, else one recorded now; and by
-    how much less text than was asked for it was recorded on."""
+    """The trace file of the request, else the newest trace of this model in the store, else one
+    recorded now; and by how much less text than was asked for it was recorded on."""
     if request.trace is not None:
         return TraceSource(request.trace, model=name, store=store), ""
     if name in MODELS and not Path(name).exists():

@@ -19,8 +19,8 @@ ADDED = "* not asked for: it stands there for comparison"
 
 @dataclass(frozen=True, slots=True)
 class Benched:
-    """The rows of a bench and their conditions; `grounds` are those of its times, `asked` the names of presets and
-    programs that the request lists, `job` is its digest in the store."""
+    """The rows of a bench and their conditions; `grounds` are those of its times, `asked` the names
+    of presets and programs that the request lists, `job` is its digest in the store."""
 
     rows: Sequence[BenchRow]
     shape: Shape
@@ -36,8 +36,8 @@ class Benched:
         return any(not row.why for row in self.rows)
 
     def arranged(self) -> list[BenchRow]:
-        """The rows by budget, link and time, with the best marked. Refused settings end their group; imported rows
-        come last."""
+        """The rows by budget, link and time, with the best marked. Refused settings end their
+        group; imported rows come last."""
         measured = [row for row in self.rows if row.mode != IMPORTED]
         groups = groupby(sorted(measured, key=self._place), key=self._place)
         ours = [row for _, group in groups for row in _marked(list(group))]
@@ -83,7 +83,8 @@ class Benched:
 
 
 def _marked(group: list[BenchRow]) -> list[BenchRow]:
-    """The rows of one budget over one link by time, with the fastest and the fastest lossless one marked."""
+    """The rows of one budget over one link by time, with the fastest and the fastest lossless one
+    marked."""
     ordered = sorted(group, key=lambda row: (row.tpot_ms is None, row.tpot_ms or 0.0))
     chosen = [
         row
@@ -105,7 +106,8 @@ def _best(is_fastest: bool, is_exact: bool) -> str:
 
 
 def loss_of_base(quality: Quality, base: int, dense: int | None = None) -> str:
-    """One line on the loss of the base itself, or of dense weights of few bits, to which the losses of the rows add."""
+    """One line on the loss of the base itself, or of dense weights of few bits, to which the losses
+    of the rows add."""
     experts = f"every expert is a replica of {base} bits, budgets are of these bytes" * (
         base != FULL_BITS
     )

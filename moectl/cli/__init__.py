@@ -9,7 +9,8 @@ from typer.core import TyperGroup
 
 from moectl.shared.neighbours import refuse_foreign
 
-refuse_foreign()  # before the imports below, which would fail somewhere inside another distribution's `artifacts`
+# before the imports below, which would fail somewhere inside another distribution's `artifacts`
+refuse_foreign()
 
 from artifacts.errors import BadUsage  # noqa: E402
 from moectl.cli import (  # noqa: E402

@@ -1,4 +1,5 @@
-"""Words that the shell offers after an option. What lists them is imported when Tab is pressed, and never torch."""
+"""Words that the shell offers after an option. What lists them is imported when Tab is pressed, and
+never torch."""
 
 from collections.abc import Callable
 
@@ -56,7 +57,8 @@ def words(choices: tuple[str, ...]) -> Callable[[], list[str]]:
 
 
 def listed(choices: Callable[[], Words]) -> Callable[[str], Words]:
-    """Complete the last of several names separated by commas; names before it are not offered again."""
+    """Complete the last of several names separated by commas; names before it are not offered
+    again."""
 
     def offered(incomplete: str) -> Words:
         before, comma, _ = incomplete.rpartition(",")

@@ -57,7 +57,8 @@ def generate(
 ) -> None:
     """Answer the prompts of a file, many at a time.
 
-    An expert that is loaded serves every prompt that wants it. The same command goes on where it was stopped.
+    An expert that is loaded serves every prompt that wants it. The same command goes on where it
+    was stopped.
     """
     from moectl.show.waiting import loading
 

@@ -1,4 +1,5 @@
-"""Option groups: dataclasses whose fields carry Typer's annotations, so that an option is written down once."""
+"""Option groups: dataclasses whose fields carry Typer's annotations, so that an option is written
+down once."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -12,11 +13,12 @@ Built = TypeVar("Built")
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the fields of each option group in the group's place, as Typer reads them.
+    """Return the command with the fields of each option group in the group's place, as Typer reads
+    them.
 
-    A parameter whose type is a dataclass is a group. The returned function takes the values of the fields and builds
-    the groups from them. Options get their panels and values' names. A name that two groups share is refused with
-    ValueError.
+    A parameter whose type is a dataclass is a group. The returned function takes the values of the
+    fields and builds the groups from them. Options get their panels and values' names. A name that
+    two groups share is refused with ValueError.
     """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -53,7 +55,8 @@ def _parameters(
 
 
 def fill(kind: type[Built], *groups: object, **others: object) -> Built:
-    """Build a dataclass from the fields of the groups that it has too, and from `others`, which take precedence."""
+    """Build a dataclass from the fields of the groups that it has too, and from `others`, which
+    take precedence."""
     names = {field.name for field in fields(kind)}
     values = {
         field.name: getattr(group, field.name)

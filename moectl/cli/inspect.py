@@ -23,7 +23,8 @@ from moectl.shared.defaults import DEFAULT_STORE
 
 @dataclass(frozen=True, slots=True)
 class InspectOptions:
-    """The run and the layer to show, and on what substitution, precision and prefetching are measured."""
+    """The run and the layer to show, and on what substitution, precision and prefetching are
+    measured."""
 
     run: RunId = None
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None

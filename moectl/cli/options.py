@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def or_bundled(context: typer.Context, name: str | None) -> str | None:
-    """Return the model's name, None for the bundled one; say so when the store suggests that another was meant.
+    """Return the model's name, None for the bundled one; say so when the store suggests that
+    another was meant.
 
     Raises BadInput for a name that can be no model's.
 
@@ -40,7 +41,8 @@ def or_bundled(context: typer.Context, name: str | None) -> str | None:
 
 
 def known_machine(context: typer.Context, name: str | None) -> str | None:
-    """Refuse an unknown machine before the imports of the command, which take seconds. Raises BadUsage."""
+    """Refuse an unknown machine before the imports of the command, which take seconds. Raises
+    BadUsage."""
     if name is not None and not context.resilient_parsing:
         from artifacts.hardware.machines import HERE, machine
 
@@ -51,7 +53,8 @@ def known_machine(context: typer.Context, name: str | None) -> str | None:
 
 
 def known_presets(context: typer.Context, names: str) -> str:
-    """Refuse an unknown one of several presets before the imports of the command. Raises BadUsage."""
+    """Refuse an unknown one of several presets before the imports of the command. Raises
+    BadUsage."""
     if names.strip() != "all" and not context.resilient_parsing:
         from runtime.policies.presets import preset, presets
         from runtime.session.presets import find_presets
@@ -254,8 +257,9 @@ class PresetOptions:
     def settings(
         self, store: Path, *groups: object, model: str | None, base: int, **others: object
     ) -> "Settings":
-        """Return the settings of a run, with the preset that the store holds under this name if there is one. Imports
-        no torch, so that a wrong name or budget is refused at once, and what the preset requires of the store too."""
+        """Return the settings of a run, with the preset that the store holds under this name if
+        there is one. Imports no torch, so that a wrong name or budget is refused at once, and what
+        the preset requires of the store too."""
         from moectl.shared.preset_choice import AUTO
         from runtime.control.sizes import check_budget
         from runtime.policies import build
@@ -290,7 +294,8 @@ class PolicyOptions:
     residency: Residency = None
 
     def given(self, avg_bits: float | None = None) -> dict[str, str]:
-        """Return the policies that the user named, by axis; `--avg-bits` stands for a residency policy.
+        """Return the policies that the user named, by axis; `--avg-bits` stands for a residency
+        policy.
 
         Raises BadUsage when both `--avg-bits` and `--residency` are given.
         """

@@ -9,7 +9,8 @@ from typing import Annotated, Union, get_args, get_origin
 
 from typer.models import OptionInfo
 
-# By panel, the names of parameters; what is not named here is a command's own and stands in its first panel.
+# By panel, the names of parameters; what is not named here is a command's own and stands in its
+# first panel.
 PANELS = {
     "Model and prompt": "prompt is_chat",
     "Policy": "preset routing prefetch eviction miss residency scope avg_bits",
@@ -24,7 +25,8 @@ _VALUES = {bool: "", int: "N", float: "N", str: "TEXT", Path: "PATH"}
 
 
 def shown(name: str, annotation: object) -> object:
-    """Return the annotation of a parameter with its option in its panel; of anything but an option, unchanged."""
+    """Return the annotation of a parameter with its option in its panel; of anything but an option,
+    unchanged."""
     option = _option(annotation)
     if option is None:
         return annotation
@@ -37,8 +39,8 @@ def shown(name: str, annotation: object) -> object:
 
 
 def in_order(parameters: Iterable[Parameter]) -> list[Parameter]:
-    """Return the parameters with those of each panel together, a command's own first: the help has them in this
-    order."""
+    """Return the parameters with those of each panel together, a command's own first: the help has
+    them in this order."""
     panels = [None, *PANELS]
 
     def place(parameter: Parameter) -> int:

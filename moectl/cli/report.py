@@ -23,7 +23,8 @@ def report(
 ) -> None:
     """Write what a store knows as one HTML page, or as pictures.
 
-    The page has words, charts, tables, and the query of each. A folder for OUT gets the pictures alone.
+    The page has words, charts, tables, and the query of each. A folder for OUT gets the pictures
+    alone.
     """
     from moectl.commands import report as command
 

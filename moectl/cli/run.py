@@ -126,7 +126,8 @@ def run(
 
 
 def _check_turns(prompt: str | None, *, is_chat: bool, prompt_only: bool) -> None:
-    """Raise BadUsage for options that do not go with a chat, which is what there is without a prompt."""
+    """Raise BadUsage for options that do not go with a chat, which is what there is without a
+    prompt."""
     if prompt is not None and is_chat:
         raise BadUsage("give either --prompt TEXT or --chat")
     if prompt is None and prompt_only:

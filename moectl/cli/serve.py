@@ -85,7 +85,8 @@ class ServerOptions:
 
     @property
     def kept_nbytes(self) -> int | None:
-        """What kept prompts may take, None by default. Raises BadUsage for turns, which keep none."""
+        """What kept prompts may take, None by default. Raises BadUsage for turns, which keep
+        none."""
         from runtime.control.sizes import nbytes
 
         if self.kept_prompts and self.batch == 1:

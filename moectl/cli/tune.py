@@ -77,7 +77,8 @@ def tune(
 ) -> None:
     """Find the fastest policies for a model and a machine.
 
-    One answer loses nothing, the other no more than --max-loss; `moectl run --preset` takes both by name.
+    One answer loses nothing, the other no more than --max-loss; `moectl run --preset` takes both by
+    name.
     """
     with importing():
         from moectl.commands import tune as command

@@ -1,4 +1,5 @@
-"""`moectl bench`: measure presets beside each other at every budget and over every link, speed next to quality."""
+"""`moectl bench`: measure presets beside each other at every budget and over every link, speed next
+to quality."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,11 +39,12 @@ def bench(
     page: Path | None = None,
     is_quiet: bool = True,
 ) -> Benched:
-    """Measure or simulate the request's settings on the model `name`, a folder or hub id (None: the bundled one).
+    """Measure or simulate the request's settings on the model `name`, a folder or hub id (None: the
+    bundled one).
 
-    Finished settings are in the store at once, and the same command resumes from there. `results` are files of other
-    tools; their rows come last. With `page` the report of this bench is written there. Unless `is_quiet`, phases are
-    told on stderr.
+    Finished settings are in the store at once, and the same command resumes from there. `results`
+    are files of other tools; their rows come last. With `page` the report of this bench is written
+    there. Unless `is_quiet`, phases are told on stderr.
     """
     if page:
         check_report(page)
@@ -61,8 +63,8 @@ def bench(
 
 
 def _check_any_runs(request: BenchRequest, name: str, store: Path) -> None:
-    """Raise Incompatible where the store lacks what each of the presets requires; where some can run, the others have
-    their reason in the table."""
+    """Raise Incompatible where the store lacks what each of the presets requires; where some can
+    run, the others have their reason in the table."""
     missing = []
     for asked in request.asked:
         try:

@@ -47,11 +47,12 @@ class BuiltBuddies:
 def build_buddies(
     store: Path, *, run: int | None, alpha: str, k_max: int, metric: str, epsilon: float = 0.0
 ) -> BuiltBuddies:
-    """Cut the buddy lists of every layer from a profile (the newest unless `run` names one) and store them.
+    """Cut the buddy lists of every layer from a profile (the newest unless `run` names one) and
+    store them.
 
-    `alpha` is one number, one per layer separated by commas, or `layer:number` pairs; `epsilon` is added to every count
-    of co-activation. Raises BadUsage (alpha, metric, epsilon), BadInput (no store, no such run) and Incompatible (no
-    profile in the store).
+    `alpha` is one number, one per layer separated by commas, or `layer:number` pairs; `epsilon` is
+    added to every count of co-activation. Raises BadUsage (alpha, metric, epsilon), BadInput (no
+    store, no such run) and Incompatible (no profile in the store).
     """
     check_metric(metric)
     _check_epsilon(epsilon, metric)
@@ -105,8 +106,8 @@ def _check_epsilon(epsilon: float, metric: str) -> None:
 def metric_scores(
     store: Store, profile: StoredRun, shape: Shape, metric: str, *, epsilon: float = 0.0
 ) -> np.ndarray:
-    """Return q [L, E, E]: by a metric, the share of each peer in standing in for an expert. Each row sums to 1; counts
-    are smoothed by `epsilon`.
+    """Return q [L, E, E]: by a metric, the share of each peer in standing in for an expert. Each
+    row sums to 1; counts are smoothed by `epsilon`.
 
     Raises Incompatible when the profile did not measure what the metric needs.
     """
@@ -169,7 +170,8 @@ def find_profile(store: Store, run_id: int | None, *, model_id: str | None = Non
 
 
 def parse_alphas(text: str, num_layers: int) -> list[float]:
-    """Return one alpha per layer from `0.95`, `0.9,0.95,...` (one per layer) or `0:0.9,3:0.8` (others: 0.95)."""
+    """Return one alpha per layer from `0.95`, `0.9,0.95,...` (one per layer) or `0:0.9,3:0.8`
+    (others: 0.95)."""
     parts = [part.strip() for part in text.split(",")]
     if any(":" in part for part in parts):
         alphas = [DEFAULT_ALPHA] * num_layers

@@ -1,4 +1,5 @@
-"""`moectl build-maps`: run requests through the model and keep their iterations as expert maps (fMoE)."""
+"""`moectl build-maps`: run requests through the model and keep their iterations as expert maps
+(fMoE)."""
 
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from runtime.session.settings import Settings
 def build(
     name: str | None, settings: Settings, request: BuildRequest[ExpertMapPlan], *, store: Path
 ) -> BuiltMaps:
-    """Run the model `name` (None: the bundled one) over the text as requests, and write its expert maps.
+    """Run the model `name` (None: the bundled one) over the text as requests, and write its expert
+    maps.
 
     Raises BadUsage (distance, dtype), BadInput (model, data, store) and OutOfResources (capacity).
     """

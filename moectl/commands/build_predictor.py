@@ -1,4 +1,5 @@
-"""`moectl build-predictor`: learn from routers' inputs which experts later layers select (ProMoE)."""
+"""`moectl build-predictor`: learn from routers' inputs which experts later layers select
+(ProMoE)."""
 
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from runtime.session.settings import Settings
 def build(
     name: str | None, settings: Settings, request: BuildRequest[PredictorPlan], *, store: Path
 ) -> FittedPredictors:
-    """Run the model `name` (None: the bundled one) over the text, and write predictors fitted and tested on it.
+    """Run the model `name` (None: the bundled one) over the text, and write predictors fitted and
+    tested on it.
 
     Raises BadUsage (distance, features), BadInput (model, data, store) and OutOfResources (disk).
     """

@@ -25,7 +25,8 @@ class Chat:
         self._num_told = 0  # of the fallbacks
 
     def say(self, text: str) -> None:
-        """Print the answer to a turn as it comes. Ctrl-C ends the answer; what came of it stays in the conversation."""
+        """Print the answer to a turn as it comes. Ctrl-C ends the answer; what came of it stays in
+        the conversation."""
         self._turns.append({"role": "user", "content": text})
         try:
             self._last = self._answered()
@@ -82,8 +83,8 @@ _COMMANDS: dict[str, tuple[Callable[[Chat], None], str]] = {
 
 
 def chat(session: Session, sampling: Sampling, *, load_s: float, verbose: bool) -> None:
-    """Answer turns from stdin until it ends; with `verbose` say after each what it took, and show all counters and the
-    receipt at the end."""
+    """Answer turns from stdin until it ends; with `verbose` say after each what it took, and show
+    all counters and the receipt at the end."""
     if sys.stdin.isatty():
         print(
             "Chat: Ctrl-D or /exit leaves, Ctrl-C ends an answer, /help lists commands",

@@ -1,4 +1,5 @@
-"""`moectl demo`: the bundled model, offline: profile, buddies, replicas, presets beside each other, one table."""
+"""`moectl demo`: the bundled model, offline: profile, buddies, replicas, presets beside each other,
+one table."""
 
 import statistics
 import tempfile
@@ -36,7 +37,9 @@ PRESETS = (FULL, PLAIN, "near", "horizon", "shadow", "buddymoe")
 PUBLISHED = "50%"  # the middle one of the budgets that BuddyMoE's paper reports
 AT_PUBLISHED = (PLAIN, "buddymoe")
 _NUM_SEQUENCES, _PREFILL, _DECODE = 6, 32, 32
-_PROBES = 20  # times that the machine's speed is measured; the link is scaled to the fastest, the least disturbed one
+# times that the machine's speed is measured; the link is scaled to the fastest, the least disturbed
+# one
+_PROBES = 20
 _CALIBRATION = {
     "samples": 16,
     "length": 256,
@@ -73,10 +76,11 @@ class _Entry:
 def demo(
     *, budget: str, scaled_to: str, tokens: int, store: Path | None, threads: int
 ) -> Demonstration:
-    """Profile the bundled model on `tokens` tokens of docstrings, then measure every preset on held-out ones.
+    """Profile the bundled model on `tokens` tokens of docstrings, then measure every preset on
+    held-out ones.
 
-    A round is one text, which every preset reads over the same emulated link, in an order drawn anew; `full` is the
-    reference of speed in each round, and of quality.
+    A round is one text, which every preset reads over the same emulated link, in an order drawn
+    anew; `full` is the reference of speed in each round, and of quality.
     """
     torch.set_num_threads(threads)
     target = machine(scaled_to)
@@ -133,7 +137,8 @@ def _artefacts(opened: MoeModel, store: Path, tokens: int, phases: Phases) -> Ar
 
 
 def _session(preset: str, budget: str, artefacts: Artefacts, rates: Rates, window: int) -> Session:
-    """A session over a model of its own, so that all can be open at once. The rates are measured once for all."""
+    """A session over a model of its own, so that all can be open at once. The rates are measured
+    once for all."""
     settings = Settings(
         preset=preset,
         budget=budget,
@@ -145,7 +150,8 @@ def _session(preset: str, budget: str, artefacts: Artefacts, rates: Rates, windo
 
 
 def _held_out(opened: MoeModel) -> list[np.ndarray]:
-    """Return the beginnings of the first held-out docstrings that are long enough: one to warm up, one a round."""
+    """Return the beginnings of the first held-out docstrings that are long enough: one to warm up,
+    one a round."""
     length = _PREFILL + _DECODE
     sequences: list[np.ndarray] = []
     for document in documents("builtin:held-out"):

@@ -1,4 +1,5 @@
-"""`moectl doctor`: say what this machine has for a model and what stands in the way; what takes longer on request.
+"""`moectl doctor`: say what this machine has for a model and what stands in the way; what takes
+longer on request.
 
 Without `--measure` neither torch nor transformers is imported, and no weights are opened.
 """
@@ -42,11 +43,11 @@ def doctor(
     measure: bool,
     is_quiet: bool = True,
 ) -> Diagnosis:
-    """Examine this machine for the model `name` (None: the bundled one); nothing is written. What is looked at is told
-    on stderr unless `is_quiet`.
+    """Examine this machine for the model `name` (None: the bundled one); nothing is written. What
+    is looked at is told on stderr unless `is_quiet`.
 
-    Raises BadUsage for an option that is not understood, BadInput for a model or store that cannot be read or is
-    refused, and where it is to `measure` whatever measuring raises.
+    Raises BadUsage for an option that is not understood, BadInput for a model or store that cannot
+    be read or is refused, and where it is to `measure` whatever measuring raises.
     """
     named = as_named(name)
     request = DoctorRequest(named or str(demo_model()), named, budget, link, device, threads, store)
@@ -90,7 +91,8 @@ def _looked(request: DoctorRequest, phases: Phases) -> Diagnosis:
 
 
 def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
-    """Print the profile if there is one, the findings, and the prediction if one was checked; or one JSON object."""
+    """Print the profile if there is one, the findings, and the prediction if one was checked; or
+    one JSON object."""
     measured = diagnosis.measured
     if as_json:
         source = measured and {"run": measured.run, "is_stored": diagnosis.is_stored} | record(
@@ -112,7 +114,8 @@ def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
 
 
 def _check_options(link: str, device: str) -> None:
-    """Raise BadUsage for a link or a device that is not understood; whether they are here shows when they are used."""
+    """Raise BadUsage for a link or a device that is not understood; whether they are here shows
+    when they are used."""
     if link not in _LINKS:
         sizes.rate(link)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
@@ -133,7 +136,8 @@ def _of_checkpoint(seen: CheckpointGlance) -> list[findings.DoctorFinding]:
 
 
 def _held(path: Path, model: str) -> tuple[list[str], HardwareMeasurement | None]:
-    """The ids of models that a store has by the same path or name, and the newest hardware profile of them."""
+    """The ids of models that a store has by the same path or name, and the newest hardware profile
+    of them."""
     if not path.exists():
         return [], None
     with Store.open(path, read_only=True) as store:

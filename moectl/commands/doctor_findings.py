@@ -52,7 +52,8 @@ class DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class DoctorRequest:
-    """What to examine: the model at `path`, `named` so by the user or None, with the options of `moectl doctor`."""
+    """What to examine: the model at `path`, `named` so by the user or None, with the options of
+    `moectl doctor`."""
 
     path: str
     named: str | None
@@ -70,8 +71,9 @@ class DoctorRequest:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of an examination of a model's machine; `measured` is None where nothing was and the store has no
-    profile, `is_stored` tells whether it came from the store, and `prediction` is None unless one was checked."""
+    """The result of an examination of a model's machine; `measured` is None where nothing was and
+    the store has no profile, `is_stored` tells whether it came from the store, and `prediction` is
+    None unless one was checked."""
 
     model: str
     findings: list[DoctorFinding]
@@ -141,7 +143,8 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
 
 
 def of_experts(stored_as: str, dtype: str) -> DoctorFinding:
-    """Report the format in which the checkpoint has its experts, as `mxfp4, 4.25 bits`, and the model's dtype."""
+    """Report the format in which the checkpoint has its experts, as `mxfp4, 4.25 bits`, and the
+    model's dtype."""
     return DoctorFinding(
         "experts", f"stored as {stored_as} a weight with scales; computed in {dtype}"
     )
@@ -164,7 +167,8 @@ def of_dense(nbytes: Mapping[int | None, int]) -> DoctorFinding:
 
 
 def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
-    """Report whether the store's disk has room for replicas of all widths; `weight_nbytes` is the size of a weight."""
+    """Report whether the store's disk has room for replicas of all widths; `weight_nbytes` is the
+    size of a weight."""
     folder = next(each for each in path.absolute().parents if each.is_dir())
     free = shutil.disk_usage(folder).free
     sizes = typical(
@@ -185,8 +189,8 @@ def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
 def of_store(
     path: Path, model_ids: Collection[str], *, model: str | None, shown: str
 ) -> list[DoctorFinding]:
-    """Report the artefacts that the model, by any of its ids, lacks. `shown` is the option that names the store, empty
-    for the default one."""
+    """Report the artefacts that the model, by any of its ids, lacks. `shown` is the option that
+    names the store, empty for the default one."""
     built = _commands(path, model_ids)
     named = f" {model}" if model else ""
     takes_model = {"profile", "quantize", COMMAND}

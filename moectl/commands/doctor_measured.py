@@ -1,4 +1,5 @@
-"""What `moectl doctor --measure` does: measure the machine on the model, and check a prediction on a short run."""
+"""What `moectl doctor --measure` does: measure the machine on the model, and check a prediction on
+a short run."""
 
 from pathlib import Path
 
@@ -34,8 +35,9 @@ _TEXT = "builtin:held-out"
 def diagnose(request: DoctorRequest, phases: Phases) -> Diagnosis:
     """Examine this machine with a model; nothing is written.
 
-    A short profile is measured when the store has none of this machine and link. Raises BadUsage, BadInput for a model
-    or store that cannot be opened, OutOfResources when the budget does not fit.
+    A short profile is measured when the store has none of this machine and link. Raises BadUsage,
+    BadInput for a model or store that cannot be opened, OutOfResources when the budget does not
+    fit.
     """
     path, store = request.path, request.store
     torch.set_num_threads(request.threads)
@@ -118,7 +120,8 @@ def _check_room(opened: MoeModel, budget: str, here: LocalMachine) -> None:
 
 
 def _sequences(opened: MoeModel) -> list[np.ndarray]:
-    """Return the beginnings of held-out docstrings; random tokens for a model without a tokenizer."""
+    """Return the beginnings of held-out docstrings; random tokens for a model without a
+    tokenizer."""
     length = _PREFILL + _DECODE
     if opened.tokenizer is None:
         return list(

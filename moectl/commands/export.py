@@ -1,4 +1,5 @@
-"""`moectl export`: write a store's content for other programs: GPTQ checkpoint, JSON, CSV, an option of llama.cpp."""
+"""`moectl export`: write a store's content for other programs: GPTQ checkpoint, JSON, CSV, an
+option of llama.cpp."""
 
 import json
 import re
@@ -50,7 +51,8 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class ExportedText:
-    """A text for other programs and the run it comes from; `out` is the file that holds it, if any."""
+    """A text for other programs and the run it comes from; `out` is the file that holds it, if
+    any."""
 
     what: str
     text: str
@@ -61,7 +63,8 @@ class ExportedText:
 def export_text(
     name: str | None, what: str, out: Path | None, *, budget: str, store: Path, run: int | None
 ) -> ExportedText:
-    """Return what the newest fitting run holds, of the model `name` if one is named; write it to `out` if given.
+    """Return what the newest fitting run holds, of the model `name` if one is named; write it to
+    `out` if given.
 
     Raises BadUsage (unknown name), BadInput (store) and Incompatible (no such run, another model).
     """
@@ -98,7 +101,8 @@ def _blocks(name: str) -> list[int]:
 
 
 def show_text(text: ExportedText, *, as_json: bool) -> None:
-    """Print the text, or the file that holds it. In JSON a text that is not JSON itself is a string."""
+    """Print the text, or the file that holds it. In JSON a text that is not JSON itself is a
+    string."""
     if as_json:
         content = json.loads(text.text) if text.what in JSON_FORMS else text.text
         show_json(
@@ -119,7 +123,8 @@ def show_text(text: ExportedText, *, as_json: bool) -> None:
 def export(
     name: str | None, out: Path | None, *, bits: int, store: Path, run: int | None
 ) -> Exported:
-    """Write the model `name` (None: the bundled one) with its experts at `bits` to the new folder `out`.
+    """Write the model `name` (None: the bundled one) with its experts at `bits` to the new folder
+    `out`.
 
     Every replica file is compared with its hash before it is used.
     """
@@ -171,7 +176,8 @@ def show(exported: Exported, *, as_json: bool) -> None:
 
 
 def _run(store: Store, run_id: int | None, model_id: str) -> StoredRun:
-    """Return the run asked for, else the newest run of this model that wrote replicas of GPTQ's recipes."""
+    """Return the run asked for, else the newest run of this model that wrote replicas of GPTQ's
+    recipes."""
     made = [
         run
         for run in store.runs()

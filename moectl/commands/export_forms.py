@@ -1,4 +1,5 @@
-"""The forms of an export: buddies, splits, a placement, a profile, a CSV of routing, an option of llama.cpp."""
+"""The forms of an export: buddies, splits, a placement, a profile, a CSV of routing, an option of
+llama.cpp."""
 
 import csv
 import io
@@ -19,7 +20,8 @@ from artifacts.store.runs import ModelInfo, StoredRun
 from artifacts.store.store import Store
 from runtime.control import sizes
 
-_TENSORS = "ffn_(up|down|gate|gate_up)_(ch|)exps"  # llama.cpp's own names, one tensor for all experts of a layer
+# llama.cpp's own names, one tensor for all experts of a layer
+_TENSORS = "ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ def splits(source: Exportable) -> dict[str, object]:
 
 
 def placement(source: Exportable) -> dict[str, object]:
-    """Return by layer the most used experts that fit the budget, and the share of requests that they cover."""
+    """Return by layer the most used experts that fit the budget, and the share of requests that
+    they cover."""
     counts = source.counts()
     hot = hottest(counts, source)
     layers = [np.flatnonzero(row).tolist() for row in hot]
@@ -106,7 +109,8 @@ def placement(source: Exportable) -> dict[str, object]:
 
 
 def profile(source: Exportable) -> dict[str, object]:
-    """Return counts and weights by phase, layer and expert, and percentiles of token activating entropy by layer."""
+    """Return counts and weights by phase, layer and expert, and percentiles of token activating
+    entropy by layer."""
     by_phase = activation_matrices(
         source.store.read("activations", source.run.run_id), *source.size
     )
@@ -142,9 +146,9 @@ def routing(source: Exportable) -> str:
 def override_tensor(source: Exportable, blocks: list[int]) -> str:
     """Return the option of llama.cpp that keeps cold layers in host memory.
 
-    `blocks` are the numbers of the MoE layers among all layers. llama.cpp holds all experts of a layer in one tensor,
-    so a layer stays or goes as a whole. As many layers stay as the budget holds, those with the most of the hottest
-    experts first.
+    `blocks` are the numbers of the MoE layers among all layers. llama.cpp holds all experts of a
+    layer in one tensor, so a layer stays or goes as a whole. As many layers stay as the budget
+    holds, those with the most of the hottest experts first.
     """
     hot = hottest(source.counts(), source).sum(axis=1)
     fitting = int(sizes.budget_nbytes(source.budget, source.model.shape) // _layer_nbytes(source))
@@ -156,7 +160,8 @@ def override_tensor(source: Exportable, blocks: list[int]) -> str:
 
 
 def hottest(counts: np.ndarray, source: Exportable) -> np.ndarray:
-    """Return [L, E]: whether an expert is among the most used that fit the budget; ties go to the lower key."""
+    """Return [L, E]: whether an expert is among the most used that fit the budget; ties go to the
+    lower key."""
     fitting = sizes.num_slots(source.budget, source.model.shape, per_layer=False)
     order = np.argsort(-counts, axis=None, kind="stable")[:fitting]
     is_hot = np.zeros(counts.size, bool)

@@ -84,7 +84,8 @@ def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> FittedTrace:
 
 
 def _of_the_size_of(trace: Trace, seed: int) -> Dials:
-    """Return dials for as many requests and tokens as the trace has, and prompts of its mean length."""
+    """Return dials for as many requests and tokens as the trace has, and prompts of its mean
+    length."""
     first = trace.take((trace.layer == 0).nonzero()[0])
     requests = len(set(first.request.tolist()))
     prompt = int((first.phase == PREFILL).sum()) // requests

@@ -39,7 +39,8 @@ from runtime.session.turns import open_batch
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What to answer, where to, and how; `batch`: requests at a time, None: as many as memory allows."""
+    """What to answer, where to, and how; `batch`: requests at a time, None: as many as memory
+    allows."""
 
     data: str
     out: Path
@@ -64,7 +65,8 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A request with its model open and its files at hand; `earlier` rows have been answered before."""
+    """A request with its model open and its files at hand; `earlier` rows have been answered
+    before."""
 
     name: str
     opened: MoeModel
@@ -82,7 +84,8 @@ class _Job:
 def generate_command(
     name: str | None, request: GenerateRequest, waiting: Waiting, *, store: Path
 ) -> None:
-    """Do all of `moectl generate`. `waiting` ends when the model is there. Raises Partly where rows have no answer."""
+    """Do all of `moectl generate`. `waiting` ends when the model is there. Raises Partly where rows
+    have no answer."""
     check_base(request.base)
     prompts = PromptFile.look(request.data)
     check_writable(request.out)
@@ -110,8 +113,9 @@ def generate_command(
 
 
 def run_digest(opened: MoeModel, prompts: PromptFile, request: GenerateRequest) -> str:
-    """Stands for everything that an answer depends on: prompts, model, sampling, and what may be lost. What changes
-    speed alone may differ from command to command: the budget, the batch, the link."""
+    """Stands for everything that an answer depends on: prompts, model, sampling, and what may be
+    lost. What changes speed alone may differ from command to command: the budget, the batch, the
+    link."""
     settings = request.settings
     policies = preset(settings.preset).name, sorted(settings.policies.items())
     parts = (
@@ -163,7 +167,8 @@ def _spread(job: _Job, waiting: Waiting) -> None:
 
 @contextmanager
 def _going_on(job: _Job) -> Iterator[Callable[[BatchWork], None]]:
-    """Say what an earlier command has done; lend what moves the line of progress: rows answered, tokens a second."""
+    """Say what an earlier command has done; lend what moves the line of progress: rows answered,
+    tokens a second."""
     num_rows, is_quiet = job.prompts.num_rows, job.request.as_json
     if job.earlier and not is_quiet:
         print(
@@ -182,7 +187,8 @@ def _going_on(job: _Job) -> Iterator[Callable[[BatchWork], None]]:
 def _show(
     job: _Job, done: BatchWork, *, receipt: Mapping[str, object] | None, batch: int | None
 ) -> None:
-    """Print what was done, or one JSON object; without `receipt` and `batch` where nothing was left to do."""
+    """Print what was done, or one JSON object; without `receipt` and `batch` where nothing was left
+    to do."""
     answers, request = job.answers, job.request
     if request.as_json:
         show_json(

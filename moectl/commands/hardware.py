@@ -39,10 +39,11 @@ def refuse_routing(*, trace: bool, shard: str, is_spread: bool) -> None:
 def profile_hardware(
     name: str | None, *, link: str, device: str, threads: int, store: Path
 ) -> HardwareMeasurement:
-    """Measure this machine with the model `name` (None: the bundled one) and write the run, all rows or none.
+    """Measure this machine with the model `name` (None: the bundled one) and write the run, all
+    rows or none.
 
-    The replicas that the store holds of the model are measured near memory. Raises BadUsage for a link or device that
-    the machine lacks, BadInput for a model that cannot be opened.
+    The replicas that the store holds of the model are measured near memory. Raises BadUsage for a
+    link or device that the machine lacks, BadInput for a model that cannot be opened.
     """
     torch.set_num_threads(threads)
     started_at, begin_s = utc_now(), time.perf_counter()
@@ -74,7 +75,8 @@ def measured(
 
 
 def affordable(opened: MoeModel, link: str) -> str:
-    """Return the link, but `disk` for `auto` where a GPU's link would page-lock more memory than is available."""
+    """Return the link, but `disk` for `auto` where a GPU's link would page-lock more memory than is
+    available."""
     device = opened.model.device
     if link != "auto" or device.type != "cuda":
         return link

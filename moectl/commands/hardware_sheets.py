@@ -21,7 +21,8 @@ def record(profile: HardwareProfile) -> dict[str, object]:
 
 
 def sheets(measurement: HardwareMeasurement) -> list[Sheet]:
-    """Return tables of computing, loading and near memory, in microseconds with the interquartile range in brackets."""
+    """Return tables of computing, loading and near memory, in microseconds with the interquartile
+    range in brackets."""
     profile = measurement.profile
     compute = [
         (step.tokens, *(_us(part) for part in (step.attention, step.moe, step.head, step.expert)))

@@ -1,4 +1,5 @@
-"""`moectl import-trace`: another program's routing log becomes a trace that `moectl simulate` reads."""
+"""`moectl import-trace`: another program's routing log becomes a trace that `moectl simulate`
+reads."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,8 +26,9 @@ class TraceImport:
 
 
 def import_trace(source: Path, kind: str, out: Path | None, options: LogOptions) -> TraceImport:
-    """Read a log of this kind and write its trace, by default beside nothing else: `NAME-trace.parquet` in the working
-    folder. Raises BadUsage for an unknown kind, BadInput for a log that cannot be read, and writes nothing then."""
+    """Read a log of this kind and write its trace, by default beside nothing else:
+    `NAME-trace.parquet` in the working folder. Raises BadUsage for an unknown kind, BadInput for a
+    log that cannot be read, and writes nothing then."""
     if kind not in KINDS:
         raise BadUsage(unknown("kind of log", kind, KINDS))
     path = out or Path(f"{source.stem}-trace.parquet")

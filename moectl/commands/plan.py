@@ -1,4 +1,5 @@
-"""`moectl plan`: from a config alone, without weights: what fits, what to expect, what to do next."""
+"""`moectl plan`: from a config alone, without weights: what fits, what to expect, what to do
+next."""
 
 from collections.abc import Iterator
 
@@ -42,9 +43,9 @@ def plan(
     dense: int | None = None,
     clients: int | None = None,
 ) -> DeploymentPlan:
-    """Plan for a model by its name, or by a folder or file with its config, on a machine or in so much memory; without
-    either, on the GPU of this machine. It serves one request at a time, or `clients`. Raises BadUsage, BadInput,
-    OutOfResources."""
+    """Plan for a model by its name, or by a folder or file with its config, on a machine or in so
+    much memory; without either, on the GPU of this machine. It serves one request at a time, or
+    `clients`. Raises BadUsage, BadInput, OutOfResources."""
     place = PlanPlace.find(vram, machine)
     named = as_named(model) or str(demo_model())
     return plan_deployment(PlanRequest(named, place, context, dense, clients_of(clients)))

@@ -1,4 +1,5 @@
-"""What follows from a plan: a verdict, what to run next, what it assumes, and all of it as JSON values."""
+"""What follows from a plan: a verdict, what to run next, what it assumes, and all of it as JSON
+values."""
 
 from dataclasses import asdict
 

@@ -18,8 +18,9 @@ _NO_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class PlanPlace:
-    """`vram_nbytes` of memory, written as `vram`, on a `machine`, None where its bandwidths are not known. `options`
-    name both on a command line; `note` says what was taken because the user did not name it."""
+    """`vram_nbytes` of memory, written as `vram`, on a `machine`, None where its bandwidths are not
+    known. `options` name both on a command line; `note` says what was taken because the user did
+    not name it."""
 
     vram_nbytes: int
     vram: str
@@ -29,8 +30,8 @@ class PlanPlace:
 
     @classmethod
     def find(cls, vram: str | None, named: str | None) -> "PlanPlace":
-        """Return the place of `--vram` and `--machine`, where either is missing from what the other or this machine
-        tells. Raises BadUsage."""
+        """Return the place of `--vram` and `--machine`, where either is missing from what the other
+        or this machine tells. Raises BadUsage."""
         chosen, note, options = _machine(vram, named)
         if vram is not None:
             return cls(_checked(vram), vram, chosen, f"--vram {vram}{options}", note)

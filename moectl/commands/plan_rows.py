@@ -1,4 +1,5 @@
-"""A plan from a config alone: what fits into a GPU's memory, and between which speeds a run will be."""
+"""A plan from a config alone: what fits into a GPU's memory, and between which speeds a run will
+be."""
 
 from dataclasses import dataclass
 
@@ -25,8 +26,8 @@ _MOST_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The attention cache holds `context` tokens for each of the `clients`, by default one; linear layers besides
-    experts and routers have `dense` bits if that is given."""
+    """The attention cache holds `context` tokens for each of the `clients`, by default one; linear
+    layers besides experts and routers have `dense` bits if that is given."""
 
     model: str
     place: PlanPlace
@@ -60,8 +61,9 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How the bytes of the GPU are divided. `experts_nbytes` are left for experts, of `all_experts_nbytes`, as many as
-    in the files; the other weights take `stored_weights_nbytes` there, and `weights_nbytes` in memory."""
+    """How the bytes of the GPU are divided. `experts_nbytes` are left for experts, of
+    `all_experts_nbytes`, as many as in the files; the other weights take `stored_weights_nbytes`
+    there, and `weights_nbytes` in memory."""
 
     vram_nbytes: int
     weights_nbytes: int
@@ -91,8 +93,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Tokens per second of all requests together, where a step waits for every expert that is not in the GPU's memory:
-    with none there, with the share that fits and experts that are wanted equally often, and with all."""
+    """Tokens per second of all requests together, where a step waits for every expert that is not
+    in the GPU's memory: with none there, with the share that fits and experts that are wanted
+    equally often, and with all."""
 
     none: float
     share: float
@@ -121,11 +124,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A preset on synthetic routers: times with the usual ones, tokens per second from the slowest to the fastest.
+    """A preset on synthetic routers: times with the usual ones, tokens per second from the slowest
+    to the fastest.
 
-    `alters` names what makes the output differ from the full model's, empty where nothing does. `moved_nbytes` is per
-    token. `needs` are the artefacts that a checkpoint must have first; `is_study`: it is there for comparison
-    (a control, a baseline, hardware that is not sold).
+    `alters` names what makes the output differ from the full model's, empty where nothing does.
+    `moved_nbytes` is per token. `needs` are the artefacts that a checkpoint must have first;
+    `is_study`: it is there for comparison (a control, a baseline, hardware that is not sold).
     """
 
     preset: str
@@ -143,8 +147,9 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentPlan:
-    """`rows` are sorted by speed; presets that could not be tried come last, with the reason. None were simulated where
-    there are none. `bounds` are None where no bandwidths are known. `shadows`: what fits with every expert resident."""
+    """`rows` are sorted by speed; presets that could not be tried come last, with the reason. None
+    were simulated where there are none. `bounds` are None where no bandwidths are known. `shadows`:
+    what fits with every expert resident."""
 
     request: PlanRequest
     model: ModelShape
@@ -161,7 +166,8 @@ class DeploymentPlan:
 
     @property
     def is_toy(self) -> bool:
-        """Whether the model is so small that a data sheet says nothing of its times but their ratios."""
+        """Whether the model is so small that a data sheet says nothing of its times but their
+        ratios."""
         return self.memory.all_experts_nbytes < TOY_NBYTES
 
     @property
@@ -180,7 +186,8 @@ class DeploymentPlan:
 
 
 def requests_of(num_clients: int) -> dict[str, int]:
-    """Return the dials for enough requests that so many clients need not repeat one, within a number of tokens."""
+    """Return the dials for enough requests that so many clients need not repeat one, within a
+    number of tokens."""
     requests = max(_REQUESTS, num_clients)
     return {
         "requests": requests,
@@ -191,7 +198,8 @@ def requests_of(num_clients: int) -> dict[str, int]:
 def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     """Divide the memory, and tell between which speeds a run will be.
 
-    Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per layer fits.
+    Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per
+    layer fits.
     """
     (model, needs), place = _costs(request.model, request.dense), request.place
     memory = divided(request, model, needs)

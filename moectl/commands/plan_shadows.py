@@ -1,5 +1,5 @@
-"""What of a plan's experts could all stay resident: every one in trellis codes of about a bit, and as many whole ones
-beside them as there is room for."""
+"""What of a plan's experts could all stay resident: every one in trellis codes of about a bit, and
+as many whole ones beside them as there is room for."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -16,8 +16,9 @@ WIDEST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Shadowed:
-    """Every expert at `bits` bits in `nbytes`, and `share` of the experts whole beside them, in the checkpoint's own
-    format. `tokens_per_s`, where bandwidths are known: nothing is waited for, and experts are wanted equally often."""
+    """Every expert at `bits` bits in `nbytes`, and `share` of the experts whole beside them, in the
+    checkpoint's own format. `tokens_per_s`, where bandwidths are known: nothing is waited for, and
+    experts are wanted equally often."""
 
     bits: Width
     nbytes: int
@@ -28,7 +29,8 @@ class Shadowed:
 def shadowed(
     model: ModelShape, room_nbytes: int, chosen: Machine | None, *, dense: int | None
 ) -> list[Shadowed]:
-    """What fits into so many bytes for experts, by rising bits; nothing where all experts fit whole."""
+    """What fits into so many bytes for experts, by rising bits; nothing where all experts fit
+    whole."""
     shape, rows = model.shape, []
     if room_nbytes >= shape.nbytes:
         return rows

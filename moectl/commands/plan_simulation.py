@@ -13,8 +13,8 @@ from runtime.policies.presets import presets
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 
-# Kinds of routers. Even ones spread tokens over all experts and change with every token; skewed ones concentrate on few
-# experts and keep them. Reports on published models lie in between.
+# Kinds of routers. Even ones spread tokens over all experts and change with every token; skewed
+# ones concentrate on few experts and keep them. Reports on published models lie in between.
 ROUTERS = {
     "even": Dials(skew=0.4, locality=0.1, predictability=0.5),
     "usual": Dials(),

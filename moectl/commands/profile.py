@@ -1,4 +1,5 @@
-"""`moectl profile` and `moectl merge`: record what a model's routers select over text, into the store."""
+"""`moectl profile` and `moectl merge`: record what a model's routers select over text, into the
+store."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -56,7 +57,8 @@ def parse_shard(text: str) -> tuple[int, int]:
 def profile(
     name: str | None, settings: Settings, request: ProfileRequest, *, store: Path
 ) -> Profiled:
-    """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
+    """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at
+    its budget."""
     name = name or str(demo_model())
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened

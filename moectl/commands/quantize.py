@@ -1,4 +1,5 @@
-"""`moectl quantize`: make replicas of every expert at a few bits and measure their loss, into files and the store."""
+"""`moectl quantize`: make replicas of every expert at a few bits and measure their loss, into files
+and the store."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -49,8 +50,8 @@ COSTS = {
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """The method, by default that of the least loss, and `samples` sequences of at most `length` tokens of the text
-    `data` to calibrate on."""
+    """The method, by default that of the least loss, and `samples` sequences of at most `length`
+    tokens of the text `data` to calibrate on."""
 
     method: Method = field(default_factory=lambda: Method(TRELLIS_WIDTHS, recipe=TRELLIS))
     data: str = "builtin"
@@ -68,8 +69,9 @@ class QuantizeRequest:
 def parse_bits(
     text: str | None, recipe: str | None, *, group_size: int | None = None
 ) -> tuple[tuple[Width, ...], str]:
-    """Return rising widths of `1,1.5,2`, None for what the recipe usually makes, and the recipe: where none is named
-    the one that loses least, trellis codes, unless a group size or some of the widths are GPTQ's alone.
+    """Return rising widths of `1,1.5,2`, None for what the recipe usually makes, and the recipe:
+    where none is named the one that loses least, trellis codes, unless a group size or some of the
+    widths are GPTQ's alone.
 
     Raises BadUsage for anything but numbers, and for trellis codes with a group size.
     """

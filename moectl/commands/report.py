@@ -1,4 +1,5 @@
-"""`moectl report`: what a store knows of a model, as one self-contained page or as a folder of pictures."""
+"""`moectl report`: what a store knows of a model, as one self-contained page or as a folder of
+pictures."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ def check_report(path: Path) -> None:
 def report(path: Path, *, store: Path, job: str | None = None, run: int | None = None) -> Reported:
     """Write the page of a model: that of the run, else that of the newest bench in the store.
 
-    `job` names the bench that comes first; a run of a bench names its own, otherwise it is the newest live one.
+    `job` names the bench that comes first; a run of a bench names its own, otherwise it is the
+    newest live one.
     """
     check_report(path)
     _bring_up_to_date(store)
@@ -57,7 +59,8 @@ class Drawn:
 
 
 def draw(folder: Path, *, store: Path, run: int | None = None) -> Drawn:
-    """Write what the store knows of a model, that of the run or of the newest bench, as SVG files into a folder."""
+    """Write what the store knows of a model, that of the run or of the newest bench, as SVG files
+    into a folder."""
     _bring_up_to_date(store)
     pictures, missing = {}, {}
     with Store.open(store, read_only=True) as opened:
@@ -89,7 +92,8 @@ def show_drawn(drawn: Drawn, *, as_json: bool) -> None:
 
 
 def _bring_up_to_date(path: Path) -> None:
-    """Migrate an older store, whose missing tables the queries name. Opening it for writing copies it first."""
+    """Migrate an older store, whose missing tables the queries name. Opening it for writing copies
+    it first."""
     with Store.open(path, read_only=True) as opened:
         tables = opened.columns().keys()
     if not ARTEFACT_TABLES.keys() <= tables:

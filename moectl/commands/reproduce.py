@@ -36,8 +36,8 @@ def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> R
 
 
 def show(reproduction: Reproduction, *, as_json: bool) -> None:
-    """Print tables, claims and why they disagree, how much of the paper is available to compare with, and
-    assumptions."""
+    """Print tables, claims and why they disagree, how much of the paper is available to compare
+    with, and assumptions."""
     claims = reproduction.claim_sheet()
     if as_json:
         tables = {key: sheet.records() for key, sheet in reproduction.sheets.items()}

@@ -1,4 +1,5 @@
-"""`moectl run`: generate from a prompt, or chat, with a model whose experts are offloaded; say what that took."""
+"""`moectl run`: generate from a prompt, or chat, with a model whose experts are offloaded; say what
+that took."""
 
 import sys
 from collections.abc import Iterator
@@ -62,7 +63,8 @@ def run_command(name: str | None, request: RunRequest, waiting: Waiting, *, stor
 def opened_session(
     name: str, request: RunRequest, waiting: Waiting, *, store: Path
 ) -> Iterator[tuple[Session, float]]:
-    """Yield a session for the request, and the seconds that it took from the start of the command."""
+    """Yield a session for the request, and the seconds that it took from the start of the
+    command."""
     opened = open_quietly(name, device=request.settings.device, dense=request.settings.dense)
     settings, why = with_choice(opened, request.settings, existing(store))
     with Session.over(
@@ -76,8 +78,9 @@ def opened_session(
 
 @contextmanager
 def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
-    """Store the maps that the session has learned when the block ends, also after an interruption; whole iterations
-    only, and none where the checkpoint was written into: the last may be of two models."""
+    """Store the maps that the session has learned when the block ends, also after an interruption;
+    whole iterations only, and none where the checkpoint was written into: the last may be of two
+    models."""
     started_at, begin_s = utc_now(), perf_counter()
     try:
         yield
@@ -108,7 +111,8 @@ def _keep_maps(
 
 
 def answer_prompt(session: Session, request: RunRequest, *, load_s: float) -> None:
-    """Generate after the prompt and print the text as it comes, then one line on stderr; or all of it as JSON.
+    """Generate after the prompt and print the text as it comes, then one line on stderr; or all of
+    it as JSON.
 
     Interrupted, it says what there is so far, and raises KeyboardInterrupt.
     """

@@ -1,4 +1,5 @@
-"""`moectl serve`: an OpenAI-compatible endpoint over a session, and a page that shows what it does."""
+"""`moectl serve`: an OpenAI-compatible endpoint over a session, and a page that shows what it
+does."""
 
 import asyncio
 import errno
@@ -67,7 +68,8 @@ def _serve(name: str, request: ServeRequest, listening: socket.socket) -> None:
 
 
 def _serve_replicas(name: str, request: ServeRequest) -> None:
-    """Serve on a Ray cluster. Raises BadUsage without Ray Serve, and for an executor that is not Ray."""
+    """Serve on a Ray cluster. Raises BadUsage without Ray Serve, and for an executor that is not
+    Ray."""
     model, at = _called(name), _address(request)
     with importing():
         from moectl.shared.opening import existing, open_quietly
@@ -115,15 +117,16 @@ def _what(serving: "Serving") -> str:
 
 
 class Server(uvicorn.Server):
-    """Answers from its start, and from `begin` on with a model. After a signal it takes no new requests and waits for
-    running ones; the scheduler breaks them off in time."""
+    """Answers from its start, and from `begin` on with a model. After a signal it takes no new
+    requests and waits for running ones; the scheduler breaks them off in time."""
 
     def __init__(
         self, model: str, limits: ServerLimits, *, api_key: str | None, hosts: tuple[str, ...]
     ) -> None:
         self.front = Front(model)
         guard = Guard(self.front, api_key=api_key, hosts=hosts, body_nbytes=limits.body_nbytes)
-        # The scheduler tells clients what it breaks off; uvicorn would only close their connections.
+        # The scheduler tells clients what it breaks off; uvicorn would only close their
+        # connections.
         seconds = round(limits.closing_s) + _TO_SAY_SO_S
         config = uvicorn.Config(
             guard,
@@ -154,7 +157,8 @@ class Server(uvicorn.Server):
             self._thread.join()
 
     def begin(self, serving: "Serving") -> None:
-        """Answer with a model from here on, whose scheduler was started; the end of the server closes it."""
+        """Answer with a model from here on, whose scheduler was started; the end of the server
+        closes it."""
         from moectl.serving.app import application
 
         self._close = serving.scheduler.close
@@ -172,8 +176,8 @@ class Server(uvicorn.Server):
                 signal.signal(sig, end)
 
     def wait(self) -> None:
-        """Serve until a signal, then until running requests end or their time is up. Raises KeyboardInterrupt after
-        Ctrl-C."""
+        """Serve until a signal, then until running requests end or their time is up. Raises
+        KeyboardInterrupt after Ctrl-C."""
         self._thread.join()
         if signal.SIGINT in self._told:
             raise KeyboardInterrupt
@@ -214,5 +218,6 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _called(name: str) -> str:
-    """Return the base name of a folder, the whole id of a model from the hub; what cannot be shown is escaped."""
+    """Return the base name of a folder, the whole id of a model from the hub; what cannot be shown
+    is escaped."""
     return shown(Path(name).resolve().name if Path(name).exists() else name)

@@ -1,4 +1,5 @@
-"""`moectl simulate`: replay a trace through the policies on virtual time, beside on-demand loading and the oracles."""
+"""`moectl simulate`: replay a trace through the policies on virtual time, beside on-demand loading
+and the oracles."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +30,8 @@ from runtime.session.presets import find_presets
 
 @dataclass(frozen=True, slots=True)
 class SimulateRequest:
-    """What to try: a preset with its axes overridden, or `compare`, names of presets or eviction policies.
+    """What to try: a preset with its axes overridden, or `compare`, names of presets or eviction
+    policies.
 
     `stored` has the store's presets by name. Raises BadUsage for what is not understood.
     """
@@ -86,8 +88,8 @@ class SimulateRequest:
         )
 
     def _compared(self, name: str, *, are_evictions: bool) -> Setting:
-        """Return the setting of one of several names; one that presets and evictions share is an eviction beside other
-        evictions. Only policies that split experts solve their split anew."""
+        """Return the setting of one of several names; one that presets and evictions share is an
+        eviction beside other evictions. Only policies that split experts solve their split anew."""
         if self._is_preset(name) and not (are_evictions and self._is_eviction(name)):
             setting = self._setting(name, name, self.policies)
         else:
@@ -100,7 +102,8 @@ class SimulateRequest:
 
 @resumable()
 def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
-    """Replay the source's trace once for each setting, for on-demand loading and for the oracles."""
+    """Replay the source's trace once for each setting, for on-demand loading and for the
+    oracles."""
     settings = request.settings()
     with_maps = any("maps" in setting.build().requires for setting in settings)
     opened = open_source(replace(source, with_maps=with_maps))

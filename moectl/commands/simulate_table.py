@@ -1,4 +1,5 @@
-"""What `moectl simulate` found, as a table: settings that were asked for, and those that stand beside them."""
+"""What `moectl simulate` found, as a table: settings that were asked for, and those that stand
+beside them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ _ADDED = (
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`asked` has the outcomes in the order asked for, `beside` the baselines that were not asked for. `served` is what
-    clients were served, if there are any, with `trace` as it was computed."""
+    """`asked` has the outcomes in the order asked for, `beside` the baselines that were not asked
+    for. `served` is what clients were served, if there are any, with `trace` as it was computed."""
 
     asked: list[Outcome]
     beside: list[Outcome]
@@ -66,7 +67,8 @@ def label(outcome: Outcome) -> str:
 
 
 def records(simulated: Simulated) -> list[dict[str, object]]:
-    """Every outcome as JSON values: counters, and times on the machine's data sheet or as it was measured."""
+    """Every outcome as JSON values: counters, and times on the machine's data sheet or as it was
+    measured."""
     return [
         {
             "policies": label(outcome),
@@ -86,8 +88,8 @@ def records(simulated: Simulated) -> list[dict[str, object]]:
 
 
 def _of_clients(simulated: Simulated, outcome: Outcome) -> dict[str, float | None]:
-    """Return the slowest that clients see, the bytes moved for each token of an answer, and the distinct experts and
-    the tokens of a step; empty where there are no clients."""
+    """Return the slowest that clients see, the bytes moved for each token of an answer, and the
+    distinct experts and the tokens of a step; empty where there are no clients."""
     if simulated.served is None:
         return {}
     moved_nbytes = sum(outcome.counters[name] for name in ("demand_bytes", "prefetch_bytes"))
@@ -137,7 +139,8 @@ def comparison(simulated: Simulated) -> Sheet:
 
 
 def _clients(simulated: Simulated) -> dict[str, Callable[[Outcome], object]]:
-    """The slowest that clients see, as numbers or over loading on demand, and what the rows of a step share."""
+    """The slowest that clients see, as numbers or over loading on demand, and what the rows of a
+    step share."""
     if simulated.grounds.is_absolute:
         names = {"ms to first token, p95": "ttft_p95_ms", "ms a token, p95": "tpot_p95_ms"}
         tails = {name: lambda outcome, key=key: outcome.times[key] for name, key in names.items()}

@@ -1,4 +1,5 @@
-"""`moectl split`: solve each layer's budget, cache size and split ratio from a trace and latencies, into the store."""
+"""`moectl split`: solve each layer's budget, cache size and split ratio from a trace and latencies,
+into the store."""
 
 import time
 from dataclasses import asdict, dataclass, replace
@@ -46,9 +47,9 @@ REPLAY = "replay"
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """What to solve. Latencies are those of a named machine, or `here`: those of the store's newest hardware profile of
-    the model, over its own link unless `link` names one; the caches of the curves evict by `eviction`. Raises BadUsage
-    for what is not understood."""
+    """What to solve. Latencies are those of a named machine, or `here`: those of the store's newest
+    hardware profile of the model, over its own link unless `link` names one; the caches of the
+    curves evict by `eviction`. Raises BadUsage for what is not understood."""
 
     budget: str = "25%"
     machine: str = HERE
@@ -69,8 +70,9 @@ class SplitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SplitMachine:
-    """The machine that a split is for, and its latencies. `basis` is their origin: the name of the machine, or the run
-    that measured them, its machine and link. `costs` is None where nothing was measured."""
+    """The machine that a split is for, and its latencies. `basis` is their origin: the name of the
+    machine, or the run that measured them, its machine and link. `costs` is None where nothing was
+    measured."""
 
     machine: Machine
     latencies: Latencies
@@ -80,8 +82,9 @@ class SplitMachine:
 
 @dataclass(frozen=True, slots=True)
 class StoredSplit:
-    """A split, how it was solved and from what. `exposed_ms` is the exposed stall of a token over all layers in the
-    solvers' model: for this split, for equal budgets and for the other solvers."""
+    """A split, how it was solved and from what. `exposed_ms` is the exposed stall of a token over
+    all layers in the solvers' model: for this split, for equal budgets and for the other
+    solvers."""
 
     run_id: int
     answer: Answer
@@ -98,7 +101,8 @@ class StoredSplit:
 def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
     """Measure the curves of the source's trace, solve, and write both to the store.
 
-    Raises BadUsage, BadInput (no store, a trace that cannot tell) or Incompatible (no hardware profile).
+    Raises BadUsage, BadInput (no store, a trace that cannot tell) or Incompatible (no hardware
+    profile).
     """
     started_at, start_s = utc_now(), time.monotonic()
     opened = open_source(source)
@@ -269,7 +273,8 @@ def _solve(
 
 
 def _replayed(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) -> SolvedSplit:
-    """Return the fastest split of those that the solvers find and of even cuts, the trace replayed with each."""
+    """Return the fastest split of those that the solvers find and of even cuts, the trace replayed
+    with each."""
     workload = Workload(
         opened.trace, opened.model, target.machine, artefacts=opened.artefacts, costs=target.costs
     )

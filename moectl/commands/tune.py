@@ -1,5 +1,5 @@
-"""`moectl tune`: the fastest policies for a model, a budget and a machine, lossless and within a loss; found by
-simulation, verified live, kept as presets."""
+"""`moectl tune`: the fastest policies for a model, a budget and a machine, lossless and within a
+loss; found by simulation, verified live, kept as presets."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -78,8 +78,8 @@ def tune(
     threads: int,
     is_quiet: bool = True,
 ) -> Tuned:
-    """Search on the trace, verify the picks live, keep them as presets; tell each phase on stderr unless `is_quiet`.
-    Raises BadUsage, BadInput, Incompatible."""
+    """Search on the trace, verify the picks live, keep them as presets; tell each phase on stderr
+    unless `is_quiet`. Raises BadUsage, BadInput, Incompatible."""
     torch.set_num_threads(threads)
     check_store(store)
     name = name or str(demo_model())
@@ -150,7 +150,8 @@ def _searched(
 
 
 def _check(name: str, request: TuneRequest) -> None:
-    """Raise, before anything is measured, for a model without weights and for a wrong path to a text."""
+    """Raise, before anything is measured, for a model without weights and for a wrong path to a
+    text."""
     if name in MODELS and not Path(name).exists():
         raise BadUsage(
             f"{name} is a shape without weights, and nothing of it can be verified: give a checkpoint"

@@ -1,4 +1,5 @@
-"""The file of answers: a JSON line each, in the order of the prompts, whole whatever ends the command."""
+"""The file of answers: a JSON line each, in the order of the prompts, whole whatever ends the
+command."""
 
 import json
 import os
@@ -16,8 +17,8 @@ _BEGINNING = b'{"row": 1, '
 
 
 class AnswerFile:
-    """Takes answers in any order and appends each once all before it are there. `num_written` counts lines, those of
-    earlier commands among them; `num_bad` those of them with an error."""
+    """Takes answers in any order and appends each once all before it are there. `num_written`
+    counts lines, those of earlier commands among them; `num_bad` those of them with an error."""
 
     def __init__(
         self, file: IO[bytes], path: Path, run: str, *, num_written: int, num_bad: int
@@ -27,8 +28,8 @@ class AnswerFile:
         self._early: dict[int, bytes] = {}  # by the number of the row
 
     def put(self, number: int, answer: Mapping[str, object]) -> None:
-        """Take the answer to row `number`, from 1 on. Raises OutOfResources where the disk is full: every line that is
-        there is whole."""
+        """Take the answer to row `number`, from 1 on. Raises OutOfResources where the disk is full:
+        every line that is there is whole."""
         line = {"row": number, **answer, "run": self._run}
         self._early[number] = (
             json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
@@ -60,11 +61,11 @@ def _write_all(file: IO[bytes], line: bytes) -> None:
 
 @contextmanager
 def appended(path: Path, run: str) -> Iterator[AnswerFile]:
-    """Open a new file of answers, or one that a command with the same `run` has begun, without a line that was not
-    written to its end.
+    """Open a new file of answers, or one that a command with the same `run` has begun, without a
+    line that was not written to its end.
 
-    Raises BadInput where it cannot be written, Incompatible where another command has begun it, OutOfResources where
-    another process writes it.
+    Raises BadInput where it cannot be written, Incompatible where another command has begun it,
+    OutOfResources where another process writes it.
     """
     check_writable(path)
     if path.exists():
@@ -94,7 +95,8 @@ def _unbuffered(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _whole_lines(path: Path, run: str) -> tuple[int, int, int]:
-    """How many lines are whole, how many of them are errors, and where they end. Raises Incompatible."""
+    """How many lines are whole, how many of them are errors, and where they end. Raises
+    Incompatible."""
     num_lines, num_bad, end = 0, 0, 0
     with path.open("rb") as file:
         for line in file:

@@ -22,8 +22,8 @@ class _Asked:
 
 
 class Answering:
-    """Gives `put` the number and the answer of each row, in any order. Row number n is drawn with the seed of
-    `sampling` plus n - 1."""
+    """Gives `put` the number and the answer of each row, in any order. Row number n is drawn with
+    the seed of `sampling` plus n - 1."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""The prompts of a file, a row each: plain text, JSON, jsonl or parquet. A row that cannot be used says why, in its
-place."""
+"""The prompts of a file, a row each: plain text, JSON, jsonl or parquet. A row that cannot be used
+says why, in its place."""
 
 import hashlib
 import math
@@ -31,8 +31,8 @@ Id = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One row: its number from 1 on, its `id` if it has one, and its prompt, a text or the messages of a chat; or
-    the `problem` that it has, by a code and in words."""
+    """One row: its number from 1 on, its `id` if it has one, and its prompt, a text or the messages
+    of a chat; or the `problem` that it has, by a code and in words."""
 
     number: int
     id: Id | None = None
@@ -42,7 +42,8 @@ class PromptRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptFile:
-    """A file of prompts as it was at first sight: the sha256 of its bytes, and a digest of 8 bytes for each row."""
+    """A file of prompts as it was at first sight: the sha256 of its bytes, and a digest of 8 bytes
+    for each row."""
 
     path: Path
     digest: str
@@ -74,8 +75,8 @@ class PromptFile:
         return len(self.row_digests)
 
     def rows(self) -> Iterator[PromptRow]:
-        """Yield every row in order. Raises BadInput where the file as a whole cannot be read, and at the first row
-        that is another than at first sight."""
+        """Yield every row in order. Raises BadInput where the file as a whole cannot be read, and
+        at the first row that is another than at first sight."""
         seen: dict[Id, int] = {}
         number = 0
         for number, given in enumerate(_given(self.path), start=1):
@@ -105,7 +106,8 @@ def _digest(given: object) -> int:
 
 
 def _given(path: Path) -> Iterator[object]:
-    """Yield each row as the file has it: a line of text or JSON, bytes where it is neither, or fields."""
+    """Yield each row as the file has it: a line of text or JSON, bytes where it is neither, or
+    fields."""
     with plain_errors(path), opened(path) as file:
         if kind(path) == _PARQUET:
             yield from _parquet_rows(path, file)

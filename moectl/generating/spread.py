@@ -1,4 +1,5 @@
-"""Answers the prompts of a file on many workers: each holds the model at the budget, and answers a part of the rows."""
+"""Answers the prompts of a file on many workers: each holds the model at the budget, and answers a
+part of the rows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,8 @@ _TASKS_AHEAD = 16  # of each worker: what is answered before a lost row is waits
 
 @dataclass(frozen=True, slots=True)
 class RowsAnswered:
-    """What a task gave: its answers by the number of the row, in any order; what they took; and how they were run."""
+    """What a task gave: its answers by the number of the row, in any order; what they took; and how
+    they were run."""
 
     answers: tuple[tuple[int, Mapping[str, object]], ...]
     done: BatchWork
@@ -35,9 +37,11 @@ class RowsAnswered:
 
 
 class AnswerRows:
-    """The work of a worker: answers the rows of a task together, on one thread. The first task opens the model.
+    """The work of a worker: answers the rows of a task together, on one thread. The first task
+    opens the model.
 
-    `batch` is the number of requests at a time, None: as many as memory allows beside `together - 1` other workers.
+    `batch` is the number of requests at a time, None: as many as memory allows beside `together -
+    1` other workers.
     """
 
     def __init__(
@@ -57,7 +61,8 @@ class AnswerRows:
         self._session: Session | None = None
 
     def __call__(self, rows: Sequence[PromptRow]) -> RowsAnswered:
-        """Raises Incompatible where the model's name leads to another model, and what opening it and a pass raise."""
+        """Raises Incompatible where the model's name leads to another model, and what opening it
+        and a pass raise."""
         session = self._opened()
         size = batch_size(session, self._batch, together=self._together)
         answers: list[tuple[int, Mapping[str, object]]] = []
@@ -78,8 +83,8 @@ class AnswerRows:
 
 
 class SpreadAnswering:
-    """Gives workers the rows in parts, and writes their answers to the file `answers`. `receipt` and `batch` are those
-    of the worker that answered last, None before the first."""
+    """Gives workers the rows in parts, and writes their answers to the file `answers`. `receipt`
+    and `batch` are those of the worker that answered last, None before the first."""
 
     def __init__(self, work: AnswerRows, executor: Executor, answers: AnswerFile) -> None:
         self.done = BatchWork()
@@ -90,10 +95,12 @@ class SpreadAnswering:
     def run(
         self, rows: Iterator[PromptRow], num_rows: int, told: Callable[[BatchWork], None]
     ) -> None:
-        """Answer all `num_rows` rows; `told` is called after each part. A part whose worker is killed goes to another.
+        """Answer all `num_rows` rows; `told` is called after each part. A part whose worker is
+        killed goes to another.
 
-        Raises Partly for a part that failed at every attempt: the file then has all answers before it, and the same
-        command goes on there. Raises OutOfResources for a full disk, and any other Problem of a worker.
+        Raises Partly for a part that failed at every attempt: the file then has all answers before
+        it, and the same command goes on there. Raises OutOfResources for a full disk, and any other
+        Problem of a worker.
         """
         begin_s = perf_counter()
         size = max(1, min(_MOST_ROWS, num_rows // (_MIN_TASKS * self._executor.count)))

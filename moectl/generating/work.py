@@ -1,4 +1,5 @@
-"""What answering prompts has come to: answers, tokens, seconds and counters, of one process or of many."""
+"""What answering prompts has come to: answers, tokens, seconds and counters, of one process or of
+many."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,8 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class BatchWork:
-    """Answers, tokens of prompts and answers, passes of the model and their counters, the milliseconds of them in which
-    compute waited for the link; `seconds` on the clock."""
+    """Answers, tokens of prompts and answers, passes of the model and their counters, the
+    milliseconds of them in which compute waited for the link; `seconds` on the clock."""
 
     num_answers: int = 0
     num_prompt_tokens: int = 0

@@ -1,4 +1,5 @@
-"""The chapters of a report, in order: measured live and simulated apart, other tools and tuned presets, the model."""
+"""The chapters of a report, in order: measured live and simulated apart, other tools and tuned
+presets, the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

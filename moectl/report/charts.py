@@ -1,4 +1,5 @@
-"""Charts of the report alone, and the HTML figure around a drawing: marks carry the values they stand for."""
+"""Charts of the report alone, and the HTML figure around a drawing: marks carry the values they
+stand for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from moectl.show.svg import LEVELS, Drawing, exact, log_scale, name_width, shade
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A mark in a row: its place, size and name, its tooltip `title`, and the exact values behind it."""
+    """A mark in a row: its place, size and name, its tooltip `title`, and the exact values behind
+    it."""
 
     x: float
     size: float
@@ -22,8 +24,8 @@ class Point:
 
 
 def figure(drawing: Drawing, *, kind: str = "") -> str:
-    """A drawing on a page, below its title. Of kind `wide` it takes the whole width, and only on a screen has it room;
-    of kind `narrow` it is for a phone."""
+    """A drawing on a page, below its title. Of kind `wide` it takes the whole width, and only on a
+    screen has it room; of kind `narrow` it is for a phone."""
     width = drawing.width
     most = "" if kind == "wide" else f' style="max-width:{width * 1.3:.0f}px"'
     svg = (

@@ -1,4 +1,5 @@
-"""The section of a bench with its picture: time against quality, or time alone where quality is not known."""
+"""The section of a bench with its picture: time against quality, or time alone where quality is not
+known."""
 
 from collections.abc import Sequence
 
@@ -52,7 +53,8 @@ def _scatters(source: ReportSource, job: StoredBench, rows: Sequence[Record]) ->
 
 
 def _scatter(rows: Sequence[Record], *, title: str, is_absolute: bool) -> str:
-    """The picture twice, for a screen and for a phone; the page shows the one that suits its width."""
+    """The picture twice, for a screen and for a phone; the page shows the one that suits its
+    width."""
     marks = [Mark(_time(row, is_absolute), row["loss"], row["preset"], _kind(row)) for row in rows]
     names = ", ".join(mark.name for mark in marks)
     name, drawn = _MS if is_absolute else _TIMES, []

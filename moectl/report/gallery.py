@@ -1,4 +1,5 @@
-"""What a store knows of a model as picture files: measurements, replicas, and what its newest trace shows."""
+"""What a store knows of a model as picture files: measurements, replicas, and what its newest trace
+shows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

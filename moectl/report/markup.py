@@ -13,7 +13,8 @@ Format = Callable[[object], str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: heading, column of the query, format of its values, and the meaning of the heading."""
+    """A column of a table: heading, column of the query, format of its values, and the meaning of
+    the heading."""
 
     heading: str
     name: str
@@ -23,7 +24,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the page. `queries` return every number in `body`; without a body `missing` says how to make one."""
+    """A section of the page. `queries` return every number in `body`; without a body `missing` says
+    how to make one."""
 
     key: str
     title: str
@@ -59,7 +61,8 @@ def whole(value: object) -> str:
 
 
 def data(value: object, shown: Format = short) -> str:
-    """A number in short form that carries its exact value; of a run that does not say it, that it is unknown."""
+    """A number in short form that carries its exact value; of a run that does not say it, that it
+    is unknown."""
     if value is None:
         return "unknown"
     return f'<data value="{exact(value)}">{escape(shown(value))}</data>'
@@ -76,8 +79,9 @@ def table(
     label: str,
     has_cards: bool = False,
 ) -> str:
-    """A table of rows, or of groups of rows by heading. Where it is too wide it scrolls sideways and its first column
-    stays in view; with `has_cards` a narrow screen shows each row as a card."""
+    """A table of rows, or of groups of rows by heading. Where it is too wide it scrolls sideways
+    and its first column stays in view; with `has_cards` a narrow screen shows each row as a
+    card."""
     groups = rows if isinstance(rows, Mapping) else {"": rows}
     bodies = "".join(_body(heading, own, columns) for heading, own in groups.items() if own)
     head = f"<thead><tr>{''.join(map(_heading, columns))}</tr></thead>"

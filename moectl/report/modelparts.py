@@ -1,4 +1,5 @@
-"""Sections of a report on the model: use of experts, co-activation, stand-ins, quantisation loss, splits."""
+"""Sections of a report on the model: use of experts, co-activation, stand-ins, quantisation loss,
+splits."""
 
 from collections.abc import Sequence
 

@@ -32,7 +32,8 @@ _RUNS = (
 
 
 def render(store: Store, *, job: str | None = None, model_id: str | None = None) -> str:
-    """The page of `model_id`, by default the model of the newest bench; `job` is the bench that leads it."""
+    """The page of `model_id`, by default the model of the newest bench; `job` is the bench that
+    leads it."""
     source = ReportSource(store, job=job, model_id=model_id)
     parts = [
         Chapter("", [environment(source)]),
@@ -74,7 +75,8 @@ def _chapter(chapter: Chapter, named: Callable[[Section], Section]) -> str:
 
 
 def _named(source: ReportSource) -> Callable[[Section], Section]:
-    """A function that adds the model to the commands in a section; without it they would use the bundled model."""
+    """A function that adds the model to the commands in a section; without it they would use the
+    bundled model."""
     names = [str(row["name"]) for row in source.models]
     name = "" if not names or is_bundled(names[0]) else f" {escape(shlex.quote(names[0]))}"
     return lambda part: replace(

@@ -1,12 +1,14 @@
-"""The queries of a report. All its numbers are computed here, in SQL, so that a reader can repeat them."""
+"""The queries of a report. All its numbers are computed here, in SQL, so that a reader can repeat
+them."""
 
 from collections.abc import Sequence
 
 from artifacts.store.schema import literal
 from moectl.show.losses import LEAST_SCORED
 
-# The newest row of each setting of one bench; `altered` counts requests whose output differs from the full model's,
-# `error` is the standard error of `loss`: as it was kept, else what the divergence makes likely.
+# The newest row of each setting of one bench; `altered` counts requests whose output differs from
+# the full model's, `error` is the standard error of `loss`: as it was kept, else what the
+# divergence makes likely.
 _ROWS = """
 WITH rows AS (
   SELECT b.*, a.altered, b.budget || ' ' || b.link AS place,
@@ -120,8 +122,9 @@ FROM judged JOIN runs USING (run_id),
 ORDER BY t.task, t.metric, t.value DESC, run_id"""
 )
 
-# The cost of buddies and controls in nats of KL for each replaced rank of a token, which makes different shares of
-# replaced ranks comparable. Errors are those of the difference to the buddies, paired by text.
+# The cost of buddies and controls in nats of KL for each replaced rank of a token, which makes
+# different shares of replaced ranks comparable. Errors are those of the difference to the buddies,
+# paired by text.
 STAND_IN_PRICES = (
     _ROWS
     + """, priced AS (
@@ -219,7 +222,8 @@ WHERE status = 'complete' AND model_id = {model} AND json_extract(contents, {pat
 
 
 def filled(query: str, **values: str | int | Sequence[int] | Sequence[str] | None) -> str:
-    """Return the query with these values in their places, texts quoted: a store may hold any text."""
+    """Return the query with these values in their places, texts quoted: a store may hold any
+    text."""
     return query.format(**{name: _sql(value) for name, value in values.items()})
 
 

@@ -30,7 +30,8 @@ class ReportSource:
     def __init__(
         self, store: Store, *, job: str | None = None, model_id: str | None = None
     ) -> None:
-        """The leading bench is `job`, else the newest live one, else the newest, of `model_id` if given."""
+        """The leading bench is `job`, else the newest live one, else the newest, of `model_id` if
+        given."""
         self._store = store
         benches = [
             bench

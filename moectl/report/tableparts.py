@@ -1,4 +1,5 @@
-"""Tables of benches: every row of one, scores of tasks, what other tools measured, and tuned presets."""
+"""Tables of benches: every row of one, scores of tasks, what other tools measured, and tuned
+presets."""
 
 from html import escape
 
@@ -90,8 +91,8 @@ _OUTPUTS = {
 
 
 def every_row(source: ReportSource, job: StoredBench) -> Section:
-    """A table for each budget and link: presets that keep the full model's output, then the others, the fastest
-    first."""
+    """A table for each budget and link: presets that keep the full model's output, then the others,
+    the fastest first."""
     asked = queries.filled(queries.TABLE, job=job.digest)
     rows = source.rows(asked)
     full = [row for row in rows if row["preset"] == "full"]

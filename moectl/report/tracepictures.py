@@ -1,5 +1,5 @@
-"""Pictures of what a model's routers did in a trace, and of what caches make of it. All values are counts: equal traces
-give equal pictures."""
+"""Pictures of what a model's routers did in a trace, and of what caches make of it. All values are
+counts: equal traces give equal pictures."""
 
 import numpy as np
 
@@ -75,8 +75,9 @@ def hit_rates(trace: Trace, shape: Shape) -> Drawing:
 
 
 def residency(trace: Trace, shape: Shape) -> Drawing:
-    """Which experts are resident while one token after another is decoded, with a quarter of them in the fast tier and
-    the least recently used evicted. Programs that play no animation, and readers who want none, see the last token."""
+    """Which experts are resident while one token after another is decoded, with a quarter of them
+    in the fast tier and the least recently used evicted. Programs that play no animation, and
+    readers who want none, see the last token."""
     title = "Resident experts, token by token (a quarter of them, lru)"
     first, tables = _residents(trace, shape)
     cell = min(18.0, (WIDTH - 40) / shape.num_experts)
@@ -122,7 +123,8 @@ def _controller(
 
 
 def _residents(trace: Trace, shape: Shape) -> tuple[int, list[tuple[np.ndarray, ...]]]:
-    """The first token shown, and of each token what was resident and not used, hit, and loaded: each [L, E] bool."""
+    """The first token shown, and of each token what was resident and not used, hit, and loaded:
+    each [L, E] bool."""
     controller = _controller(trace, shape, "lru", 0.25, Scope.LAYER)
     tables: dict[int, tuple[np.ndarray, ...]] = {}
     size = (shape.num_layers, shape.num_experts)

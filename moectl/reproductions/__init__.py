@@ -1,1 +1,2 @@
-"""Figures of papers beside ours, from replays on virtual time, with assumptions and disagreements."""
+"""Figures of papers beside ours, from replays on virtual time, with assumptions and
+disagreements."""

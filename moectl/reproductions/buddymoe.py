@@ -1,4 +1,5 @@
-"""BuddyMoE, Tables 2 to 4 and Figure 8: throughput and bytes over PCIe with stand-ins and without."""
+"""BuddyMoE, Tables 2 to 4 and Figure 8: throughput and bytes over PCIe with stand-ins and
+without."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ MODEL, MACHINE = "deepseek-v2-lite", "a100-pcie4"
 DIALS = Dials(
     skew=0.7, locality=0.0, similarity=0.94, predictability=0.8, tokens=120, requests=1, prompt=16
 )
-# What rho of a token may mean: its weakest rho ranks, so many of a layer's absent ones, or of those of all layers.
+# What rho of a token may mean: its weakest rho ranks, so many of a layer's absent ones, or of those
+# of all layers.
 READINGS = {
     "weakest ranks": "buddy:keep={kept}",
     "in a layer": "buddy:rho={rho}",
@@ -43,7 +45,8 @@ _NEAR = 0.5  # of the paper's gain
 
 @dataclass(slots=True)
 class Traffic:
-    """Experts that decoded tokens of the second half of the trace load on demand, and move over the link in all."""
+    """Experts that decoded tokens of the second half of the trace load on demand, and move over the
+    link in all."""
 
     first_pass: int
     num_tokens: int = 0
@@ -66,7 +69,8 @@ class Traffic:
 
 @dataclass(slots=True)
 class FittedLine:
-    """The workload and its traffic by policy text and share; milliseconds a token are `constant + by_load * loads`."""
+    """The workload and its traffic by policy text and share; milliseconds a token are `constant +
+    by_load * loads`."""
 
     workload: Workload
     traffic: dict[tuple[str, float], Traffic] = field(default_factory=dict)
@@ -74,7 +78,8 @@ class FittedLine:
     by_load: float = 0.0
 
     def of(self, miss: str, share: float) -> Traffic:
-        """Return the traffic, replayed once. What is resident was used most, by layer, as in section 2.2."""
+        """Return the traffic, replayed once. What is resident was used most, by layer, as in
+        section 2.2."""
         if (miss, share) not in self.traffic:
             half = int(self.workload.trace.pass_indices().max()) // 2
             texts = {"eviction": "lfu", "miss": miss, "prefetch": "next_gate"}
@@ -105,7 +110,8 @@ class FittedLine:
 
 
 def reproduce() -> Reproduction:
-    """Fit the constant and the time of a load to the rows of the original, and predict all others."""
+    """Fit the constant and the time of a load to the rows of the original, and predict all
+    others."""
     model = MODELS[MODEL]
     layer_s = min(original_ms().values()) / 1e3 / model.shape.num_layers
     window = int(machine(MACHINE).link_gbps * 1e9 * layer_s)

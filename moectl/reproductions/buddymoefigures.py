@@ -8,9 +8,9 @@ TABLES = dict(zip(SHARES, ("Table 2", "Table 3", "Table 4"), strict=True))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of Tables 2 to 4: DeepSeek-V2-Lite on an A100. `threshold` is the share of co-activation that lists cover,
-    `buddies` their longest, `rho` the limit of replacements a token; `accuracy` is the mean of ARC-Easy and
-    ARC-Challenge. None: not printed."""
+    """A row of Tables 2 to 4: DeepSeek-V2-Lite on an A100. `threshold` is the share of
+    co-activation that lists cover, `buddies` their longest, `rho` the limit of replacements a
+    token; `accuracy` is the mean of ARC-Easy and ARC-Challenge. None: not printed."""
 
     share: float
     method: str
@@ -48,7 +48,8 @@ ROWS = (
     Row(0.375, BUDDIES, 0.645, 27.33, 0.95, 16, 3),
     Row(0.375, BUDDIES, 0.51, 27.46, 0.95, 16, 4),
 )
-MORE_READS = 0.20  # section 5.3 and Figure 8: bytes over PCIe of the original over those with buddies, less 1, about
+# section 5.3 and Figure 8: bytes over PCIe of the original over those with buddies, less 1, about
+MORE_READS = 0.20
 
 
 def original_ms() -> dict[float, float]:

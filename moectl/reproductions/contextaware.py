@@ -1,4 +1,5 @@
-"""Context-aware MoE on CXL GPU-NDP systems: decoding, NDP side and end to end over MoNDE and HOBBIT, by its text."""
+"""Context-aware MoE on CXL GPU-NDP systems: decoding, NDP side and end to end over MoNDE and
+HOBBIT, by its text."""
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from moectl.show.render import Sheet
 
 
 def reproduce() -> Reproduction:
-    """Predict the speed-ups; the rate at which MoNDE swaps is fitted to one printed figure of each model."""
+    """Predict the speed-ups; the rate at which MoNDE swaps is fitted to one printed figure of each
+    model."""
     device = machine(MACHINE)
     measured = {name: measure(name, device) for name in paper.MODELS_MEASURED}
     return Reproduction(

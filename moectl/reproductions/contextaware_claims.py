@@ -1,4 +1,5 @@
-"""The statements of the context-aware GPU-NDP paper beside what its own parameters give, each with its verdict."""
+"""The statements of the context-aware GPU-NDP paper beside what its own parameters give, each with
+its verdict."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -87,7 +88,8 @@ def _of_memory(device: Machine) -> Iterator[Claim]:
 
 
 def loading_share(device: Machine) -> float:
-    """The share of bringing one expert in the time of a layer of one token that misses it, Mixtral-8x7B."""
+    """The share of bringing one expert in the time of a layer of one token that misses it,
+    Mixtral-8x7B."""
     model = MODELS[paper.SMALL]
     costs = Costs.of(model, device)
     computed = costs.rest.seconds(1) + model.shape.top_k * costs.expert.seconds(1)
@@ -142,7 +144,8 @@ def _of_requests(measured: Mapping[str, Measured]) -> Iterator[Claim]:
 
 
 def _by_length(one: Measured, bits: int, rival: Timed, printed: float) -> str:
-    """How many times as fast, by the tokens that are decoded, and from how many on as many times as printed."""
+    """How many times as fast, by the tokens that are decoded, and from how many on as many times as
+    printed."""
     first, last = (one.end_to_end(bits, rival, count) for count in (LENGTHS[0], LENGTHS[-1]))
     least = tokens_for(one, bits, printed, rival)
     reached = "never" if least is None else f"from {least} decoded tokens"
@@ -150,8 +153,8 @@ def _by_length(one: Measured, bits: int, rival: Timed, printed: float) -> str:
 
 
 def tokens_for(one: Measured, bits: int, speedup: float, rival: Timed) -> int | None:
-    """The fewest decoded tokens at which a request is so many times as fast as by the rival; None where no request
-    is."""
+    """The fewest decoded tokens at which a request is so many times as fast as by the rival; None
+    where no request is."""
     ours = one.ours[bits]
     gained = rival.token_s - speedup * ours.token_s
     if gained <= 0:

@@ -1,7 +1,9 @@
-"""Figures of *Context-Aware MoE Inference on CXL-Enabled GPU-NDP Systems* (2025), each with where it is printed.
+"""Figures of *Context-Aware MoE Inference on CXL-Enabled GPU-NDP Systems* (2025), each with where
+it is printed.
 
-Figures 2 to 6 are pictures: of them only what the text says is here. Lengths, batch size, link rate, where prompts run,
-and what the compared MoNDE keeps on the GPU and how often it swaps are not printed at all.
+Figures 2 to 6 are pictures: of them only what the text says is here. Lengths, batch size, link
+rate, where prompts run, and what the compared MoNDE keeps on the GPU and how often it swaps are not
+printed at all.
 """
 
 from dataclasses import dataclass
@@ -31,9 +33,11 @@ HOT = {SMALL: 4, LARGE: 2}
 
 # Table 1: billions of parameters in experts, and in all.
 PARAMETERS = {SMALL: (45.1, 46.7), LARGE: (135.5, 140.6)}
-# Section 1: GB of Mixtral-8x22B in FP16, approximately; the share of a block's time that bringing an expert can exceed.
+# Section 1: GB of Mixtral-8x22B in FP16, approximately; the share of a block's time that bringing
+# an expert can exceed.
 LARGE_GB, LOADING_SHARE = Printed.at("1", 280), Printed.at("1, after DAOP", 0.90)
-# Section 3.2, Figure 4: cosine of expert use in prefill and decoding, mean over layers, Mixtral-8x7B on TruthfulQA.
+# Section 3.2, Figure 4: cosine of expert use in prefill and decoding, mean over layers,
+# Mixtral-8x7B on TruthfulQA.
 COSINE = Printed.at("3.2, Figure 4", 0.89)
 
 # Section 5.2 by model and average bits, over MoNDE on the same system.
@@ -59,7 +63,8 @@ OVER_HOBBIT = {SMALL: Printed.at("5.2, Figure 5", 18), LARGE: Printed.at("5.2, F
 # The abstract's decoding throughput over the state of the art, "up to".
 ABSTRACT = Printed.at("abstract, 7", 8.7)
 
-# Table 3, Mixtral-8x7B, four experts a layer in FP16: per cent of eight tasks, and the printed average.
+# Table 3, Mixtral-8x7B, four experts a layer in FP16: per cent of eight tasks, and the printed
+# average.
 TABLE_3 = {
     "original": ((68.02, 42.48, 64.87, 84.05, 56.83, 85.35, 76.24, 82.43), 70.03),
     "3 bits, no selector": ((67.12, 42.88, 64.34, 83.37, 55.46, 85.02, 76.87, 82.64), 69.71),
@@ -68,7 +73,8 @@ TABLE_3 = {
     "2 bits": ((63.31, 40.46, 60.07, 81.35, 53.66, 81.77, 73.09, 79.76), 66.68),
 }
 TASKS = ("MMLU", "MathQA", "HellaSwag", "ARC-E", "ARC-C", "BoolQ", "WinoGrande", "PIQA")
-# Sections 5.3 and 7: the average drop in points by bits, and what the selector gains at 2 bits ("slight" at 3).
+# Sections 5.3 and 7: the average drop in points by bits, and what the selector gains at 2 bits
+# ("slight" at 3).
 DROP, SELECTOR_GAIN = (
     {3: Printed.at("abstract, 5.3", 0.13), 2: Printed.at("5.3", 3.4)},
     Printed.at("5.3", 3.2),

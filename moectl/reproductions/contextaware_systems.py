@@ -1,7 +1,9 @@
-"""The systems of the context-aware GPU-NDP paper on virtual time: ours, MoNDE in three readings, and HOBBIT.
+"""The systems of the context-aware GPU-NDP paper on virtual time: ours, MoNDE in three readings,
+and HOBBIT.
 
-The systems that place experts migrate them before decoding. Their times per token are those of a link without delay,
-as everything is there; their migration is charged whole, by its bytes over the link.
+The systems that place experts migrate them before decoding. Their times per token are those of a
+link without delay, as everything is there; their migration is charged whole, by its bytes over the
+link.
 """
 
 import math
@@ -22,7 +24,8 @@ from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 
 MACHINE = "h100-cxl-ndp"
-# Uses in prefill and in decoding have a cosine of .89 in this trace, as the paper reports (Mixtral-8x7B, TruthfulQA).
+# Uses in prefill and in decoding have a cosine of .89 in this trace, as the paper reports
+# (Mixtral-8x7B, TruthfulQA).
 DIALS = Dials(skew=0.8, locality=0.0, similarity=0.5, tokens=2 * 448, requests=2, prompt=64)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)  # decoded tokens of a request
 RATES = (0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2)  # experts swapped in a layer and token
@@ -37,7 +40,8 @@ STATIC, NOTHING, SWAPS, HOBBIT = (
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of a whole model: of a prompt, of the migration after it, of a decoded token, and of that on the NDP."""
+    """Seconds of a whole model: of a prompt, of the migration after it, of a decoded token, and of
+    that on the NDP."""
 
     ttft_s: float
     migration_s: float
@@ -51,8 +55,8 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One model: our system by average bits, its rivals by name, MoNDE by swap rate, and the rate at which our
-    throughput at 3 bits over MoNDE is the printed one."""
+    """One model: our system by average bits, its rivals by name, MoNDE by swap rate, and the rate
+    at which our throughput at 3 bits over MoNDE is the printed one."""
 
     ours: dict[int, Timed]
     rivals: dict[str, Timed]
@@ -114,14 +118,15 @@ def measure(name: str, device: Machine) -> Measured:
 
 
 def keeping_nothing(device: Machine) -> Setting:
-    """MoNDE as published: of a step's experts it fetches those that arrive while the near tier computes the others."""
+    """MoNDE as published: of a step's experts it fetches those that arrive while the near tier
+    computes the others."""
     miss = f"qstar:ratio={device.link_gbps / device.near_gbps:.4f}"
     return Setting(NOTHING, policies={"miss": miss}, scope=Scope.GLOBAL, budget="2x")
 
 
 def fitted_rate(name: str, ours: Timed, by_rate: dict[float, Timed]) -> float:
-    """The rate at which MoNDE takes as many times as long for a token as the paper prints for 3 bits: read off the
-    straight line between the two rates beside it."""
+    """The rate at which MoNDE takes as many times as long for a token as the paper prints for 3
+    bits: read off the straight line between the two rates beside it."""
     ratios = [one.token_s / ours.token_s for one in by_rate.values()]
     return round(float(np.interp(paper.DECODING[name, 3].low, ratios, list(by_rate))), 4)
 
@@ -135,7 +140,8 @@ def _timed(outcome: Outcome, times: float) -> Timed:
 
 
 def cold_expert(device: Machine, bits: int) -> float:
-    """Time of one expert on the near tier at full precision over its time at `bits`, for one token."""
+    """Time of one expert on the near tier at full precision over its time at `bits`, for one
+    token."""
     model = MODELS[paper.SMALL]
     nbytes = typical(np.ones((1, 1)), expert_nbytes=model.shape.expert_nbytes).nbytes
     near = Costs.of(model, device).near
@@ -143,7 +149,8 @@ def cold_expert(device: Machine, bits: int) -> float:
 
 
 def gpu_gb(name: str, num_hot: int) -> float:
-    """GB of the GPU's memory for so many hot experts a layer in FP16 and all other weights, without a cache."""
+    """GB of the GPU's memory for so many hot experts a layer in FP16 and all other weights, without
+    a cache."""
     model = MODELS[name]
     others = backbone_memory(model, backbone_of(name)).weights_nbytes
     return (num_hot * model.shape.num_layers * model.shape.expert_nbytes + others) / 1e9

@@ -1,4 +1,5 @@
-"""fMoE, Figures 3, 9 to 13 and 16: what stored expert maps gain, on requests that are not among the maps."""
+"""fMoE, Figures 3, 9 to 13 and 16: what stored expert maps gain, on requests that are not among the
+maps."""
 
 from pathlib import Path
 
@@ -33,9 +34,11 @@ _ENTROPIES = "Figure 3b, section 2.4: entropies over ln E"
 
 
 def reproduce(trace: Path | None = None) -> Reproduction:
-    """Replay each quarter of this trace's requests with maps of the others, by default requests to the bundled model.
+    """Replay each quarter of this trace's requests with maps of the others, by default requests to
+    the bundled model.
 
-    Raises BadInput for a trace without embeddings, probabilities or predictions, or with one request only.
+    Raises BadInput for a trace without embeddings, probabilities or predictions, or with one
+    request only.
     """
     found = replay_all(trace)
     return Reproduction(

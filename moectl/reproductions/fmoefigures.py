@@ -1,4 +1,5 @@
-"""The numbers in the text of the fMoE paper, each with its section and figure; what is only plotted is left out."""
+"""The numbers in the text of the fMoE paper, each with its section and figure; what is only plotted
+is left out."""
 
 from dataclasses import dataclass
 
@@ -8,7 +9,8 @@ RIVALS = {
     "MoE-Infinity": "moe-infinity",
     "ProMoE": None,
 }
-"""The preset of each system that fMoE is compared with. `promoe` needs predictors fitted to the model."""
+"""The preset of each system that fMoE is compared with. `promoe` needs predictors fitted to the
+model."""
 
 BEST_RIVAL = "Mixtral-Offloading"  # has the most hits of the four, section 6.2
 HIT_RATE, TTFT, TPOT = "hit rate higher by", "TTFT lower by", "TPOT lower by"
@@ -45,8 +47,9 @@ SMALL_CACHE = _rows("6.4", "11", TPOT, (32, 24, 18, 18))
 SMALL_CACHE_GB = 6
 
 HEADLINE = {"hit rate higher by": 0.36, "latency lower by": 0.47}
-"""Abstract, introduction and conclusion. They are the means of Figure 9: of its hit rates without DeepSpeed-Inference,
-(11 + 34 + 63) / 3 = 36, and of all its eight latencies, (44 + 35 + 33 + 30 + 70 + 61 + 55 + 48) / 8 = 47."""
+"""Abstract, introduction and conclusion. They are the means of Figure 9: of its hit rates without
+DeepSpeed-Inference, (11 + 34 + 63) / 3 = 36, and of all its eight latencies, (44 + 35 + 33 + 30 +
+70 + 61 + 55 + 48) / 8 = 47."""
 
 DISTANCE = 3  # section 6.6, Figure 13: latency is least there
 CAPACITY = 1000  # maps, section 6.6, Figure 14a

@@ -1,4 +1,5 @@
-"""Replays each part of a trace's requests with maps of the other parts, and adds up what every request met.
+"""Replays each part of a trace's requests with maps of the other parts, and adds up what every
+request met.
 
 Shapes: R requests, B resamplings.
 """
@@ -28,8 +29,9 @@ _HITS, _REQUESTS, _PREFILL_S, _PREFILLS, _DECODE_S, _DECODES = range(6)
 
 @dataclass(frozen=True, slots=True)
 class FoldConditions:
-    """What systems are compared under: scope and size of the cache, and the model whose costs on MACHINE count. Without
-    a model the link carries as many experts a layer as a token selects, and times mean nothing."""
+    """What systems are compared under: scope and size of the cache, and the model whose costs on
+    MACHINE count. Without a model the link carries as many experts a layer as a token selects, and
+    times mean nothing."""
 
     scope: str = "global"
     budget: str = BUDGET
@@ -38,8 +40,8 @@ class FoldConditions:
 
 @dataclass(frozen=True, slots=True)
 class ByRequest:
-    """What each request met in a replay: `sums` [6, R] of hits, requested experts, seconds and number of prefills,
-    seconds and number of decode passes."""
+    """What each request met in a replay: `sums` [6, R] of hits, requested experts, seconds and
+    number of prefills, seconds and number of decode passes."""
 
     sums: np.ndarray
 
@@ -68,8 +70,8 @@ class _Fold:
 
 
 class Folds:
-    """A trace's requests in up to four parts, each replayed with maps of the others. Raises BadInput for a trace with
-    one request."""
+    """A trace's requests in up to four parts, each replayed with maps of the others. Raises
+    BadInput for a trace with one request."""
 
     def __init__(self, trace: Trace, model: ModelShape, source: str) -> None:
         self.trace, self.model, self.source = trace, model, source
@@ -107,7 +109,8 @@ class Folds:
         learns: bool = True,
         **policies: str,
     ) -> ByRequest:
-        """Replay all parts, each from an empty cache. `from_empty`: without maps of other requests."""
+        """Replay all parts, each from an empty cache. `from_empty`: without maps of other
+        requests."""
         setting = Setting(
             preset, preset, policies=policies, scope=conditions.scope, budget=conditions.budget
         )
@@ -131,7 +134,8 @@ class Folds:
 
 
 def _by_request(trace: Trace, outcome: Outcome) -> np.ndarray:
-    """Sums [6, R] over each request's passes; a pass of several requests counts for the first of them."""
+    """Sums [6, R] over each request's passes; a pass of several requests counts for the first of
+    them."""
     passes, requests = trace.pass_indices(), np.unique(trace.request, return_inverse=True)[1]
     unit = np.full(passes.max() + 1, requests.max())
     np.minimum.at(unit, passes, requests)

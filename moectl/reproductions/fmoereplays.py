@@ -37,8 +37,8 @@ Runs = dict[str, ByRequest]
 
 @dataclass(frozen=True, slots=True)
 class FmoeReplays:
-    """What was found, by system or by what a figure varies; `systems` in one cache and with a cache a layer, by
-    distance with the link of the times and with that of the hit rates."""
+    """What was found, by system or by what a figure varies; `systems` in one cache and with a cache
+    a layer, by distance with the link of the times and with that of the hit rates."""
 
     folds: Folds
     systems: dict[str, list[ByRequest]]
@@ -55,7 +55,8 @@ class FmoeReplays:
 def replay_all(path: Path | None) -> FmoeReplays:
     """Replay the trace at `path`, by default one of the bundled model.
 
-    Raises BadInput for a trace without embeddings, probabilities or predictions, or with one request only.
+    Raises BadInput for a trace without embeddings, probabilities or predictions, or with one
+    request only.
     """
     folds = Folds(*(_bundled() if path is None else _from_file(path)))
     systems = {
@@ -106,7 +107,8 @@ def _small_caches() -> list[FoldConditions]:
 def _gains(
     folds: Folds, rows: tuple[PaperGain, ...], by_hits: Runs, timed: list[FoldConditions]
 ) -> Gains:
-    """Our gain beside each of the paper's: of hit rates, and of times as the mean over the models that are timed."""
+    """Our gain beside each of the paper's: of hit rates, and of times as the mean over the models
+    that are timed."""
     runs = {name: [folds.run(name, conditions=one) for one in timed] for name in SYSTEMS}
     weights = folds.weights
 

@@ -8,8 +8,8 @@ RESAMPLINGS = 1000
 
 
 def resampled(num_requests: int, *, seed: int = 0) -> np.ndarray:
-    """Return how often each request counts, [1 + RESAMPLINGS, R]: once each in the first row, then as drawn with
-    replacement."""
+    """Return how often each request counts, [1 + RESAMPLINGS, R]: once each in the first row, then
+    as drawn with replacement."""
     drawn = np.random.default_rng(seed).multinomial(
         num_requests, np.full(num_requests, 1 / num_requests), size=RESAMPLINGS
     )

@@ -14,7 +14,8 @@ from runtime.replay.fit_synthetic import HitRates, hit_rates
 HELD = tuple(paper.TABLE_1["lcp"])
 MODEL = "qwen1.5-moe-a2.7b"
 FITTED_TO = ("lru", "lfu")
-# Chosen by hand, with 400 tokens a request: LRU and LFU are .013 off in all five columns (root mean square).
+# Chosen by hand, with 400 tokens a request: LRU and LFU are .013 off in all five columns (root mean
+# square).
 FITTED = {"skew": 0.45, "locality": 0.0, "similarity": 0.6}
 DIALS = Dials(**FITTED, tokens=2400, requests=6, prompt=0)
 _NUM_LAYERS, _NUM_SETS = 2, 50
@@ -46,7 +47,8 @@ def reproduce() -> Reproduction:
 
 
 def static_sets() -> dict[int, float]:
-    """Hit rates of sets of experts drawn at random once, by their size, on the trace that the policies replay."""
+    """Hit rates of sets of experts drawn at random once, by their size, on the trace that the
+    policies replay."""
     shape = replace(MODELS[MODEL].shape, num_layers=_NUM_LAYERS)
     trace, random = generate(DIALS, shape, detailed=False), np.random.default_rng(DIALS.seed)
     by_layer = [trace.experts[trace.layer == layer].ravel() for layer in range(_NUM_LAYERS)]

@@ -1,4 +1,5 @@
-"""MoEpic's systems replayed under the paper's conditions: its loads, compute times, budgets, rivals, ablations."""
+"""MoEpic's systems replayed under the paper's conditions: its loads, compute times, budgets,
+rivals, ablations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,8 +20,8 @@ EXPERTS_SHARE = 0.5  # of a layer's compute time; the paper does not say
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system as section 4.1 describes it, made of moectl's policies. `is_cacheless`: it holds two tokens' experts of
-    one layer, those computed and those coming."""
+    """A system as section 4.1 describes it, made of moectl's policies. `is_cacheless`: it holds two
+    tokens' experts of one layer, those computed and those coming."""
 
     preset: str
     policies: Mapping[str, str]
@@ -58,8 +59,8 @@ def cut_at(theta: float) -> System:
 
 @dataclass(frozen=True)
 class Conditions:
-    """A model of which `num_layers` layers are replayed, its milliseconds for one load and for a token's compute in
-    all layers, and the trace."""
+    """A model of which `num_layers` layers are replayed, its milliseconds for one load and for a
+    token's compute in all layers, and the trace."""
 
     shape: str
     load_ms: float
@@ -68,7 +69,8 @@ class Conditions:
     dials: Dials
 
     def tpot_ms(self, system: System, experts: float) -> float:
-        """Milliseconds a token of the whole model, with a budget of so many experts over all its layers."""
+        """Milliseconds a token of the whole model, with a budget of so many experts over all its
+        layers."""
         return self._scale * self._times(system, experts)["tpot_ms"]
 
     def ttft_ms(self, system: System, experts: float) -> float:

@@ -1,4 +1,5 @@
-"""MoEpic's numbers against each other: what the link alone takes, by the paper's own loads and hit rates."""
+"""MoEpic's numbers against each other: what the link alone takes, by the paper's own loads and hit
+rates."""
 
 import numpy as np
 
@@ -18,53 +19,59 @@ def loads_a_token() -> int:
 
 
 def load_ms() -> float:
-    """Milliseconds to load one expert: section 2.2's of all that a token selects, over their number."""
+    """Milliseconds to load one expert: section 2.2's of all that a token selects, over their
+    number."""
     return paper.LOAD_MS / loads_a_token()
 
 
 def hit_rate(num_experts: np.ndarray | float) -> np.ndarray | float:
-    """Table 1's rate of LCP, straight lines between its sizes, 0 with none and 1 with all of a layer's experts."""
+    """Table 1's rate of LCP, straight lines between its sizes, 0 with none and 1 with all of a
+    layer's experts."""
     sizes = [0, *paper.TABLE_1["lcp"], _SHAPE.num_experts]
     return np.interp(num_experts, sizes, [0.0, *paper.TABLE_1["lcp"].values(), 1.0])
 
 
 def resident_share(budget: float) -> float:
-    """The largest share of a token's expert bytes that are cached with a budget of so many experts a layer: theta H(C),
-    theta = min(1, budget / C), at the best C."""
+    """The largest share of a token's expert bytes that are cached with a budget of so many experts
+    a layer: theta H(C), theta = min(1, budget / C), at the best C."""
     sizes = np.arange(1, _SHAPE.num_experts + 1)
     return float((np.minimum(1, budget / sizes) * hit_rate(sizes)).max())
 
 
 def link_bound_ms(budget: float) -> float:
-    """The least milliseconds a token with so many experts a layer: what is not cached crosses the link, hidden or
-    not."""
+    """The least milliseconds a token with so many experts a layer: what is not cached crosses the
+    link, hidden or not."""
     return paper.LOAD_MS * (1 - resident_share(budget))
 
 
 def experts_held(footprint_gb: float) -> float:
-    """Experts a layer in a footprint of Figure 8, gigabytes taken as GiB, in the paper's favour: less what the
-    whole model has besides experts and a buffer of as many experts as a token selects in a layer."""
+    """Experts a layer in a footprint of Figure 8, gigabytes taken as GiB, in the paper's favour:
+    less what the whole model has besides experts and a buffer of as many experts as a token selects
+    in a layer."""
     besides = paper.WHOLE_GB - _SHAPE.nbytes / _GIB
     held = (footprint_gb - besides) * _GIB / _SHAPE.expert_nbytes - _SHAPE.top_k
     return held / _SHAPE.num_layers
 
 
 def most_below_cache_only() -> float:
-    """The most per cent that any split can save over Cache Only in Figure 4(b), even if that hides no load at all."""
+    """The most per cent that any split can save over Cache Only in Figure 4(b), even if that hides
+    no load at all."""
     bound = link_bound_ms(paper.FIGURE_4B_EXPERTS / _SHAPE.num_layers)
     return 100 * (1 - bound / (paper.COMPUTE_MS + bound))
 
 
 def prefill_bound_s() -> tuple[float, float]:
-    """Milliseconds a load between Figure 7(a)'s Pre-gated MoE, which loads all experts, and Mixtral-offloading, which
-    holds the budget; and the seconds that the loads of what the budget does not hold take at that rate."""
+    """Milliseconds a load between Figure 7(a)'s Pre-gated MoE, which loads all experts, and
+    Mixtral-offloading, which holds the budget; and the seconds that the loads of what the budget
+    does not hold take at that rate."""
     seconds, held = paper.FIGURE_7A, paper.FIGURE_7A_EXPERTS
     each_ms = 1e3 * (seconds["Pre-gated MoE"] - seconds["Mixtral-offloading"]) / held
     return each_ms, each_ms * (_SHAPE.num_keys - held) / 1e3
 
 
 def slower_at_40() -> float:
-    """Latency over that of the whole model at a hit rate of 40 %, loads of section 2.2, none of them hidden."""
+    """Latency over that of the whole model at a hit rate of 40 %, loads of section 2.2, none of
+    them hidden."""
     return (paper.COMPUTE_MS + 0.6 * paper.LOAD_MS) / paper.COMPUTE_MS
 
 
@@ -112,7 +119,8 @@ def claims() -> tuple[Claim, ...]:
 
 
 def sheet() -> Sheet:
-    """Every published time of Qwen1.5-MoE whose budget is known, beside what the link alone takes."""
+    """Every published time of Qwen1.5-MoE whose budget is known, beside what the link alone
+    takes."""
     rows = []
     for (system, target_ms), footprint in paper.FIGURE_8.items():
         held = experts_held(footprint)

@@ -1,4 +1,5 @@
-"""What MoEpic publishes (Yan et al., 2025, arXiv:2509.08342): the numbers of its text and tables, each with its place.
+"""What MoEpic publishes (Yan et al., 2025, arXiv:2509.08342): the numbers of its text and tables,
+each with its place.
 
 Figures 2(c), 4(a), 6, 7(b) and 7(c) are pictures: of them there is here what the text says.
 """
@@ -22,12 +23,15 @@ LCP_ABOVE: Mapping[str, float] = {
 
 # Sections 1 and 2.2, Figure 2(d), the A6000: milliseconds a token of Qwen1.5-MoE.
 LOAD_MS, COMPUTE_MS = 165.0, 57.0
-SLOWER_AT_40 = 3.81  # Figure 2(b), section 2.2: times the latency of the whole model in VRAM, at a hit rate of 40 %
+# Figure 2(b), section 2.2: times the latency of the whole model in VRAM, at a hit rate of 40 %
+SLOWER_AT_40 = 3.81
 
-# Section 4.1: the budget V_e in experts over all layers; besides, a buffer of as many as a token selects in a layer.
+# Section 4.1: the budget V_e in experts over all layers; besides, a buffer of as many as a token
+# selects in a layer.
 DEFAULT_EXPERTS: Mapping[str, int] = {"qwen1.5-moe-a2.7b": 240, "mixtral-8x7b": 96}
 
-# Figure 4(b), section 2.3: Qwen1.5-MoE, 12 experts a layer; theta 0 and theta 1 without prefetching are the baselines.
+# Figure 4(b), section 2.3: Qwen1.5-MoE, 12 experts a layer; theta 0 and theta 1 without prefetching
+# are the baselines.
 FIGURE_4B_EXPERTS, FIGURE_4B_BEST = 288, 0.4
 FIGURE_4B_LOWER = (37.97, 48.67)  # per cent
 
@@ -41,8 +45,8 @@ FIGURE_7A: Mapping[str, float] = {
     "MoE-Infinity": 1.73,
 }
 
-# Figure 7(d), section 4.2: milliseconds a token, Mixtral-8x7B with experts at 2 bits. It is the one point behind the
-# abstract's 37.51 to 65.73 %.
+# Figure 7(d), section 4.2: milliseconds a token, Mixtral-8x7B with experts at 2 bits. It is the one
+# point behind the abstract's 37.51 to 65.73 %.
 FIGURE_7D_EXPERTS = 160
 FIGURE_7D: Mapping[str, float] = {
     "MoEpic": 85,
@@ -52,8 +56,9 @@ FIGURE_7D: Mapping[str, float] = {
     "MoE-Infinity": 136,
 }
 
-# Figure 8(a), section 4.3, Qwen1.5-MoE: gigabytes of peak memory, buffer and other weights included, with which a
-# system reaches so many milliseconds a token; and those of the whole model, which takes COMPUTE_MS.
+# Figure 8(a), section 4.3, Qwen1.5-MoE: gigabytes of peak memory, buffer and other weights
+# included, with which a system reaches so many milliseconds a token; and those of the whole model,
+# which takes COMPUTE_MS.
 FIGURE_8: Mapping[tuple[str, float], float] = {
     ("MoEpic", 140): 5.98,
     ("Mixtral-offloading", 140): 11.97,
@@ -63,9 +68,9 @@ FIGURE_8: Mapping[tuple[str, float], float] = {
 }
 WHOLE_GB = 26.67
 
-# Table 3, section 4.4: milliseconds to the first token and a token, Mixtral-8x7B at the default budget. Without SP
-# experts are prefetched at random, without LCP evicted at random, without CCA all layers have the same budget and
-# theta 0.5.
+# Table 3, section 4.4: milliseconds to the first token and a token, Mixtral-8x7B at the default
+# budget. Without SP experts are prefetched at random, without LCP evicted at random, without CCA
+# all layers have the same budget and theta 0.5.
 TABLE_3: Mapping[str, tuple[float, float]] = {
     "MoEpic": (720, 132),
     "w/o SP": (753, 174),
@@ -73,6 +78,6 @@ TABLE_3: Mapping[str, tuple[float, float]] = {
     "w/o CCA": (864, 193),
 }
 
-# Figure 9, section 4.5, Mixtral-8x7B: the most that milliseconds a token vary over five settings of rho and omega, and
-# by how many per cent zeta 0.05 is above zeta 0.01.
+# Figure 9, section 4.5, Mixtral-8x7B: the most that milliseconds a token vary over five settings of
+# rho and omega, and by how many per cent zeta 0.05 is above zeta 0.01.
 FIGURE_9A_MS, FIGURE_9B_HIGHER = 8.0, 12.12

@@ -1,4 +1,5 @@
-"""MoEpic, Figures 4(b), 7, 8 and 9, Table 3: the system at the paper's loads and compute times, beside its rivals."""
+"""MoEpic, Figures 4(b), 7, 8 and 9, Table 3: the system at the paper's loads and compute times,
+beside its rivals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,8 +58,9 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Ours: milliseconds by split ratio and of its baselines; of every system by compute time; seconds to the first
-    token; milliseconds at each footprint; of each variant to the first token and a token; by setting of lcp."""
+    """Ours: milliseconds by split ratio and of its baselines; of every system by compute time;
+    seconds to the first token; milliseconds at each footprint; of each variant to the first token
+    and a token; by setting of lcp."""
 
     ratio: Figures
     baselines: Figures
@@ -121,7 +123,8 @@ def _conditions(shape: str, load_ms: float, compute_ms: float) -> Conditions:
 
 
 def _by_ratio(qwen: Conditions) -> tuple[dict[str, float], dict[str, float]]:
-    """Milliseconds a token at Figure 4(b)'s budget by split ratio, and those of its two baselines."""
+    """Milliseconds a token at Figure 4(b)'s budget by split ratio, and those of its two
+    baselines."""
     budget = paper.FIGURE_4B_EXPERTS
     cut = {f"theta {theta:g}": qwen.tpot_ms(cut_at(theta), budget) for theta in THETAS}
     return cut, {name: qwen.tpot_ms(system, budget) for name, system in BASELINES.items()}
@@ -242,7 +245,8 @@ def _ratio_claims(ratio: Figures) -> list[Claim]:
 
 
 def _ttft_claims(ttft: Figures) -> list[Claim]:
-    """MoEpic's own seconds, by which the paper's ratios are divided, are ruled out by its other numbers."""
+    """MoEpic's own seconds, by which the paper's ratios are divided, are ruled out by its other
+    numbers."""
     own_s, (_, least_s) = paper.FIGURE_7A["MoEpic"], moepicbounds.prefill_bound_s()
     return [
         Claim(
@@ -259,7 +263,8 @@ def _ttft_claims(ttft: Figures) -> list[Claim]:
 
 
 def _ratio_claim(text: str, said: float, ours: float) -> Claim:
-    """Of a ratio near 1 the effect itself has to be there: it agrees within half of what it is from 1."""
+    """Of a ratio near 1 the effect itself has to be there: it agrees within half of what it is from
+    1."""
     return Claim(
         text, f"{said:.2f}", f"{ours:.2f}", abs(said - ours) <= min(RATIO, abs(said - 1) / 2)
     )

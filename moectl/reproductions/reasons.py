@@ -1,6 +1,7 @@
 """Why our figures disagree with a paper's, as far as is known: shown with every reproduction.
 
-Each reason was found by a replay, by the paper's own numbers, or follows from what a reproduction assumes.
+Each reason was found by a replay, by the paper's own numbers, or follows from what a reproduction
+assumes.
 """
 
 from collections.abc import Mapping

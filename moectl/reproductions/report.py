@@ -13,10 +13,11 @@ NOT_TESTABLE = "not testable here"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of the paper and our figure; `holds` is None where the two cannot be compared, and `otherwise` is the
-    verdict then: by default that the paper's figure is not available; that it does not follow from what else the
-    paper publishes, `ours` being the arithmetic; that it depends on what the paper does not print, which `ours` names;
-    or that it cannot be tested here, `ours` being what it takes."""
+    """A claim of the paper and our figure; `holds` is None where the two cannot be compared, and
+    `otherwise` is the verdict then: by default that the paper's figure is not available; that it
+    does not follow from what else the paper publishes, `ours` being the arithmetic; that it depends
+    on what the paper does not print, which `ours` names; or that it cannot be tested here, `ours`
+    being what it takes."""
 
     text: str
     paper: str

@@ -19,7 +19,8 @@ _REQUESTS, _LENGTH, _PREFILL = 32, 80, 32
 
 
 def bundled_requests(*, distance: int) -> tuple[Trace, ModelShape, str]:
-    """Held-out text through the bundled model: the trace, the model's shape, and a description of the source."""
+    """Held-out text through the bundled model: the trace, the model's shape, and a description of
+    the source."""
     opened = open_quietly(str(demo_model()), device="cpu")
     whole = whole_requests(opened, "builtin:held-out", count=_REQUESTS, length=_LENGTH)
     source = (
@@ -43,7 +44,8 @@ def whole_requests(opened: MoeModel, data: str, *, count: int, length: int) -> l
 def told(
     opened: MoeModel, sequences: Sequence[np.ndarray], *, prefill: int, distance: int
 ) -> Trace:
-    """The routing of these sequences as consecutive requests, with predictions up to `distance` layers ahead."""
+    """The routing of these sequences as consecutive requests, with predictions up to `distance`
+    layers ahead."""
     batches = Batching(batch=16, length=max(map(len, sequences)), prefill=prefill).batches(
         sequences
     )

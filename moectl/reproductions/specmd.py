@@ -1,4 +1,5 @@
-"""SpecMD: collision misses at small budgets, and Least-Stale as the eviction policy of other systems."""
+"""SpecMD: collision misses at small budgets, and Least-Stale as the eviction policy of other
+systems."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,7 +17,8 @@ from runtime.control.serving import Service
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 
-# Experts of 4 bits that 5 GB/s move in the time that a layer takes by Table 1, tokens/s of config 5.
+# Experts of 4 bits that 5 GB/s move in the time that a layer takes by Table 1, tokens/s of config
+# 5.
 LAYER_EXPERTS = {
     "olmoe-1b-7b": 62.0,
     "mixtral-8x7b": 1.3,
@@ -32,7 +34,8 @@ CASES = (
 )  # bits of an expert, and the budget in per cent of the bytes at 16 bits
 _DROPPED = ("least_stale", LEFT)
 DROPPED_IN = ("mixtral-offloading", "importance", "mixture-cache")
-# `moectl fit-trace` on a trace of the bundled model on held-out text; prompts as questions of the paper's tasks have.
+# `moectl fit-trace` on a trace of the bundled model on held-out text; prompts as questions of the
+# paper's tasks have.
 DIALS = Dials(
     skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, grading=0.88, tokens=96, requests=2
 )

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A row of Table 3: sizes at 16 bits, MB and GB of 2^20 and 2^30 bytes. `activated_gb` is what one pass needs."""
+    """A row of Table 3: sizes at 16 bits, MB and GB of 2^20 and 2^30 bytes. `activated_gb` is what
+    one pass needs."""
 
     expert_mb: float
     experts_gb: float
@@ -20,7 +21,8 @@ TABLE_3 = {
     "qwen1.5-moe-a2.7b": Sizes(16.5, 23.2, 3.46, 5.01),
 }
 
-# Section 5.2, Figure 4: collisions in per cent at a capacity of 5 %, least and most over the models.
+# Section 5.2, Figure 4: collisions in per cent at a capacity of 5 %, least and most over the
+# models.
 RATES = {"least_stale": (1.6, 1.9), "lru": (4.5, 12.6), "score": (42.6, 60.9)}
 # Section 5.2: collisions over those of Least-Stale, at 5 %.
 LRU_RATIOS, SCORE_RATIOS = (2.6, 8.6), (58.0, 91.0)
@@ -30,8 +32,8 @@ MOST_RATIO = 85.0  # abstract: LRU's over Least-Stale's, at 1 %
 HIT_RATE_OLMOE = 0.88  # abstract, at 5 %
 HIT_RATES_AT_1 = (0.88, 0.92)  # section 1
 
-# Table 2, milliseconds to the first token: with the system's own eviction, with Least-Stale, and by how many per cent
-# the second is shorter.
+# Table 2, milliseconds to the first token: with the system's own eviction, with Least-Stale, and by
+# how many per cent the second is shorter.
 TABLE_2 = {
     ("olmoe-1b-7b", "mixtral-offloading"): (3076.8, 2748.1, 10.7),
     ("olmoe-1b-7b", "importance"): (2257.2, 1473.1, 34.7),

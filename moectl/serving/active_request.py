@@ -13,8 +13,8 @@ from runtime.session.generate import TokenTiming
 
 
 class ActiveRequest:
-    """Call `take` with what each pass gave it until `done` is set; text goes to the job as it is decoded. `preset` is
-    the one in force."""
+    """Call `take` with what each pass gave it until `done` is set; text goes to the job as it is
+    decoded. `preset` is the one in force."""
 
     def __init__(self, job: GenerationJob, opened: MoeModel, tally: Tally, *, preset: str) -> None:
         self.job = job

@@ -77,5 +77,6 @@ class AnswerFormat:
 
 
 def event(body: dict[str, object]) -> str:
-    """One server-sent event. It is ASCII: many clients split lines as Python does, also at U+2028 and U+0085."""
+    """One server-sent event. It is ASCII: many clients split lines as Python does, also at U+2028
+    and U+0085."""
     return f"data: {json.dumps(body)}\n\n"

@@ -35,8 +35,8 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Configuration of the application: `model` is the name that clients use, `presets` maps names to descriptions;
-    `why` the first one was chosen, empty where the user named it."""
+    """Configuration of the application: `model` is the name that clients use, `presets` maps names
+    to descriptions; `why` the first one was chosen, empty where the user named it."""
 
     scheduler: Scheduler
     model: str
@@ -46,7 +46,8 @@ class Serving:
 
 
 def application(serving: Serving) -> FastAPI:
-    """The application behind the server's front. The scheduler must have been started; the server closes it."""
+    """The application behind the server's front. The scheduler must have been started; the server
+    closes it."""
     scheduler = serving.scheduler
     app = FastAPI(title="moectl", docs_url=None, redoc_url=None, default_response_class=AsciiJson)
     _add_errors(app)
@@ -165,8 +166,8 @@ def _given(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
 
 
 def _bounded(asked: str | list[int], session: Session) -> str | torch.Tensor:
-    """The prompt of a completion; token ids are taken as given. Raises TooLong for one that cannot fit, before it is
-    encoded."""
+    """The prompt of a completion; token ids are taken as given. Raises TooLong for one that cannot
+    fit, before it is encoded."""
     if isinstance(asked, str):
         session.prompts.check(asked)
         return asked
@@ -213,7 +214,8 @@ async def _answer(
 
 
 async def _num_prompt_tokens(events: asyncio.Queue[Event]) -> int:
-    """Wait until the prompt is encoded. Raises Refusal, so that a stream too has the status of its error."""
+    """Wait until the prompt is encoded. Raises Refusal, so that a stream too has the status of its
+    error."""
     match await events.get():
         case Encoded(ids):
             return ids.shape[1]
@@ -222,7 +224,8 @@ async def _num_prompt_tokens(events: asyncio.Queue[Event]) -> int:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; `leave` is called after the last event or when the client has disconnected."""
+    """Server-sent events; `leave` is called after the last event or when the client has
+    disconnected."""
 
     def __init__(self, events: AsyncIterator[str], leave: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream")

@@ -1,4 +1,5 @@
-"""Connections whose requests arrive in time: one that is sent by halves would hold memory and a place for ever."""
+"""Connections whose requests arrive in time: one that is sent by halves would hold memory and a
+place for ever."""
 
 import json
 from asyncio import TimerHandle
@@ -13,8 +14,8 @@ _LIMITS = ServerLimits()
 
 
 class TimelyProtocol(H11Protocol):
-    """HTTP by h11 for uvicorn; a request whose head or body has not arrived in the time of `limits` gets status 408,
-    and its connection is closed."""
+    """HTTP by h11 for uvicorn; a request whose head or body has not arrived in the time of `limits`
+    gets status 408, and its connection is closed."""
 
     def __init__(self, *args: object, limits: ServerLimits = _LIMITS, **own: object) -> None:
         super().__init__(*args, **own)
@@ -37,7 +38,8 @@ class TimelyProtocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # begins with the next request, if the client sent several at once
+        # begins with the next request, if the client sent several at once
+        super().on_response_complete()
         self._watch()
 
     def _watch(self) -> None:

@@ -1,4 +1,5 @@
-"""Bodies of requests, with the names of OpenAI's reference; an option that is not offered is refused by name."""
+"""Bodies of requests, with the names of OpenAI's reference; an option that is not offered is
+refused by name."""
 
 import json
 import secrets
@@ -21,7 +22,8 @@ _SHORT = 16  # default max_tokens of a completion, as in OpenAI's API
 
 
 def _only(*values: object) -> PlainValidator:
-    """Accept null and `values`, which all ask for the default behaviour. Types count: False is not 0."""
+    """Accept null and `values`, which all ask for the default behaviour. Types count: False is not
+    0."""
 
     def check(given: Any) -> None:
         if given is not None and not any(
@@ -78,7 +80,8 @@ class StreamOptions(_Strict):
 
 
 class RequestBody(_Strict):
-    """Fields of both kinds of request; `top_k`, `repetition_penalty`, `ignore_eos` and `counters` are moectl's own."""
+    """Fields of both kinds of request; `top_k`, `repetition_penalty`, `ignore_eos` and `counters`
+    are moectl's own."""
 
     model: str
     stream: bool | None = None
@@ -146,7 +149,8 @@ def _role(given: str) -> str:
 
 
 class Message(_Strict):
-    """One turn. Empty fields that OpenAI's answers carry beside the text are accepted, so that one can be sent back."""
+    """One turn. Empty fields that OpenAI's answers carry beside the text are accepted, so that one
+    can be sent back."""
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_role)]
     content: Annotated[str, PlainValidator(text_of)]

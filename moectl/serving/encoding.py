@@ -12,7 +12,8 @@ from runtime.session.session import Session
 
 
 def encoded(job: GenerationJob, session: Session, limits: ServerLimits) -> Encoded | Failed:
-    """Encode the prompt of a job. Failed for a prompt that the tokenizer, its template or the model cannot take."""
+    """Encode the prompt of a job. Failed for a prompt that the tokenizer, its template or the model
+    cannot take."""
     try:
         ids = job.prompt if isinstance(job.prompt, torch.Tensor) else session.encode(job.prompt)
         return Encoded(

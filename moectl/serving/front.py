@@ -18,7 +18,8 @@ _HEADERS = {"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"}
 
 
 class Front:
-    """An ASGI application that answers everything else with status 503 and the code `loading` until `begin`.
+    """An ASGI application that answers everything else with status 503 and the code `loading` until
+    `begin`.
 
     `model` is the name that clients use.
     """

@@ -20,9 +20,10 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)\.?(:[0-9]*)?", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """At most `num_rows` requests are answered at a time, in turns or in shared passes of the model, and `num_waiting`
-    more wait in the queue; an answer has at most `max_tokens`. A connection is closed whose request has not arrived in
-    time. Raises BadUsage for values that leave no room for a request."""
+    """At most `num_rows` requests are answered at a time, in turns or in shared passes of the
+    model, and `num_waiting` more wait in the queue; an answer has at most `max_tokens`. A
+    connection is closed whose request has not arrived in time. Raises BadUsage for values that
+    leave no room for a request."""
 
     num_rows: int = 8
     shares_passes: bool = False
@@ -45,10 +46,12 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """An ASGI application that checks host name, API key and size of a request before it calls `app`.
+    """An ASGI application that checks host name, API key and size of a request before it calls
+    `app`.
 
-    `hosts` are the accepted host names, as `host_name` gives them; empty accepts any. A web page in a browser can
-    neither call the server by a name that it rebound to this machine, nor from an origin of its own.
+    `hosts` are the accepted host names, as `host_name` gives them; empty accepts any. A web page in
+    a browser can neither call the server by a name that it rebound to this machine, nor from an
+    origin of its own.
     """
 
     app: ASGIApp
@@ -116,8 +119,8 @@ class Guard:
 
 
 def host_name(authority: str) -> str | None:
-    """The host of `host` or `host:port` as it is compared: lower case, no final dot, IPv6 in its shortest form within
-    brackets. None for a text that is neither."""
+    """The host of `host` or `host:port` as it is compared: lower case, no final dot, IPv6 in its
+    shortest form within brackets. None for a text that is neither."""
     parts = _AUTHORITY.fullmatch(authority)
     if parts is None:
         return None

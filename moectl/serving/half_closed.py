@@ -1,8 +1,10 @@
-"""Connections of which the client has closed its side: it may still wait for the answer, or be gone.
+"""Connections of which the client has closed its side: it may still wait for the answer, or be
+gone.
 
-Both look the same until something is sent, since TCP tells the end of what a client sends either way. A client that
-has gone answers what is sent with a reset. So the server sends what a waiting client ignores: an interim response
-before the answer (RFC 9110, 15.2), a comment within a stream of events.
+Both look the same until something is sent, since TCP tells the end of what a client sends either
+way. A client that has gone answers what is sent with a reset. So the server sends what a waiting
+client ignores: an interim response before the answer (RFC 9110, 15.2), a comment within a stream of
+events.
 """
 
 import asyncio
@@ -22,13 +24,15 @@ def is_stream(scope: Scope) -> None:
 
 
 class HalfClosedProtocol(TimelyProtocol):
-    """HTTP by h11 for uvicorn; answers requests of clients that have shut down their side of the connection."""
+    """HTTP by h11 for uvicorn; answers requests of clients that have shut down their side of the
+    connection."""
 
     is_half_closed = False
     _next: asyncio.TimerHandle | None = None
 
     def eof_received(self) -> bool:
-        """Whether the connection stays open for the answer. An HTTP/1.0 client knows no interim response."""
+        """Whether the connection stays open for the answer. An HTTP/1.0 client knows no interim
+        response."""
         waits = (
             self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
         )

@@ -14,7 +14,8 @@ from runtime.session.prompts import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The prompt of a request as token ids [1, S] int64, and the sampling with the number of tokens that have room."""
+    """The prompt of a request as token ids [1, S] int64, and the sampling with the number of tokens
+    that have room."""
 
     ids: torch.Tensor
     sampling: Sampling
@@ -29,8 +30,8 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer: `reason` is `stop` or `length`, `took` holds its counters and times; `num_cached` tokens of
-    its prompt were known from earlier ones."""
+    """The end of an answer: `reason` is `stop` or `length`, `took` holds its counters and times;
+    `num_cached` tokens of its prompt were known from earlier ones."""
 
     reason: str
     num_tokens: int
@@ -40,7 +41,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request failed, maybe after some text; `status` is an HTTP status, `code` one of OpenAI's API."""
+    """The request failed, maybe after some text; `status` is an HTTP status, `code` one of OpenAI's
+    API."""
 
     message: str
     status: int
@@ -52,9 +54,9 @@ Event = Encoded | TextPiece | Done | Failed
 
 @dataclass(slots=True, eq=False)
 class GenerationJob:
-    """A prompt to continue: a text, a chat or token ids [1, S]. Without `max_tokens` the answer has as many as have
-    room; `sampling` holds the rest. `tell` is called on a thread of the scheduler, with Encoded or Failed first. What
-    it takes is counted for `owner`."""
+    """A prompt to continue: a text, a chat or token ids [1, S]. Without `max_tokens` the answer has
+    as many as have room; `sampling` holds the rest. `tell` is called on a thread of the scheduler,
+    with Encoded or Failed first. What it takes is counted for `owner`."""
 
     prompt: Prompt | torch.Tensor
     max_tokens: int | None
@@ -74,7 +76,8 @@ class GenerationJob:
 
 @dataclass(slots=True, eq=False)
 class Switch:
-    """A switch to another preset after the earlier requests; `settled` gets None, or the error that prevents it."""
+    """A switch to another preset after the earlier requests; `settled` gets None, or the error that
+    prevents it."""
 
     preset: str
     settled: Future[None] = field(default_factory=Future)

@@ -32,7 +32,8 @@ _OF_OWNER = {
 
 
 def live(scheduler: Scheduler) -> dict[str, object]:
-    """Cumulative counters, from whose differences the page computes rates, and the present residency."""
+    """Cumulative counters, from whose differences the page computes rates, and the present
+    residency."""
     cache, shape = scheduler.session.controller.cache, scheduler.session.opened.shape
     # One string for each layer with a digit for each expert: 0 absent, 1 loading, 2 resident.
     residency = [
@@ -51,8 +52,8 @@ def live(scheduler: Scheduler) -> dict[str, object]:
 
 
 def _last_token(scheduler: Scheduler) -> list[dict[str, list[int]]]:
-    """By layer, the experts of the last pass that gave each answer a token: those that were in the fast tier, and those
-    that were not."""
+    """By layer, the experts of the last pass that gave each answer a token: those that were in the
+    fast tier, and those that were not."""
     controller = scheduler.session.controller
     return [_used(one, controller) for one in scheduler.tally.last_token]
 

@@ -1,4 +1,5 @@
-"""Opens what a server serves: a model, the scheduler of its requests, and the presets that clients may switch to."""
+"""Opens what a server serves: a model, the scheduler of its requests, and the presets that clients
+may switch to."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,8 @@ def _presets(opened: MoeModel, settings: Settings, store: Path) -> dict[str, Pre
 
 
 def _tuned(store: Path) -> list[Preset]:
-    """Return the tuned presets; none while another process holds the store, which the receipt tells."""
+    """Return the tuned presets; none while another process holds the store, which the receipt
+    tells."""
     try:
         return tuned_presets(store)
     except OutOfResources:

@@ -1,4 +1,5 @@
-"""Replicas of a server on a Ray cluster, behind Ray Serve, which passes each request on to one of them."""
+"""Replicas of a server on a Ray cluster, behind Ray Serve, which passes each request on to one of
+them."""
 
 import logging
 import signal
@@ -29,7 +30,8 @@ _QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What each replica serves: a model that clients call `called`, by the request of the command."""
+    """What each replica serves: a model that clients call `called`, by the request of the
+    command."""
 
     model: SameModel
     called: str
@@ -37,7 +39,8 @@ class ReplicaSpec:
 
 
 class Replica:
-    """A server without a port: Ray Serve hands it requests, asks whether it is healthy, and ends it.
+    """A server without a port: Ray Serve hands it requests, asks whether it is healthy, and ends
+    it.
 
     Raises Incompatible where the model's name leads to another model on its node.
     """
@@ -63,7 +66,8 @@ class Replica:
         )
 
     def check_health(self) -> None:
-        """Raises RuntimeError once no request can be answered any more: Ray Serve then starts another replica."""
+        """Raises RuntimeError once no request can be answered any more: Ray Serve then starts
+        another replica."""
         if not self._serving.scheduler.is_alive:
             raise RuntimeError("the scheduler has ended")
 
@@ -84,7 +88,8 @@ class _WithState:
 
 @contextmanager
 def replicas(spec: ReplicaSpec) -> Iterator[None]:
-    """Run replicas until the block ends; requests under way then have their time to end, and no new ones are taken.
+    """Run replicas until the block ends; requests under way then have their time to end, and no new
+    ones are taken.
 
     Raises OutOfResources where there is no cluster, RuntimeError where a replica cannot begin.
     """
@@ -113,8 +118,9 @@ def replicas(spec: ReplicaSpec) -> Iterator[None]:
 
 @contextmanager
 def ending() -> Iterator[Callable[[], None]]:
-    """Lend a function that waits for SIGTERM, Ctrl-C or the end of the terminal, and raises KeyboardInterrupt after
-    Ctrl-C. Enter it within the cluster: Ray has handlers of its own, which end the process at once."""
+    """Lend a function that waits for SIGTERM, Ctrl-C or the end of the terminal, and raises
+    KeyboardInterrupt after Ctrl-C. Enter it within the cluster: Ray has handlers of its own, which
+    end the process at once."""
     told: list[int] = []
     ended = threading.Event()
 

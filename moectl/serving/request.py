@@ -13,8 +13,9 @@ RAY = "ray"
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """How to serve a model, and to whom. With `replicas` so many servers on Ray do it, at `executor`; None: this
-    process. Raises BadUsage for a width that no replica has, and for a server that anybody could reach without a key.
+    """How to serve a model, and to whom. With `replicas` so many servers on Ray do it, at
+    `executor`; None: this process. Raises BadUsage for a width that no replica has, and for a
+    server that anybody could reach without a key.
     """
 
     settings: Settings
@@ -36,7 +37,8 @@ class ServeRequest:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names by which local programs call a server that only they can reach, none if others can."""
+        """The names by which local programs call a server that only they can reach, none if others
+        can."""
         return LOOPBACK if host_name(self.shown_host) in LOOPBACK else ()
 
     @property

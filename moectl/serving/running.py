@@ -19,8 +19,8 @@ _log = logging.getLogger("moectl")
 
 
 class RunningRequests:
-    """Owns the session's passes until `close`. One thread calls it; `over` is told how each request ended, once its row
-    is free."""
+    """Owns the session's passes until `close`. One thread calls it; `over` is told how each request
+    ended, once its row is free."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class RunningRequests:
 
 
 def failed(error: BaseException) -> Failed:
-    """What a client is told of an error: the message of a Problem, the type of any other, which is also logged."""
+    """What a client is told of an error: the message of a Problem, the type of any other, which is
+    also logged."""
     is_ours = isinstance(error, Problem)
     if not is_ours:
         _log.error("a request failed", exc_info=error)

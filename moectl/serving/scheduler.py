@@ -1,5 +1,5 @@
-"""The scheduler takes requests in order of arrival: one thread encodes their prompts, another one owns the session and
-runs their passes."""
+"""The scheduler takes requests in order of arrival: one thread encodes their prompts, another one
+owns the session and runs their passes."""
 
 import logging
 import threading
@@ -28,10 +28,11 @@ class Closing(Exception):
 
 
 class Scheduler:
-    """Runs requests on one session. `build` makes a session for a preset; only one thread runs its model.
+    """Runs requests on one session. `build` makes a session for a preset; only one thread runs its
+    model.
 
-    A prompt is encoded while its request waits, one at a time, so that requests under way go on meanwhile and a client
-    that leaves costs nothing more.
+    A prompt is encoded while its request waits, one at a time, so that requests under way go on
+    meanwhile and a client that leaves costs nothing more.
     """
 
     def __init__(self, build: Callable[[str], Session], preset: str, limits: ServerLimits) -> None:
@@ -178,7 +179,8 @@ class Scheduler:
         return True
 
     def _coming(self) -> list[GenerationJob | Switch]:
-        """Take from the queue what can start now. A switch starts only when no request is running."""
+        """Take from the queue what can start now. A switch starts only when no request is
+        running."""
         coming: list[GenerationJob | Switch] = []
         while self._has_ready and len(coming) < self._running.num_free:
             if isinstance(self._waiting[0], Switch):
@@ -191,7 +193,8 @@ class Scheduler:
         return bool(self._waiting) and self._waiting[0].is_ready
 
     def _switch(self, switch: Switch) -> None:
-        """Build a session for another preset; on an error rebuild the former one, with an empty fast tier."""
+        """Build a session for another preset; on an error rebuild the former one, with an empty
+        fast tier."""
         if not switch.settled.set_running_or_notify_cancel():  # cancelled
             return
         before = self.preset
@@ -242,7 +245,8 @@ class Scheduler:
                 self._changed.notify_all()
 
     def _to_encode(self) -> GenerationJob | None:
-        """Wait for a prompt that is not encoded yet, and return the first; None once the scheduler is closing."""
+        """Wait for a prompt that is not encoded yet, and return the first; None once the scheduler
+        is closing."""
 
         def first() -> GenerationJob | None:
             return next((one for one in self._waiting if not one.is_ready), None)

@@ -48,8 +48,8 @@ class OwnerCounts:
 
 @dataclass(slots=True)
 class Tally:
-    """Counters that the scheduler's thread writes and other threads read, under `lock`. `owners` has the same by who
-    asked, and adds up to the others."""
+    """Counters that the scheduler's thread writes and other threads read, under `lock`. `owners`
+    has the same by who asked, and adds up to the others."""
 
     num_layers: int
     owners: dict[str, OwnerCounts] = field(default_factory=dict)

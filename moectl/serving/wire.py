@@ -1,4 +1,5 @@
-"""Text as it comes in and goes out: what a client sends can be written again, and what is sent breaks no line."""
+"""Text as it comes in and goes out: what a client sends can be written again, and what is sent
+breaks no line."""
 
 import json
 from mmap import mmap
@@ -29,7 +30,8 @@ _LONGEST = 80  # characters of a header that are repeated
 
 
 class AsciiJson(JSONResponse):
-    """JSON in which every character beyond ASCII is escaped, halves of one too, which have no place in UTF-8."""
+    """JSON in which every character beyond ASCII is escaped, halves of one too, which have no place
+    in UTF-8."""
 
     def render(self, content: object) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
@@ -44,8 +46,8 @@ def shown(text: str) -> str:
 
 
 async def object_of(request: Request) -> dict[str, object]:
-    """Return the JSON object that is the body of a request. Raises Refusal for any other body, and for one with half a
-    character in it, which no answer, page or counter could repeat."""
+    """Return the JSON object that is the body of a request. Raises Refusal for any other body, and
+    for one with half a character in it, which no answer, page or counter could repeat."""
     with _Body() as body:
         try:
             async for part in request.stream():
@@ -65,8 +67,8 @@ async def object_of(request: Request) -> dict[str, object]:
 
 
 class _Body:
-    """A body that is being read. It lies in pages of its own: of a heap that many bodies have filled at a time, the C
-    library gives little back to the system."""
+    """A body that is being read. It lies in pages of its own: of a heap that many bodies have
+    filled at a time, the C library gives little back to the system."""
 
     def __init__(self) -> None:
         self.nbytes = 0

@@ -21,7 +21,8 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest(Generic[Plan]):
-    """What to build, and the text to build it from: at most `tokens` tokens in at most `requests` sequences."""
+    """What to build, and the text to build it from: at most `tokens` tokens in at most `requests`
+    sequences."""
 
     plan: Plan
     data: str
@@ -41,8 +42,8 @@ def build_on_text(
     store: Path,
     doing: str,
 ) -> Built:
-    """Run the model `name`, a folder or hub id (None: the bundled one), at its budget, and let `builder` write the
-    artefact. `doing` names that phase.
+    """Run the model `name`, a folder or hub id (None: the bundled one), at its budget, and let
+    `builder` write the artefact. `doing` names that phase.
 
     Raises BadInput (model, data, store) and what `builder` raises.
     """

@@ -31,11 +31,11 @@ _CODES = {
 
 
 def exit_code_of(command: Callable[[], object], *, typed: Sequence[str] | None = None) -> int:
-    """Run a command that returns or raises SystemExit, and return its exit code. `typed` are its arguments, by default
-    those of the command line.
+    """Run a command that returns or raises SystemExit, and return its exit code. `typed` are its
+    arguments, by default those of the command line.
 
-    A Problem is printed in one line. Any other exception but an interruption is a bug of moectl's and passes through,
-    so that Python prints its traceback and exits with 1.
+    A Problem is printed in one line. Any other exception but an interruption is a bug of moectl's
+    and passes through, so that Python prints its traceback and exits with 1.
     """
     code = _ended(command, shlex.join(["moectl", *(sys.argv[1:] if typed is None else typed)]))
     if (loss := lost_output()) and code == DONE:
@@ -48,7 +48,8 @@ def _ended(command: Callable[[], object], typed: str) -> int:
         command()
         return DONE
     except SystemExit as end:
-        # Typer and rich raise SystemExit(1) when the reader of stdout ends early (`| head`), which is no error.
+        # Typer and rich raise SystemExit(1) when the reader of stdout ends early (`| head`), which
+        # is no error.
         if isinstance(end.__context__, BrokenPipeError):
             return DONE
         # Typer raises SystemExit(130) for Ctrl-C and prints nothing.

@@ -1,4 +1,5 @@
-"""What a checkpoint says of itself before it is opened: its config and the headers of its files, in a moment."""
+"""What a checkpoint says of itself before it is opened: its config and the headers of its files, in
+a moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,9 +20,10 @@ from runtime.model.locate import check_name, is_gguf, locate, read_config, safet
 
 @dataclass(frozen=True, slots=True)
 class CheckpointGlance:
-    """The shape of a model, or in `unknown` why its config does not say it; the format of its experts, as `mxfp4, 4.25
-    bits`, bytes of one of their weights with its share of scales, and the dtype that it is computed in. `dense_nbytes`:
-    what all other weights take in memory, by the bits of `--dense`, None as published; empty where that is unknown."""
+    """The shape of a model, or in `unknown` why its config does not say it; the format of its
+    experts, as `mxfp4, 4.25 bits`, bytes of one of their weights with its share of scales, and the
+    dtype that it is computed in. `dense_nbytes`: what all other weights take in memory, by the bits
+    of `--dense`, None as published; empty where that is unknown."""
 
     shape: Shape | None
     dtype: str
@@ -34,8 +36,8 @@ class CheckpointGlance:
 def glance(name: str) -> CheckpointGlance:
     """Look at a folder, a GGUF file, or a model of the hub that was downloaded, without torch.
 
-    Raises BadInput for a model that is not here, that lacks files or is truncated, and for a family or format that
-    moectl does not read.
+    Raises BadInput for a model that is not here, that lacks files or is truncated, and for a family
+    or format that moectl does not read.
     """
     folder = locate(name) if existing(name) else _downloaded(name)
     if is_gguf(folder):

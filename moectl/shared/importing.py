@@ -12,9 +12,9 @@ from rich.console import Console
 def importing(says: str = "Starting") -> Iterator[None]:
     """Show a spinner on a terminal, unless it `says` nothing.
 
-    Collect no garbage while what needs torch is imported, and leave the hundreds of thousands of objects of which
-    modules are made, which stay, out of every later collection, also of that at the end of the process. Does nothing
-    where torch was imported before."""
+    Collect no garbage while what needs torch is imported, and leave the hundreds of thousands of
+    objects of which modules are made, which stay, out of every later collection, also of that at
+    the end of the process. Does nothing where torch was imported before."""
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return

@@ -1,4 +1,5 @@
-"""What moectl says that it needs, beside what is installed: read from metadata, so that none of it is imported."""
+"""What moectl says that it needs, beside what is installed: read from metadata, so that none of it
+is imported."""
 
 from dataclasses import dataclass
 from importlib import metadata
@@ -36,7 +37,8 @@ class Need:
 
 
 def needs(extra: str = "") -> list[Need]:
-    """Of moectl itself, or of one of its extras. Nothing is known where its sources run without being installed."""
+    """Of moectl itself, or of one of its extras. Nothing is known where its sources run without
+    being installed."""
     found = (Requirement(text) for text in _required())
     return [_need(one) for one in found if _is_of(one, extra)]
 

@@ -1,4 +1,5 @@
-"""The messages of a chat, as OpenAI's reference has them: what a server's client and a file of prompts may give."""
+"""The messages of a chat, as OpenAI's reference has them: what a server's client and a file of
+prompts may give."""
 
 from collections.abc import Mapping
 
@@ -9,7 +10,8 @@ _ROLES = {role: role for role in ("system", "user", "assistant")} | {
 
 
 def turn_of(message: object) -> Turn | None:
-    """Return the turn of one message with its role, text and, where it is given, the name of who speaks.
+    """Return the turn of one message with its role, text and, where it is given, the name of who
+    speaks.
 
     Return None for what is no message of text.
     """
@@ -27,7 +29,8 @@ def turn_of(message: object) -> Turn | None:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message, whose parts are joined. Raises ValueError for anything but text."""
+    """Return the text of a message, whose parts are joined. Raises ValueError for anything but
+    text."""
     if isinstance(content, str):
         return content
     if not (isinstance(content, list) and content and all(_is_text(part) for part in content)):

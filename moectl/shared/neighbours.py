@@ -1,4 +1,5 @@
-"""Other distributions that own a top-level name of ours: `artifacts` and `runtime` are names that others use too.
+"""Other distributions that own a top-level name of ours: `artifacts` and `runtime` are names that
+others use too.
 
 Only the standard library is imported here: this is asked before the first import of `artifacts`.
 """
@@ -16,7 +17,8 @@ REMEDY = "install moectl in a virtual environment of its own"
 
 
 def refuse_foreign() -> None:
-    """Exit with one line on stderr and code 5 where Python would import another distribution's package for ours."""
+    """Exit with one line on stderr and code 5 where Python would import another distribution's
+    package for ours."""
     problem = foreign()
     if problem:
         print(f"moectl: {problem}: {REMEDY}", file=sys.stderr)
@@ -24,7 +26,8 @@ def refuse_foreign() -> None:
 
 
 def foreign() -> str | None:
-    """Which of the three packages is not the one that came with moectl, whose it is and where; None if all are ours."""
+    """Which of the three packages is not the one that came with moectl, whose it is and where; None
+    if all are ours."""
     home = Path(__file__).parents[2]
     for name in PACKAGES:
         spec = find_spec(name)
@@ -39,7 +42,8 @@ def foreign() -> str | None:
 
 
 def sharing() -> dict[str, list[str]]:
-    """By package name: the other installed distributions that own files under it, with their versions."""
+    """By package name: the other installed distributions that own files under it, with their
+    versions."""
     owners = metadata.packages_distributions()
     others = {
         name: sorted({owner for owner in owners.get(name, []) if owner != "moectl"})

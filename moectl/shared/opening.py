@@ -16,7 +16,8 @@ def quieten() -> None:
 
 
 def open_quietly(name: str, *, device: str = "auto", dense: int | None = None) -> MoeModel:
-    """Open a checkpoint, a folder or hub id, on a device as the user names it; `dense` is as for `open_model`."""
+    """Open a checkpoint, a folder or hub id, on a device as the user names it; `dense` is as for
+    `open_model`."""
     quieten()
     return open_model(name, device=resolve_device(device), dense=dense)
 

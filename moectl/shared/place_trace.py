@@ -1,4 +1,5 @@
-"""What a trace is replayed on: experts of few bits, and a machine by its data sheet or as it was measured."""
+"""What a trace is replayed on: experts of few bits, and a machine by its data sheet or as it was
+measured."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,12 @@ from runtime.replay.measured_machine import costs_of, machine_of
 def place_trace(
     opened: OpenedTrace, name: str, path: Path, *, base: int, dense: int | None
 ) -> tuple[OpenedTrace, Machine, Costs | None]:
-    """Return the trace on its base, the machine of that name, and what the model costs there if that was measured.
+    """Return the trace on its base, the machine of that name, and what the model costs there if
+    that was measured.
 
-    `here` is this machine, as the store's hardware profile describes it, with weights besides experts as published.
-    Raises BadUsage for an unknown machine, Incompatible when there is no such profile.
+    `here` is this machine, as the store's hardware profile describes it, with weights besides
+    experts as published. Raises BadUsage for an unknown machine, Incompatible when there is no such
+    profile.
     """
     if dense is not None and name == HERE:
         raise BadUsage(
@@ -52,7 +55,8 @@ def _with_dense(opened: OpenedTrace, bits: int | None) -> OpenedTrace:
 
 
 def trace_on_base(opened: OpenedTrace, bits: int) -> OpenedTrace:
-    """Return the trace with experts that are replicas of `bits` bits: the store's, else of usual size and loss."""
+    """Return the trace with experts that are replicas of `bits` bits: the store's, else of usual
+    size and loss."""
     if bits == FULL_BITS:
         return opened
     model, replicas = opened.model, opened.artefacts.replicas

@@ -1,4 +1,5 @@
-"""Which preset runs when the user names none: the best that loses nothing, by what is known before the first token."""
+"""Which preset runs when the user names none: the best that loses nothing, by what is known before
+the first token."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,12 @@ AUTO = Preset(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a run: whether the user names policies, every expert fits the budget, the link and near tier of
-    another machine are emulated, the store has predictors for this model, and the memory of this machine holds the
-    model's files, so that a load from disk is a copy. `tuned`: what `moectl tune` found for this model, machine and
-    budget that loses nothing. `decides_on_device`: the GPU itself evicts, which it does as one preset. `note` says what
-    could not be looked at."""
+    """What is known of a run: whether the user names policies, every expert fits the budget, the
+    link and near tier of another machine are emulated, the store has predictors for this model, and
+    the memory of this machine holds the model's files, so that a load from disk is a copy. `tuned`:
+    what `moectl tune` found for this model, machine and budget that loses nothing.
+    `decides_on_device`: the GPU itself evicts, which it does as one preset. `note` says what could
+    not be looked at."""
 
     names_policies: bool = False
     fits: bool = False
@@ -45,7 +47,8 @@ class PresetChoice:
 
 
 def choose(known: Known) -> PresetChoice:
-    """Return the best lossless preset for what is known. Where the rules come from: docs/running.md."""
+    """Return the best lossless preset for what is known. Where the rules come from:
+    docs/running.md."""
     if known.names_policies:
         return PresetChoice("on-demand", "the policies named replace its own")
     if known.fits:
@@ -64,8 +67,8 @@ def choose(known: Known) -> PresetChoice:
 
 
 def with_choice(opened: "MoeModel", settings: Settings, store: Path | None) -> tuple[Settings, str]:
-    """Return the settings with the chosen preset in the place of AUTO, and why it was chosen; settings with a preset of
-    the user's as they are, and an empty text."""
+    """Return the settings with the chosen preset in the place of AUTO, and why it was chosen;
+    settings with a preset of the user's as they are, and an empty text."""
     if settings.preset is not AUTO:
         return settings, ""
     known = known_of(opened, settings, store)
@@ -93,8 +96,9 @@ def known_of(opened: "MoeModel", settings: Settings, store: Path | None) -> Know
 
 
 def _stored(opened: "MoeModel", settings: Settings, store: Path) -> tuple[Preset | None, bool, str]:
-    """Return the tuned preset, and whether there are predictors; only a note where the store cannot be read now, as
-    while another process writes it: a run that needs no store is not stopped by one."""
+    """Return the tuned preset, and whether there are predictors; only a note where the store cannot
+    be read now, as while another process writes it: a run that needs no store is not stopped by
+    one."""
     from artifacts.routing.predictors import (
         COMMAND,
     )  # late: the store's imports take a tenth of a second

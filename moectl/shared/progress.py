@@ -1,4 +1,5 @@
-"""Progress on stderr: numbered phases, one line of how much is done, and the time left for the whole."""
+"""Progress on stderr: numbered phases, one line of how much is done, and the time left for the
+whole."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -29,10 +30,10 @@ Advance = Callable[[float, float], None]
 class Phases:
     """The phases of a long command, which take about so many `shares` of its time.
 
-    On a terminal one line shows the phase, how much of the whole is done and the time left. Without one each phase that
-    lasts is told, or every phase `at_once`, with the seconds from the first to its begin, and again every minute; one
-    or two phases not before the first minute is over; if `is_quiet`, none. `limit_s`: what the whole may take. Phases
-    within a phase only move it.
+    On a terminal one line shows the phase, how much of the whole is done and the time left. Without
+    one each phase that lasts is told, or every phase `at_once`, with the seconds from the first to
+    its begin, and again every minute; one or two phases not before the first minute is over; if
+    `is_quiet`, none. `limit_s`: what the whole may take. Phases within a phase only move it.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class Phases:
 
     @property
     def left_s(self) -> float:
-        """Seconds that the limit leaves to the present phase, so that later ones have theirs; below 0 when late."""
+        """Seconds that the limit leaves to the present phase, so that later ones have theirs; below
+        0 when late."""
         return self._limit_s * self._share(len(self._begun)) - self.elapsed_s
 
     def is_late(self) -> bool:
@@ -178,8 +180,8 @@ class _TimeLeft(ProgressColumn):
 
 @contextmanager
 def progress_bar(what: str, *, unit: str) -> Iterator[Advance]:
-    """Yield a function that moves the present phase, or where there are none the only phase of a command, which is to
-    do `what` to so many of a `unit`."""
+    """Yield a function that moves the present phase, or where there are none the only phase of a
+    command, which is to do `what` to so many of a `unit`."""
     if phases := _PRESENT.get():
         yield phases.advance
         return

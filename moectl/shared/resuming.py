@@ -1,11 +1,13 @@
-"""What Ctrl-C leaves behind: said where the work is done, told by the line that ends the command."""
+"""What Ctrl-C leaves behind: said where the work is done, told by the line that ends the
+command."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C within work of which `kept` says what the same command takes up; empty: it keeps nothing."""
+    """Ctrl-C within work of which `kept` says what the same command takes up; empty: it keeps
+    nothing."""
 
     def __init__(self, kept: str) -> None:
         super().__init__(kept)
@@ -14,8 +16,8 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def resumable(kept: str = "") -> Iterator[None]:
-    """Let an interruption within say what is kept, as `finished samples are kept`; without it, that nothing
-    is."""
+    """Let an interruption within say what is kept, as `finished samples are kept`; without it, that
+    nothing is."""
     try:
         yield
     except KeyboardInterrupt as interruption:

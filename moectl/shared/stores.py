@@ -1,5 +1,5 @@
-"""What commands ask of a store about a model. Importing this module imports duckdb: import it where it is used by a
-command that can do without a store."""
+"""What commands ask of a store about a model. Importing this module imports duckdb: import it where
+it is used by a command that can do without a store."""
 
 from pathlib import Path
 
@@ -15,21 +15,23 @@ from runtime.session.artefacts import load_artefacts
 
 
 def check_store(path: Path) -> None:
-    """Raise now what would otherwise prevent writing at the end: no folder, not a store, another writer."""
+    """Raise now what would otherwise prevent writing at the end: no folder, not a store, another
+    writer."""
     with Store.open(path):
         pass
 
 
 def refuse_former(path: Path, opened: MoeModel, *, name: str) -> None:
-    """Raise Incompatible for a store of an older moectl that knows the model, but not by its weights."""
+    """Raise Incompatible for a store of an older moectl that knows the model, but not by its
+    weights."""
     if path.exists():
         with Store.open(path, read_only=True) as store:
             store.refuse_former(opened.fingerprint, former=opened.former_fingerprint, name=name)
 
 
 def stored_artefacts(path: Path, opened: MoeModel, *, base: int = FULL_BITS) -> Artefacts:
-    """Load the model's artefacts from the store, with replicas that have the width of the base; none when there is no
-    store."""
+    """Load the model's artefacts from the store, with replicas that have the width of the base;
+    none when there is no store."""
     if not path.exists():
         return Artefacts()
     with Store.open(path, read_only=True) as store:
@@ -37,7 +39,8 @@ def stored_artefacts(path: Path, opened: MoeModel, *, base: int = FULL_BITS) -> 
 
 
 def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> RoutingForesight:
-    """Return what a trace records of the `distance` layers ahead; the store's predictors speak too if it has any.
+    """Return what a trace records of the `distance` layers ahead; the store's predictors speak too
+    if it has any.
 
     Raises BadUsage for a distance beyond the model's layers.
     """

@@ -1,4 +1,5 @@
-"""Standard streams as commands find them: closed ones, a terminal that goes away, and text that they cannot hold."""
+"""Standard streams as commands find them: closed ones, a terminal that goes away, and text that
+they cannot hold."""
 
 import os
 import signal
@@ -9,10 +10,11 @@ from pathlib import Path
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr usable whatever they are, and a terminal that goes away an interruption.
+    """Make stdout and stderr usable whatever they are, and a terminal that goes away an
+    interruption.
 
-    Where the locale makes Python read names and arguments as ASCII, the process starts again in UTF-8 mode: text and
-    file names are UTF-8 whatever the locale says.
+    Where the locale makes Python read names and arguments as ASCII, the process starts again in
+    UTF-8 mode: text and file names are UTF-8 whatever the locale says.
     """
     if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
         os.execve(
@@ -30,8 +32,9 @@ def prepare_streams() -> None:
 
 
 def _fill_closed() -> None:
-    """Connect closed streams to /dev/null: the next file to be opened would get a stream's number, and with it what
-    libraries print. `sys.stdin` stays None, so that a command can refuse to wait for text."""
+    """Connect closed streams to /dev/null: the next file to be opened would get a stream's number,
+    and with it what libraries print. `sys.stdin` stays None, so that a command can refuse to wait
+    for text."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         with suppress(OSError):
             os.fstat(number)
@@ -42,7 +45,8 @@ def _fill_closed() -> None:
 
 
 def lost_output() -> str | None:
-    """Why stdout could not take all of its text, None if it did. The end of a reader (`| head`) is no loss."""
+    """Why stdout could not take all of its text, None if it did. The end of a reader (`| head`) is
+    no loss."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -29,8 +29,8 @@ def read_data(
 ) -> Data:
     """Read all documents of the text that the user named as sequences of at most `length` tokens.
 
-    Ends after `num_tokens` tokens or `at_most` sequences; the data say so where the text ends before. Raises BadInput
-    for no tokenizer or no text.
+    Ends after `num_tokens` tokens or `at_most` sequences; the data say so where the text ends
+    before. Raises BadInput for no tokenizer or no text.
     """
     tokenizer = tokenizer_of(opened)
     cuts = token_sequences(
@@ -48,7 +48,8 @@ def read_data(
 
 
 def read_text(opened: MoeModel, spec: str, *, length: int, num_tokens: int, seed: int) -> BenchText:
-    """Read documents of at least `length` tokens as `text_of` cuts them, half prompt and half decoded.
+    """Read documents of at least `length` tokens as `text_of` cuts them, half prompt and half
+    decoded.
 
     Raises BadInput for no tokenizer or no document that long.
     """

@@ -1,4 +1,5 @@
-"""A machine as users name it, with their own times in place of its bandwidths: `a100-pcie4:load=14ms,layer=0.3ms`."""
+"""A machine as users name it, with their own times in place of its bandwidths:
+`a100-pcie4:load=14ms,layer=0.3ms`."""
 
 from dataclasses import replace
 
@@ -11,8 +12,8 @@ _FIELDS = {"load": "load_s", "layer": "layer_s", "head": "head_s"}
 
 
 def timed_machine(text: str) -> Machine:
-    """Return the machine of a name, or of `name:field=time,...`: `load` of one expert over the link, `layer` of one
-    layer without its routed experts, `head` of the head. Raises BadUsage."""
+    """Return the machine of a name, or of `name:field=time,...`: `load` of one expert over the
+    link, `layer` of one layer without its routed experts, `head` of the head. Raises BadUsage."""
     name, _, options = text.partition(":")
     times = {}
     for option in filter(None, options.split(",")):

@@ -1,4 +1,5 @@
-"""The trace that a command replays: from a Parquet file, from a run of the store, or synthetic; and its model."""
+"""The trace that a command replays: from a Parquet file, from a run of the store, or synthetic; and
+its model."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,14 @@ from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts
 
 _SYNTHETIC_MODEL = "olmoe-1b-7b"
-_PADDING = 0.1  # of an expert's bytes at most: biases, alignment in a slot, and scales of blocks that are cut off
+# of an expert's bytes at most: biases, alignment in a slot, and scales of blocks that are cut off
+_PADDING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """What the user named: at most one of `trace`, `run` and `synthetic`, and what the trace does not say of the model.
+    """What the user named: at most one of `trace`, `run` and `synthetic`, and what the trace does
+    not say of the model.
 
     Raises BadUsage for more than one of them, and for a layer without experts.
     """
@@ -44,8 +47,8 @@ class TraceSource:
 
 @dataclass(frozen=True, slots=True)
 class OpenedTrace:
-    """A trace, its model, and the store's artefacts of that model; `model_id` and `run`, the store's run that wrote the
-    trace, are None for a trace from elsewhere."""
+    """A trace, its model, and the store's artefacts of that model; `model_id` and `run`, the
+    store's run that wrote the trace, are None for a trace from elsewhere."""
 
     name: str
     trace: Trace
@@ -82,7 +85,8 @@ def _from_file(source: TraceSource) -> OpenedTrace:
 
 
 def _maps(source: TraceSource, trace: Trace, shape: Shape) -> Artefacts:
-    """Return the store's newest expert maps if their sizes fit: a file does not say which model it is of."""
+    """Return the store's newest expert maps if their sizes fit: a file does not say which model it
+    is of."""
     if not source.with_maps or trace.iteration is None or not source.store.exists():
         return Artefacts()
     with Store.open(source.store, read_only=True) as store:
@@ -108,7 +112,8 @@ def _from_store(source: TraceSource) -> OpenedTrace:
 
 
 def _find(store: Store, run_id: int | None) -> StoredRun:
-    """Return the run asked for, or the newest one with a trace. Raises Incompatible when there is no trace."""
+    """Return the run asked for, or the newest one with a trace. Raises Incompatible when there is
+    no trace."""
     candidates = store.runs() if run_id is None else [store.run(run_id)]
     runs = [run for run in candidates if "traces" in run.contents]
     if not runs:
@@ -118,8 +123,8 @@ def _find(store: Store, run_id: int | None) -> StoredRun:
 
 
 def _with_config(name: str, stored: ModelShape) -> ModelShape:
-    """Return the shape that the profiled folder's config gives, if the folder still holds that model, with the bytes
-    that experts have as they are stored."""
+    """Return the shape that the profiled folder's config gives, if the folder still holds that
+    model, with the bytes that experts have as they are stored."""
     if (Path(name) / "config.json").is_file():
         configured, shape = model_shape(name), stored.shape
         share = shape.expert_nbytes / configured.shape.expert_nbytes
@@ -155,7 +160,8 @@ def _named(source: TraceSource) -> ModelShape | None:
 
 
 def _recorded_experts(trace: Trace) -> int:
-    """Return how many experts a layer has by the trace's probabilities. Raises BadUsage for a trace without them."""
+    """Return how many experts a layer has by the trace's probabilities. Raises BadUsage for a trace
+    without them."""
     if trace.probabilities is None:
         raise BadUsage(
             "the trace does not say how many experts a layer has: give --num-experts or --model"

@@ -65,7 +65,8 @@ def _line(line: Line, x: AxisScale, y: AxisScale) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A row of a bar chart: parts from the left, in classes `p0`, `p1`, ...; the text at its end; exact values."""
+    """A row of a bar chart: parts from the left, in classes `p0`, `p1`, ...; the text at its end;
+    exact values."""
 
     name: str
     parts: tuple[float, ...]
@@ -82,7 +83,8 @@ def bars(
     width: float = WIDTH,
     parts: Sequence[str] = (),
 ) -> Drawing:
-    """Horizontal bars from 0 to `top`; `parts` names what their colours stand for, in a line below them."""
+    """Horizontal bars from 0 to `top`; `parts` names what their colours stand for, in a line below
+    them."""
     left, right, high = (
         name_width([bar.name for bar in rows]),
         7.0 * max(len(bar.text) for bar in rows) + 10,
@@ -138,7 +140,8 @@ def heatmap(
     says: str,
     width: float = WIDTH,
 ) -> Drawing:
-    """A large matrix in shades from 0 to `top`: one path a shade, so that thousands of cells stay small."""
+    """A large matrix in shades from 0 to `top`: one path a shade, so that thousands of cells stay
+    small."""
     across, down = max(map(len, matrix)), len(matrix)
     wide = (width - 34) / across
     high = min(wide, width / down) if down > across / 3 else max(wide, min(18.0, 160 / down))
@@ -172,7 +175,8 @@ def with_shades(drawing: Drawing, most: str) -> Drawing:
 
 
 def _cells(matrix: Sequence[Sequence[float | None]], top: float) -> str:
-    """One path a shade; neighbours of one shade in a row are one rectangle. Cells that are None stay empty."""
+    """One path a shade; neighbours of one shade in a row are one rectangle. Cells that are None
+    stay empty."""
     shades: dict[int, list[str]] = {}
     for index, line in enumerate(matrix):
         number = 0

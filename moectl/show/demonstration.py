@@ -19,9 +19,10 @@ KEY = {
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
-    """One preset at one budget on the held-out texts. `times_full` is the median over rounds of a token's time over
-    that of `full` in the same round, `lower` and `upper` are its quartiles; `altered` counts requests that were not
-    computed as by the full model, `loss_error` is the standard error of `perplexity_ratio`."""
+    """One preset at one budget on the held-out texts. `times_full` is the median over rounds of a
+    token's time over that of `full` in the same round, `lower` and `upper` are its quartiles;
+    `altered` counts requests that were not computed as by the full model, `loss_error` is the
+    standard error of `perplexity_ratio`."""
 
     preset: str
     budget: str

@@ -11,8 +11,9 @@ _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 def flow(pieces: Iterable[str], *, prompt: str = "") -> None:
-    """Print pieces as they come, and a line's end behind them. On a terminal the prompt stands before them, and a word
-    that would be broken at the edge begins the next line, which delays each word until it is whole."""
+    """Print pieces as they come, and a line's end behind them. On a terminal the prompt stands
+    before them, and a word that would be broken at the edge begins the next line, which delays each
+    word until it is whole."""
     console = Console(highlight=False)
     words = _Words(console.width) if console.is_terminal else None
     if words:
@@ -26,8 +27,8 @@ def flow(pieces: Iterable[str], *, prompt: str = "") -> None:
 
 
 class _Words:
-    """Breaks lines of at most `width` columns between words. Characters two columns wide, as Chinese has, need no space
-    to break at."""
+    """Breaks lines of at most `width` columns between words. Characters two columns wide, as
+    Chinese has, need no space to break at."""
 
     def __init__(self, width: int) -> None:
         self._width, self._column, self._held = width, 0, ""

@@ -1,4 +1,5 @@
-"""What a time rests on (a machine at hand, emulated proportions, virtual time), and what may be said of it."""
+"""What a time rests on (a machine at hand, emulated proportions, virtual time), and what may be
+said of it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +12,8 @@ TOY_NBYTES = (
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """`says` stands beside every table of such times. Without `is_absolute` only their ratios mean anything."""
+    """`says` stands beside every table of such times. Without `is_absolute` only their ratios mean
+    anything."""
 
     says: str
     is_absolute: bool
@@ -20,8 +22,8 @@ class Grounds:
 def simulated(machine: str, experts_nbytes: int) -> Grounds:
     """Times of a replay on a named machine, of a model whose routed experts take so many bytes.
 
-    On data sheets a toy takes no time at all: everything fits many times over, and what a sheet leaves out is most of
-    the time. Costs that were measured `here` hold for a model of any size.
+    On data sheets a toy takes no time at all: everything fits many times over, and what a sheet
+    leaves out is most of the time. Costs that were measured `here` hold for a model of any size.
     """
     if machine == HERE:
         return Grounds(
@@ -36,7 +38,8 @@ def simulated(machine: str, experts_nbytes: int) -> Grounds:
 
 
 def measured(link: str, *, device: str = "cpu") -> Grounds:
-    """Times of live runs over a link: the machine's own, an emulated rate, or the proportions of a named machine."""
+    """Times of live runs over a link: the machine's own, an emulated rate, or the proportions of a
+    named machine."""
     what = device.partition(":")[0].upper().replace("CUDA", "GPU")
     if link in MACHINES:
         return Grounds(f"{what}, in the proportions of {link}", is_absolute=False)

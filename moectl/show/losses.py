@@ -1,4 +1,5 @@
-"""A loss of perplexity in words: with its standard error, or that so few tokens do not tell it from none."""
+"""A loss of perplexity in words: with its standard error, or that so few tokens do not tell it from
+none."""
 
 LEAST_SCORED = (
     2_000  # tokens that are scored, below which no preset is recommended by what it loses
@@ -6,7 +7,8 @@ LEAST_SCORED = (
 
 
 def is_distinguishable(loss: float, error: float | None) -> bool:
-    """Return whether a loss is more than two of its standard errors from none; yes where its error is not known."""
+    """Return whether a loss is more than two of its standard errors from none; yes where its error
+    is not known."""
     return error is None or abs(loss) > 2 * error
 
 

@@ -1,4 +1,5 @@
-"""Expert maps as a sheet and a heatmap: how much more certain one iteration is than the mean of all."""
+"""Expert maps as a sheet and a heatmap: how much more certain one iteration is than the mean of
+all."""
 
 import numpy as np
 

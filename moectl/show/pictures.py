@@ -26,7 +26,8 @@ def check_picture(path: Path) -> None:
 
 
 def write_picture(drawing: Drawing, path: Path) -> None:
-    """Write an SVG file that holds its title, background and colours; equal drawings give equal bytes."""
+    """Write an SVG file that holds its title, background and colours; equal drawings give equal
+    bytes."""
     width, height = drawing.width + 2 * _MARGIN, drawing.height + _HEAD + _MARGIN
     text = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
@@ -40,8 +41,8 @@ def write_picture(drawing: Drawing, path: Path) -> None:
 
 
 def draw_heatmap(matrix: Heatmap, path: Path) -> None:
-    """Draw the matrix in shades from 0 to its largest value. Where a few values would leave all others pale, the
-    shades end at the 90th percentile."""
+    """Draw the matrix in shades from 0 to its largest value. Where a few values would leave all
+    others pale, the shades end at the 90th percentile."""
     values = matrix.values.astype(float)
     usual, largest = float(np.percentile(values, 90)), float(values.max())
     is_cut = 0 < usual * 10 < largest
@@ -53,7 +54,8 @@ def draw_heatmap(matrix: Heatmap, path: Path) -> None:
 
 
 def _style() -> str:
-    """`charts.css` with colours in place of its variables, which many programs that show SVG do not know."""
+    """`charts.css` with colours in place of its variables, which many programs that show SVG do not
+    know."""
     text = files("moectl.show").joinpath("charts.css").read_text(encoding="utf-8")
     palettes, _, rules = text.partition("/* marks */\n")
     light, dark = (

@@ -9,7 +9,8 @@ from moectl.show.render import Heatmap, Sheet
 
 
 def distances(recalls: Mapping[str, np.ndarray], *, note: str = "") -> Sheet:
-    """Mean recall@k by distance, apart for target layers in this pass and in the next; recalls [L, D] by predictor."""
+    """Mean recall@k by distance, apart for target layers in this pass and in the next; recalls [L,
+    D] by predictor."""
     rows = []
     num_layers, num_distances = next(iter(recalls.values())).shape
     for ahead in range(num_distances):
@@ -43,7 +44,8 @@ def layers(recalls: Mapping[str, np.ndarray], target: np.ndarray) -> Sheet:
 def stored(
     rows: pa.Table, num_layers: int, share: float
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Recalls [L, D] by predictor and targets [L, D] of rows of `predictors`; `share` is the recall by chance."""
+    """Recalls [L, D] by predictor and targets [L, D] of rows of `predictors`; `share` is the recall
+    by chance."""
     order = np.lexsort((rows["distance"].to_numpy(), rows["layer"].to_numpy()))
     size = (num_layers, -1)
     names = {

@@ -19,7 +19,8 @@ _HALF_BLOCK = "▀"
 _SCALE = np.array(
     [(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float
 )
-_UNLIMITED = 100_000  # columns: output to a pipe or a file is not cut or wrapped unless its reader says how wide
+# columns: output to a pipe or a file is not cut or wrapped unless its reader says how wide
+_UNLIMITED = 100_000
 _FOLDED = 32  # characters: longer texts are wrapped
 _FRAME = 3  # characters beside each column
 
@@ -31,14 +32,15 @@ class NumBytes(int):
 
 
 def fewer(shortfall: str) -> str:
-    """The end of a note where there was less text than was asked for, which `shortfall` says in words."""
+    """The end of a note where there was less text than was asked for, which `shortfall` says in
+    words."""
     return f"; only {shortfall}" if shortfall else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table: names of columns, and rows of numbers and texts. None is shown as a dash; the note is printed below.
-    Columns that are `unshown` stand in JSON alone."""
+    """A table: names of columns, and rows of numbers and texts. None is shown as a dash; the note
+    is printed below. Columns that are `unshown` stand in JSON alone."""
 
     title: str
     columns: tuple[str, ...]
@@ -60,7 +62,8 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """A matrix [rows, columns] of non-negative numbers, shown on a scale from 0 to its largest value."""
+    """A matrix [rows, columns] of non-negative numbers, shown on a scale from 0 to its largest
+    value."""
 
     title: str
     values: np.ndarray
@@ -69,7 +72,8 @@ class Heatmap:
 
 
 def console() -> Console:
-    """A console on the present stdout, unlimited in width unless stdout is a terminal or COLUMNS is set."""
+    """A console on the present stdout, unlimited in width unless stdout is a terminal or COLUMNS is
+    set."""
     shown = Console(highlight=False)
     return (
         shown
@@ -89,7 +93,8 @@ def show_json(value: object) -> None:
 
 
 def show_sheet(sheet: Sheet) -> None:
-    """Print a table with numbers aligned to the right. A table wider than the terminal is printed in several parts."""
+    """Print a table with numbers aligned to the right. A table wider than the terminal is printed
+    in several parts."""
     out, sheet = console(), sheet.shown()
     cells = [[cell_text(value) for value in row] for row in sheet.rows]
     for number, group in enumerate(groups(sheet.columns, cells, room=out.width)):
@@ -107,7 +112,8 @@ def show_sheet(sheet: Sheet) -> None:
 
 
 def groups(names: Sequence[str], cells: Sequence[Sequence[str]], *, room: int) -> list[Group]:
-    """Split the columns of a table into groups that fit into `room` characters, so that no word or number is broken.
+    """Split the columns of a table into groups that fit into `room` characters, so that no word or
+    number is broken.
 
     Every group begins with the columns that identify a row.
     """
@@ -151,7 +157,8 @@ def _key(cells: Sequence[Sequence[str]]) -> set[int]:
 
 
 def show_heatmap(heatmap: Heatmap) -> None:
-    """Print a heatmap: in colour with two rows to a line on a terminal, else in grey with one row to a line."""
+    """Print a heatmap: in colour with two rows to a line on a terminal, else in grey with one row
+    to a line."""
     out = console()
     is_coloured = out.is_terminal and out.color_system is not None
     room = out.width - _label_width(heatmap) if out.is_terminal else _UNLIMITED
@@ -204,7 +211,8 @@ def _label_width(heatmap: Heatmap) -> int:
 
 
 def _narrowed(values: np.ndarray, width: int) -> tuple[np.ndarray, int]:
-    """The matrix with neighbouring columns averaged until it fits into `width`, and how many were averaged into one."""
+    """The matrix with neighbouring columns averaged until it fits into `width`, and how many were
+    averaged into one."""
     per_character = -(-values.shape[1] // width)
     starts = np.arange(0, values.shape[1], per_character)
     sizes = np.diff([*starts, values.shape[1]])

@@ -11,7 +11,8 @@ from moectl.show.render import Heatmap, NumBytes, Sheet
 
 
 def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Sheet:
-    """Relative error of experts' outputs by width: means of each layer, or each expert of `layer`."""
+    """Relative error of experts' outputs by width: means of each layer, or each expert of
+    `layer`."""
     widths = _widths(rows)
     relative = quant_loss_matrices(rows, *size)["relative"][:, :, columns_of(widths)]
     samples, is_own = _by_expert(rows, "samples", size), _by_expert(rows, "is_own", size)
@@ -51,7 +52,8 @@ def quant_loss_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
 
 
 def replicas(rows: pa.Table, layer: int | None, *, verified: bool, checkpoint: str) -> Sheet:
-    """Bytes by width, or each file of `layer`. `checkpoint` says how the checkpoint has its experts."""
+    """Bytes by width, or each file of `layer`. `checkpoint` says how the checkpoint has its
+    experts."""
     checked = (
         f"all {len(set(rows['file'].to_pylist())):,} files are what was written" if verified else ""
     )

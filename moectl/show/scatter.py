@@ -1,4 +1,5 @@
-"""A scatter plot whose every mark has its name beside it: no name lies on a mark, on another name or past the edge."""
+"""A scatter plot whose every mark has its name beside it: no name lies on a mark, on another name
+or past the edge."""
 
 import math
 from collections.abc import Sequence
@@ -37,8 +38,8 @@ def scatter(
     note: str,
     key: dict[str, str],
 ) -> Drawing:
-    """Marks on two scales made for `frame`, each with its name. `note` stands above the plot, and `key` under it says
-    what each kind stands for."""
+    """Marks on two scales made for `frame`, each with its name. `note` stands above the plot, and
+    `key` under it says what each kind stands for."""
     places = [(x.place(mark.x), y.place(mark.y)) for mark in marks]
     taken = [_around(across, upper) for across, upper in places]
     drawn = [axes(x, y, frame), f'<text class="tick value" x="0" y="6">{escape(note)}</text>']
@@ -55,8 +56,8 @@ def scatter(
 
 
 def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
-    """Upwards, linear below a hundredth and logarithmic above, so that small and large losses are seen. Gains count as
-    0."""
+    """Upwards, linear below a hundredth and logarithmic above, so that small and large losses are
+    seen. Gains count as 0."""
 
     def bent(value: float) -> float:
         return math.asinh(max(value, 0.0) / 1e-2)
@@ -70,8 +71,8 @@ def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) 
 
 
 def _free_box(mark: Mark, across: float, upper: float, taken: Sequence[Box], frame: Frame) -> Box:
-    """The place nearest to a mark where its name touches nothing, for exact ones rather below it; the mark itself where
-    a plot is full of names."""
+    """The place nearest to a mark where its name touches nothing, for exact ones rather below it;
+    the mark itself where a plot is full of names."""
     wide = _LETTER * len(mark.name)
     lefts = np.arange(frame.left, frame.width - wide, 4.0)
     middles = np.arange(frame.top + 4, frame.height - frame.bottom - _LINE / 2, 4.0)

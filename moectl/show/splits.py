@@ -36,7 +36,8 @@ def curves(known: Curves, layer: int | None) -> Sheet:
 
 
 def curves_heatmap(known: Curves, layer: int | None) -> Heatmap:
-    """Hit rate by layer and cached experts, or for `layer` how often each predicted expert is cached."""
+    """Hit rate by layer and cached experts, or for `layer` how often each predicted expert is
+    cached."""
     if layer is None:
         return Heatmap("Hit rate", known[0], "layer", "cached experts")
     return Heatmap(
@@ -48,7 +49,8 @@ def curves_heatmap(known: Curves, layer: int | None) -> Heatmap:
 
 
 def splits(answer: Answer, known: Curves, on: Grounds, *, title: str, note: str = "") -> Sheet:
-    """One row for each layer. Where times mean nothing by themselves, the layer's share of all waiting is shown."""
+    """One row for each layer. Where times mean nothing by themselves, the layer's share of all
+    waiting is shown."""
     budgets, exposed, theta, cache_size = answer
     hit, first = known[0][np.arange(len(budgets)), cache_size], known[1][:, 0]
     columns = (
@@ -69,8 +71,8 @@ def splits(answer: Answer, known: Curves, on: Grounds, *, title: str, note: str 
 
 
 def with_bars(sheet: Sheet, num_experts: int) -> Sheet:
-    """A sheet of splits with a bar of each layer's experts: the share in its budget, the share cut off its cached
-    experts, and the share of experts that are not cached."""
+    """A sheet of splits with a bar of each layer's experts: the share in its budget, the share cut
+    off its cached experts, and the share of experts that are not cached."""
     scale = _BAR / num_experts
     drawn = []
     for row in sheet.rows:

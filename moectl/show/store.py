@@ -129,7 +129,8 @@ def entropy_heatmap(percentiles: np.ndarray) -> Heatmap:
 
 
 def similarity(measured: Similarity, layer: int | None) -> Sheet:
-    """How alike experts are, and the loss by the best stand-in over the loss by leaving the expert out.
+    """How alike experts are, and the loss by the best stand-in over the loss by leaving the expert
+    out.
 
     One row for each layer, or for each expert of `layer`.
     """
@@ -193,7 +194,8 @@ def similarity_heatmap(measured: Similarity, layer: int | None) -> Heatmap:
 
 
 def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sheet:
-    """Lengths of the buddy lists of each layer, and the share of their metric that they cover, over active pivots.
+    """Lengths of the buddy lists of each layer, and the share of their metric that they cover, over
+    active pivots.
 
     `table` and `q` [L, E, R] as `artifacts.store.rows.buddy_matrices` gives them.
     """

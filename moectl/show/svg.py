@@ -11,7 +11,8 @@ _DECADES = (1, 2, 5)
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The elements of a chart in a box of this size; `says` describes it in a sentence, for screen readers."""
+    """The elements of a chart in a box of this size; `says` describes it in a sentence, for screen
+    readers."""
 
     title: str
     inside: str
@@ -69,8 +70,8 @@ def linear_scale(
 
 
 def log_scale(values: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
-    """Of positive values; ticks at 1, 2 and 5 of each decade, at decades alone where there are many, and at round steps
-    where values lie so close that fewer than three of those are left."""
+    """Of positive values; ticks at 1, 2 and 5 of each decade, at decades alone where there are
+    many, and at round steps where values lie so close that fewer than three of those are left."""
     low, high = math.log10(min(values) / 1.25), math.log10(max(values) * 1.25)
     steps = _DECADES if high - low < 2 else (1,)
     candidates = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]

@@ -14,8 +14,8 @@ from runtime.model.locate import check_name, locate, weight_files
 
 
 class Waiting:
-    """A spinner on a terminal, which `end` takes away; without a terminal a line, unless `is_quiet`. Knows the seconds
-    since it began."""
+    """A spinner on a terminal, which `end` takes away; without a terminal a line, unless
+    `is_quiet`. Knows the seconds since it began."""
 
     def __init__(self, what: str, *, is_quiet: bool = False) -> None:
         self._begin_s, self._spinner = perf_counter(), None
@@ -42,8 +42,8 @@ class Waiting:
 
 
 def loading(name: str | None, *, preset: str, budget: str, is_quiet: bool = False) -> Waiting:
-    """Begin to wait for a model, None for the bundled one, after a look at its files; of a model of the hub they are
-    downloaded now.
+    """Begin to wait for a model, None for the bundled one, after a look at its files; of a model of
+    the hub they are downloaded now.
 
     Raises BadInput for a name that is no model's.
     """

@@ -28,9 +28,11 @@ class ReplayTask:
 
 @contextmanager
 def spread(search: Search, executor: Executor) -> Iterator[ReplayAll | None]:
-    """Lend a function that replays many combinations at a time, or None if the search is to replay them itself.
+    """Lend a function that replays many combinations at a time, or None if the search is to replay
+    them itself.
 
-    A combination that kills its worker at every attempt yields OutOfResources; the search goes on without it.
+    A combination that kills its worker at every attempt yields OutOfResources; the search goes on
+    without it.
     """
     if executor.is_here:
         yield None

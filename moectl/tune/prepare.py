@@ -1,4 +1,5 @@
-"""Prepares a search for policies: text, a trace, artefacts, the scale from errors to losses, and the search plan."""
+"""Prepares a search for policies: text, a trace, artefacts, the scale from errors to losses, and
+the search plan."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,8 +64,8 @@ def trace_for(
     *,
     token_s: float,
 ) -> OpenedTrace:
-    """The newest trace of this model in the store that has single-request decoding and predictions, else a new one,
-    which the store gets if there was time for all of it."""
+    """The newest trace of this model in the store that has single-request decoding and predictions,
+    else a new one, which the store gets if there was time for all of it."""
     if path.exists():
         with Store.open(path, read_only=True) as store:
             runs = [run for run in reversed(store.runs()) if "traces" in run.contents]
@@ -134,7 +135,8 @@ def pace_of(
     folder: Path,
     minutes: Minutes,
 ) -> LiveCosts:
-    """What the model costs where it is to run; for want of time not all that policies themselves take."""
+    """What the model costs where it is to run; for want of time not all that policies themselves
+    take."""
     wanted = {"scaled_to": request.scaled_to, "link": request.link, "experts": request.experts}
     is_late = minutes.phases.is_late
     pace = live_costs(
@@ -170,7 +172,8 @@ def search_on(
 def scale_of(search: Search, verifier: Verifier, minutes: Minutes) -> LossScale:
     """Nats for a unit of squared error by few bits and by stand-ins.
 
-    Each is measured live on the first probe that runs, by KL divergence, which needs fewer tokens than perplexity.
+    Each is measured live on the first probe that runs, by KL divergence, which needs fewer tokens
+    than perplexity.
     """
     if minutes.lack(NO_SCALE):
         return LossScale()
@@ -195,10 +198,11 @@ def _slope(
 def plan_for(
     search: Search, request: TuneRequest, minutes: Minutes, *, num_workers: int
 ) -> tuple[SearchPlan, SearchTime | None, str]:
-    """The plan of a search, its time, and a note on its size: `request.candidates`, however long they take, or as many
-    as the phase has time for.
+    """The plan of a search, its time, and a note on its size: `request.candidates`, however long
+    they take, or as many as the phase has time for.
 
-    The time of a replay is measured; `num_workers` replay side by side. Where there is time for few, they replay less.
+    The time of a replay is measured; `num_workers` replay side by side. Where there is time for
+    few, they replay less.
     """
     passes = min(search.num_passes, MOST_PASSES)
     if request.candidates is not None:

@@ -23,10 +23,11 @@ LOSSLESS = "-lossless"  # suffix of the name of the lossless pick
 class TuneRequest:
     """Validated settings of a search. Raises BadUsage for an invalid value.
 
-    `minutes` limits the whole, unless `candidates` is given. `data` is the text for a
-    trace if the store has none, `held_out` the text for verification, `check_data` text of another kind for a check of
-    the picks. `max_loss` is a share of perplexity. With `clients` picks are the fastest simulated for so many requests
-    at a time; live runs, of one at a time, then only say whether they run and what they lose.
+    `minutes` limits the whole, unless `candidates` is given. `data` is the text for a trace if the
+    store has none, `held_out` the text for verification, `check_data` text of another kind for a
+    check of the picks. `max_loss` is a share of perplexity. With `clients` picks are the fastest
+    simulated for so many requests at a time; live runs, of one at a time, then only say whether
+    they run and what they lose.
     """
 
     budget: str = "25%"
@@ -70,7 +71,8 @@ class TuneRequest:
 
     @property
     def workers(self) -> int | None:
-        """Number of candidates replayed at a time: 1 by default, None to use all cores of an executor."""
+        """Number of candidates replayed at a time: 1 by default, None to use all cores of an
+        executor."""
         return self.jobs or (1 if self.executor == LOCAL else None)
 
     @property

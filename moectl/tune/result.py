@@ -1,4 +1,5 @@
-"""The result of a search for policies: picks, the presets measured beside them, and the check on other text."""
+"""The result of a search for policies: picks, the presets measured beside them, and the check on
+other text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How much faster a pick is than the best published preset of no larger loss: `here` on the trace of the search,
-    `there` on the other one (the names are the keys in JSON)."""
+    """How much faster a pick is than the best published preset of no larger loss: `here` on the
+    trace of the search, `there` on the other one (the names are the keys in JSON)."""
 
     name: str
     other: str
@@ -37,8 +38,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """All that the command shows. `live` holds what was measured side by side, by name; `why` says why there is no
-    lossy pick."""
+    """All that the command shows. `live` holds what was measured side by side, by name; `why` says
+    why there is no lossy pick."""
 
     request: TuneRequest
     shape: Shape

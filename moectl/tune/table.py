@@ -66,7 +66,8 @@ def _tried(one: Tried) -> dict[str, object]:
 
 
 def _grounds(tuned: Tuned) -> Grounds:
-    """What live times rest on: this machine, an emulated link, or the proportions of another machine."""
+    """What live times rest on: this machine, an emulated link, or the proportions of another
+    machine."""
     return measured(
         tuned.request.link
         if tuned.request.scaled_to is None
@@ -91,7 +92,8 @@ def _answer(pick: Pick) -> tuple:
 
 
 def _told_of_answers(tuned: Tuned) -> Iterator[str]:
-    """Why no answer loses something, what there was no time for, and the command that runs the answer."""
+    """Why no answer loses something, what there was no time for, and the command that runs the
+    answer."""
     asked, model = tuned.request, str(tuned.receipt["model"])
     if tuned.why:
         yield f"within {100 * asked.max_loss:g} % of perplexity: {tuned.why}"
@@ -108,7 +110,8 @@ def _told_of_answers(tuned: Tuned) -> Iterator[str]:
 
 
 def _beside(tuned: Tuned) -> Sheet:
-    """What was measured live: exact presets first, then those that alter the output, each by time."""
+    """What was measured live: exact presets first, then those that alter the output, each by
+    time."""
     grounds = _grounds(tuned)
     ms = ("ms/token",) if grounds.is_absolute else ()
     columns = ("preset", "output", "beside full", *ms, "rounds", "hit rate", "loss")
@@ -201,8 +204,8 @@ def described(one: Combination) -> str:
 
 
 def plot(front: Sequence[Tried], picks: Sequence[Tried], *, full_ms: float) -> list[str]:
-    """The front in characters: time to the right, in times of the full model's, loss upwards, picks as *. Nothing where
-    nothing loses."""
+    """The front in characters: time to the right, in times of the full model's, loss upwards, picks
+    as *. Nothing where nothing loses."""
     points = [one for one in (*front, *picks) if one.loss is not None]
     if not any(one.loss for one in points):
         return []

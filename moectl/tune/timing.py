@@ -13,7 +13,8 @@ NO_SCALE = "what errors cost, without which nothing that loses anything is chose
 
 @dataclass(slots=True)
 class Minutes:
-    """The phases of a search, whose limit is `--minutes`; `left_out` lists in words what they did not suffice for."""
+    """The phases of a search, whose limit is `--minutes`; `left_out` lists in words what they did
+    not suffice for."""
 
     phases: Phases
     left_out: list[str] = field(default_factory=list)
@@ -26,8 +27,8 @@ class Minutes:
         return False
 
     def cut(self, text: BenchText, what: str, *, token_s: float, least: int) -> BenchText:
-        """Return as many sequences of the text as the present phase has time for at so many seconds a token, `least` at
-        least; `what` names the text."""
+        """Return as many sequences of the text as the present phase has time for at so many seconds
+        a token, `least` at least; `what` names the text."""
         whole = len(text.sequences)
         fitting = max(0.0, self.phases.left_s) / (len(text.sequences[0]) * token_s)
         num = whole if fitting >= whole else min(whole, max(least, int(fitting)))
@@ -37,7 +38,8 @@ class Minutes:
 
 
 def token_seconds(costs: Costs, shape: Shape, *, loads: bool) -> float:
-    """Return the seconds of a token whose experts are all resident, or all brought first if it `loads`."""
+    """Return the seconds of a token whose experts are all resident, or all brought first if it
+    `loads`."""
     each_s = costs.expert.seconds(1) + (
         costs.load_s + costs.load_latency_s + costs.host_s if loads else 0.0
     )

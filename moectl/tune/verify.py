@@ -1,4 +1,5 @@
-"""Chooses the picks of a search by live runs beside published presets, and checks them on other text."""
+"""Chooses the picks of a search by live runs beside published presets, and checks them on other
+text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ _BESIDE = ("on-demand", "near", "uniform-bits")
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPicks:
-    """The picks, everything that was measured live beside them by name, and in `why` why no pick loses something."""
+    """The picks, everything that was measured live beside them by name, and in `why` why no pick
+    loses something."""
 
     picks: list[Pick]
     live: dict[str, MeasuredBeside]
@@ -37,9 +39,9 @@ class VerifiedPicks:
 def verified(
     found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes
 ) -> VerifiedPicks:
-    """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the faster live of two that
-    are good enough live and do not treat misses alike. When the minutes are over, what is not needed for a pick is left
-    out.
+    """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the
+    faster live of two that are good enough live and do not treat misses alike. When the minutes are
+    over, what is not needed for a pick is left out.
 
     Raises Incompatible if no lossless candidate runs.
     """
@@ -90,8 +92,9 @@ def verified(
 def _lossy(
     found: SearchResult, verifier: Verifier, request: TuneRequest, minutes: Minutes
 ) -> tuple[dict[str, Tried], str]:
-    """By name, the first candidate that loses little enough live, and the first of those that treat misses otherwise,
-    because predicted times of what is computed near or waited for are rough; or why there is none."""
+    """By name, the first candidate that loses little enough live, and the first of those that treat
+    misses otherwise, because predicted times of what is computed near or waited for are rough; or
+    why there is none."""
     minutes.phases.begin("checking what loses something")
     candidates = found.lossy if request.max_loss else []
     if candidates and (
@@ -151,7 +154,8 @@ def _beside(
 
 
 def _unmoved(verifier: Verifier, combination: Combination) -> CandidateQuality | None:
-    """The quality of a lossless combination, which must not change the logits; None if it cannot be measured."""
+    """The quality of a lossless combination, which must not change the logits; None if it cannot be
+    measured."""
     try:
         quality = verifier.quality(combination)
     except Problem:
@@ -169,8 +173,8 @@ def _why(found: SearchResult, num_tried: int, request: TuneRequest) -> str:
 
 
 def _rivals(found: SearchResult, max_loss: float) -> list[str]:
-    """Published presets to measure as well: the fastest lossless ones, and the fastest with a predicted loss of at most
-    twice the allowed one."""
+    """Published presets to measure as well: the fastest lossless ones, and the fastest with a
+    predicted loss of at most twice the allowed one."""
     published = published_of_others(found)
     by_time = sorted(published, key=lambda name: published[name].ms)
     exact = [name for name in by_time if published[name].is_lossless][:_SHOWN]
@@ -191,7 +195,8 @@ def checks_of(
     other_name: str,
     minutes: Minutes,
 ) -> list[Check]:
-    """Compare each pick with published presets on the other trace, over as many passes as the search replayed."""
+    """Compare each pick with published presets on the other trace, over as many passes as the
+    search replayed."""
     minutes.phases.begin("replaying the answers on other text")
     if minutes.lack("replays of the picks on other text"):
         return []

@@ -1,1 +1,2 @@
-"""Compares runs: presets, other programs, precisions, substitutes, tasks, a prediction with its run."""
+"""Compares runs: presets, other programs, precisions, substitutes, tasks, a prediction with its
+run."""

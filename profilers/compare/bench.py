@@ -1,4 +1,5 @@
-"""Measures settings on the same text, in rounds of random order, and their quality against the full model."""
+"""Measures settings on the same text, in rounds of random order, and their quality against the full
+model."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +28,8 @@ from runtime.session.settings import EXACT, FUSED
 
 @dataclass(frozen=True, slots=True)
 class BenchSetting:
-    """A preset at a budget over a link, as a user writes them. When `link` names a machine, link and near tier are
-    emulated in its proportions. A preset with a fixed budget keeps it."""
+    """A preset at a budget over a link, as a user writes them. When `link` names a machine, link
+    and near tier are emulated in its proportions. A preset with a fixed budget keeps it."""
 
     preset: str
     budget: str
@@ -37,8 +38,8 @@ class BenchSetting:
 
 @dataclass(frozen=True, slots=True)
 class BenchText:
-    """Sequences of equal length; the first `prefill` tokens of each are its prompt. So many tokens were `asked` for, 0
-    if just these."""
+    """Sequences of equal length; the first `prefill` tokens of each are its prompt. So many tokens
+    were `asked` for, 0 if just these."""
 
     sequences: tuple[np.ndarray, ...]
     prefill: int
@@ -54,7 +55,8 @@ class BenchText:
 
     @property
     def shortfall(self) -> str:
-        """By how much there are fewer tokens than were asked for, in words; empty where there are not."""
+        """By how much there are fewer tokens than were asked for, in words; empty where there are
+        not."""
         if self.num_tokens >= self.asked:
             return ""
         num = len(self.sequences)
@@ -66,9 +68,10 @@ class BenchText:
 
 @dataclass(frozen=True, slots=True)
 class BenchSample:
-    """One setting in one round. `ttft_ms` is each sequence's prompt, `tpot_ms` the mean of its decoded tokens.
-    Counters, `exposed_ms` of stall and quality are over all sequences without the warm-up; `kl_by_text` and
-    `loss_by_text` (of log-likelihood, nats per token) by sequence. `seconds` are those of the whole measurement."""
+    """One setting in one round. `ttft_ms` is each sequence's prompt, `tpot_ms` the mean of its
+    decoded tokens. Counters, `exposed_ms` of stall and quality are over all sequences without the
+    warm-up; `kl_by_text` and `loss_by_text` (of log-likelihood, nats per token) by sequence.
+    `seconds` are those of the whole measurement."""
 
     ttft_ms: tuple[float, ...]
     tpot_ms: tuple[float, ...]
@@ -119,8 +122,9 @@ class BenchResult:
 
 
 def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> BenchText:
-    """Return `num_tokens` in sequences of `length`, of which half is prompt: the beginnings of the first documents that
-    are long enough; where those are too few, what follows in each of them, then what follows that.
+    """Return `num_tokens` in sequences of `length`, of which half is prompt: the beginnings of the
+    first documents that are long enough; where those are too few, what follows in each of them,
+    then what follows that.
 
     Raises BadUsage when the tokens make no sequence, BadInput when no document is long enough.
     """
@@ -154,8 +158,8 @@ def _whole_cuts(document: Document, tokenizer, length: int) -> Iterator[np.ndarr
 def schedule(
     settings: Sequence[BenchSetting], *, rounds: int, seed: int
 ) -> list[tuple[int, BenchSetting]]:
-    """Return every setting once per round, in an order drawn for each round, so that other load on the machine affects
-    all settings alike."""
+    """Return every setting once per round, in an order drawn for each round, so that other load on
+    the machine affects all settings alike."""
     rng = np.random.default_rng(seed)
     return [
         (turn, settings[index])
@@ -186,7 +190,8 @@ def summary(samples: Sequence[BenchSample]) -> BenchResult:
 
 
 class LinkEmulations:
-    """How each link is emulated and how much may be prefetched over it, measured once for all settings and rounds.
+    """How each link is emulated and how much may be prefetched over it, measured once for all
+    settings and rounds.
 
     `known` starts with those of an interrupted bench; `experts` is as in `Settings`.
     """
@@ -216,8 +221,8 @@ class LinkEmulations:
 
 
 class Bench:
-    """Measures settings of one model on one text; `stored` are presets of the store, by name. Raises BadInput for text
-    that the model cannot read."""
+    """Measures settings of one model on one text; `stored` are presets of the store, by name.
+    Raises BadInput for text that the model cannot read."""
 
     def __init__(
         self,
@@ -240,7 +245,8 @@ class Bench:
             self._full = read(session, self._text.sequences, prefill=self._text.prefill)
 
     def loss_of_base(self, checkpoint: MoeModel) -> Quality:
-        """Return the quality of the full model on this base against the original checkpoint. No session may be open."""
+        """Return the quality of the full model on this base against the original checkpoint. No
+        session may be open."""
         if self._full is None:
             self.read_full()
         with Session(checkpoint, Settings("full")) as session:
@@ -261,7 +267,8 @@ class Bench:
     def measure(
         self, setting: BenchSetting, progress: Callable[[int], None] = lambda decoded: None
     ) -> BenchSample:
-        """Read the text after its first sequence has warmed the cache. Raises a Problem if the setting cannot run."""
+        """Read the text after its first sequence has warmed the cache. Raises a Problem if the
+        setting cannot run."""
         begin_s = perf_counter()
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
             self._keep_window(setting.link, session)
@@ -275,7 +282,8 @@ class Bench:
     def scores(
         self, setting: BenchSetting, tasks: Tasks, *, batch: int | None = None
     ) -> tuple[TaskScore, ...]:
-        """Return a setting's scores on tasks, from an empty cache and without timing; `batch` as in `evaluate`."""
+        """Return a setting's scores on tasks, from an empty cache and without timing; `batch` as in
+        `evaluate`."""
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
             return evaluate(session, tasks, batch=batch)
 
@@ -309,8 +317,8 @@ class Bench:
 def sample_of(
     reading: TextReading, full: TextReading, text: BenchText, *, fast_nbytes: int, begin_s: float
 ) -> BenchSample:
-    """Return times, and quality against the full model, without counters and stalls. The measurement began at
-    `begin_s` of `perf_counter`."""
+    """Return times, and quality against the full model, without counters and stalls. The
+    measurement began at `begin_s` of `perf_counter`."""
     quality = compare(reading, full)
     kl, loss = losses_by_text(reading, full, num_texts=len(text.sequences))
     decode_s = np.reshape(reading.decode_s, (len(text.sequences), -1))

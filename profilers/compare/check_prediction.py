@@ -1,4 +1,5 @@
-"""Checks a hardware profile: compares a short live run with a simulation of its trace at the measured costs."""
+"""Checks a hardware profile: compares a short live run with a simulation of its trace at the
+measured costs."""
 
 import statistics
 from collections.abc import Sequence
@@ -27,11 +28,12 @@ _BETWEEN = TimingEffort(turns=4)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Milliseconds per decoded token and of stall, predicted and measured; `ratio` is predicted over measured.
-    `hit_rate` is that of both, since live and simulated runs agree on every counter.
+    """Milliseconds per decoded token and of stall, predicted and measured; `ratio` is predicted
+    over measured. `hit_rate` is that of both, since live and simulated runs agree on every counter.
 
-    `pace` is the time of a layer without its experts during the runs over that of the profile. It shows the other work
-    on the machine; `ratio_at_pace` is the ratio with the prediction scaled by it.
+    `pace` is the time of a layer without its experts during the runs over that of the profile. It
+    shows the other work on the machine; `ratio_at_pace` is the ratio with the prediction scaled by
+    it.
     """
 
     preset: str
@@ -57,10 +59,11 @@ def check(
     budget: str = "25%",
     link: str = "auto",
 ) -> Prediction:
-    """Decode the end of each sequence on demand at a budget, from an empty cache, and predict that run from its trace.
+    """Decode the end of each sequence on demand at a budget, from an empty cache, and predict that
+    run from its trace.
 
-    `link` is as for a run, and must be among the loads of the profile (BadInput). A token's time is its median over
-    three runs, because other work may delay one of them.
+    `link` is as for a run, and must be among the loads of the profile (BadInput). A token's time is
+    its median over three runs, because other work may delay one of them.
     """
     settings = Settings(PRESET, budget=budget, link=link)
     runs, bare_s = [], []
@@ -83,7 +86,8 @@ def check(
 def _traced(
     opened: MoeModel, settings: Settings, sequences: Sequence[np.ndarray], prefill: int
 ) -> tuple[Trace, dict[str, int]]:
-    """Repeat the run with a recorder, untimed because recording takes time. Returns its trace and counters."""
+    """Repeat the run with a recorder, untimed because recording takes time. Returns its trace and
+    counters."""
     with Session(opened, settings) as session:
         recorder = session.record()
         read(session, sequences, prefill=prefill)

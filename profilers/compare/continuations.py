@@ -1,8 +1,9 @@
-"""A task of lm-evaluation-harness that needs no network: which of four passages does a text go on from?
+"""A task of lm-evaluation-harness that needs no network: which of four passages does a text go on
+from?
 
-Passages are docstrings of the running Python's standard library, of modules that the bundled model was not trained on
-(`profilers.text.python.is_held_out`). The likelihood of one and the same text is compared after each passage, so that
-nothing but the passage can tell.
+Passages are docstrings of the running Python's standard library, of modules that the bundled model
+was not trained on (`profilers.text.python.is_held_out`). The likelihood of one and the same text is
+compared after each passage, so that nothing but the passage can tell.
 """
 
 import random
@@ -21,7 +22,8 @@ _SEED = 0
 
 
 def configuration() -> dict[str, Any]:
-    """The task, as the harness takes it: a choice between contexts, for the continuation is always the same."""
+    """The task, as the harness takes it: a choice between contexts, for the continuation is always
+    the same."""
     return {
         "task": NAME,
         "custom_dataset": _split,
@@ -36,8 +38,8 @@ def configuration() -> dict[str, Any]:
 
 
 def items(count: int) -> list[dict[str, Any]]:
-    """Return `count` items, or as many as this Python has text for: `passages`, of which `text` follows the one at the
-    index `answer`; the others are of other modules."""
+    """Return `count` items, or as many as this Python has text for: `passages`, of which `text`
+    follows the one at the index `answer`; the others are of other modules."""
     r = random.Random(_SEED)
     pieces = list(_pieces(r))
     r.shuffle(pieces)
@@ -65,8 +67,8 @@ def _pieces(r: random.Random) -> Iterator[tuple[str, str, str]]:
 
 
 def _cut(text: str) -> Iterator[tuple[str, str]]:
-    """Yield passages and what follows them, cut at single spaces: a tokenizer then has the same tokens for a text
-    whatever stands before it."""
+    """Yield passages and what follows them, cut at single spaces: a tokenizer then has the same
+    tokens for a text whatever stands before it."""
     spaces = [found.start() for found in re.finditer(r"(?<=\S) (?=\S)", text)]
     begin = 0
     while True:

@@ -21,8 +21,8 @@ class Continued:
 
 
 def continued(session: Session, texts: Sequence[Continued], *, rows: int) -> None:
-    """Continue all texts greedily, `rows` at a time, and leave the tokens in them. Raises BadInput for a text that the
-    model cannot take or continue."""
+    """Continue all texts greedily, `rows` at a time, and leave the tokens in them. Raises BadInput
+    for a text that the model cannot take or continue."""
     with open_batch(session, rows=rows) as batch:
         under_way = {batch.add(text.ids, Sampling(text.max_new_tokens)): text for text in texts}
         while not batch.is_idle:

@@ -1,7 +1,8 @@
-"""Log likelihoods of many continuations: several texts are read in one pass, each attending to itself alone.
+"""Log likelihoods of many continuations: several texts are read in one pass, each attending to
+itself alone.
 
-Their tokens lie one after the other without padding, so that routers, caches and counters see the texts and nothing
-else, and an expert that is loaded serves all texts of the pass.
+Their tokens lie one after the other without padding, so that routers, caches and counters see the
+texts and nothing else, and an expert that is loaded serves all texts of the pass.
 """
 
 import math
@@ -26,7 +27,8 @@ Likelihood = tuple[float, bool]
 
 @dataclass(slots=True)
 class Continuations:
-    """What is asked of one text: the `count` last predictions, and which continuations end with them."""
+    """What is asked of one text: the `count` last predictions, and which continuations end with
+    them."""
 
     ids: tuple[int, ...]
     asked: list[tuple[int, Sequence[int]]] = field(
@@ -45,12 +47,14 @@ def likelihoods(
     rows: int,
     dtype: torch.dtype | None = None,
 ) -> list[Likelihood]:
-    """Return, for items of a context and a continuation in token ids, the log probability of the continuation, and
-    whether each of its tokens is the most probable one; in the order of the items.
+    """Return, for items of a context and a continuation in token ids, the log probability of the
+    continuation, and whether each of its tokens is the most probable one; in the order of the
+    items.
 
-    A pass reads `rows` texts, as long as they are not too many tokens together, and the longest texts are read first.
-    A text that several items have in common is read once. Log probabilities are taken in `dtype`, by default that of
-    the logits. Raises what a pass raises, and NotFinite for logits that are no numbers.
+    A pass reads `rows` texts, as long as they are not too many tokens together, and the longest
+    texts are read first. A text that several items have in common is read once. Log probabilities
+    are taken in `dtype`, by default that of the logits. Raises what a pass raises, and NotFinite
+    for logits that are no numbers.
     """
     answers: list[Likelihood] = [(0.0, False)] * len(items)
     texts = sorted(_texts(items), key=lambda text: -len(text.ids))
@@ -69,7 +73,8 @@ def likelihoods(
 
 
 def _texts(items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Continuations]:
-    """Return the different texts of the items, without their last tokens, after which nothing is predicted."""
+    """Return the different texts of the items, without their last tokens, after which nothing is
+    predicted."""
     texts: dict[tuple[int, ...], Continuations] = {}
     for place, (context, continuation) in enumerate(items):
         ids = (*context, *continuation[:-1])

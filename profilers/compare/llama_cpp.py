@@ -1,4 +1,5 @@
-"""Reads held-out text with llama.cpp, by the package `xllamacpp`, which holds its server in this process."""
+"""Reads held-out text with llama.cpp, by the package `xllamacpp`, which holds its server in this
+process."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -11,7 +12,8 @@ from artifacts.errors import BadInput
 from profilers.compare.quality import TextReading
 
 PACKAGE = "xllamacpp"
-# One letter, whatever the model says: a token that ends within a character would be held back, probabilities and all.
+# One letter, whatever the model says: a token that ends within a character would be held back,
+# probabilities and all.
 _ANSWER = {"logit_bias": [["a", 1e4]], "samplers": []}
 
 
@@ -25,7 +27,8 @@ class LlamaCpp:
     """A GGUF file, opened on the CPU."""
 
     def __init__(self, path: Path, *, threads: int, num_tokens: int, vocab_size: int) -> None:
-        """Open the file for sequences of up to `num_tokens`. Raises BadInput where llama.cpp cannot."""
+        """Open the file for sequences of up to `num_tokens`. Raises BadInput where llama.cpp
+        cannot."""
         import xllamacpp
 
         parameters = xllamacpp.CommonParams()
@@ -44,8 +47,8 @@ class LlamaCpp:
         self._vocab_size = vocab_size
 
     def read(self, sequences: Sequence[np.ndarray], *, prefill: int) -> TextReading:
-        """Read the text as `quality.read_by` does: a prompt of `prefill` tokens of each sequence, then one token after
-        another. `logits` are log-probabilities.
+        """Read the text as `quality.read_by` does: a prompt of `prefill` tokens of each sequence,
+        then one token after another. `logits` are log-probabilities.
 
         Seconds are those of llama.cpp's own clock, around its computing: a request takes longer.
         """
@@ -64,8 +67,8 @@ class LlamaCpp:
         )
 
     def _next(self, ids: np.ndarray, *, keep: bool) -> tuple[np.ndarray, float]:
-        """Return log-probabilities [V] of the token after `ids`, and the seconds of reading those that are new: with
-        `keep` those beyond the last request, else all."""
+        """Return log-probabilities [V] of the token after `ids`, and the seconds of reading those
+        that are new: with `keep` those beyond the last request, else all."""
         asked = {
             "prompt": ids.tolist(),
             "n_predict": 1,

@@ -1,9 +1,10 @@
-"""moectl as a model type of lm-evaluation-harness. Its requests share passes of a session. Needs extra `eval`.
+"""moectl as a model type of lm-evaluation-harness. Its requests share passes of a session. Needs
+extra `eval`.
 
 Importing this module registers the type for the harness's own interface:
 
-    import profilers.compare.lm_eval_model
-    lm_eval.simple_evaluate(model="moectl", model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
+    import profilers.compare.lm_eval_model lm_eval.simple_evaluate(model="moectl",
+    model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
 """
 
 from collections.abc import Sequence
@@ -32,10 +33,10 @@ _GREEDY = {"do_sample": False, "temperature": 0.0}
 class SessionLM(HFLM):
     """Scores and generates as the harness's own model type does on the plain model.
 
-    `batch_size` requests share a pass, without padding. In a batch of one each is a pass of its own, as it is where
-    requests cannot share one. Where the prompt places experts for the decoding that follows (residency `hot`), it is
-    read twice, and the second pass, which policies take for decoding, is scored: the first computes every expert
-    exactly.
+    `batch_size` requests share a pass, without padding. In a batch of one each is a pass of its
+    own, as it is where requests cannot share one. Where the prompt places experts for the decoding
+    that follows (residency `hot`), it is read twice, and the second pass, which policies take for
+    decoding, is scored: the first computes every expert exactly.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class SessionLM(HFLM):
         batch_size: int | str | None = 1,
         max_batch_size: int | None = None,
     ) -> None:
-        """`pretrained` is a session, or a checkpoint (folder or hub id) to open with `preset`, `budget`, `link` and the
-        artefacts of `store`. A `batch_size` of auto is 64, or `max_batch_size` if that is less. Raises BadUsage for a
-        batch that is no number, BadInput for a model without a tokenizer."""
+        """`pretrained` is a session, or a checkpoint (folder or hub id) to open with `preset`,
+        `budget`, `link` and the artefacts of `store`. A `batch_size` of auto is 64, or
+        `max_batch_size` if that is less. Raises BadUsage for a batch that is no number, BadInput
+        for a model without a tokenizer."""
         rows = _rows(batch_size, max_batch_size)
         if isinstance(pretrained, str):
             settings = Settings(preset, budget=budget, link=link, device=device or "auto")

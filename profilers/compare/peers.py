@@ -1,6 +1,8 @@
-"""Measures other programs on the same checkpoint and text: plain transformers, Accelerate with offloading, llama.cpp.
+"""Measures other programs on the same checkpoint and text: plain transformers, Accelerate with
+offloading, llama.cpp.
 
-Each measurement runs in a process of its own, without moectl's registered experts and cached weights.
+Each measurement runs in a process of its own, without moectl's registered experts and cached
+weights.
 """
 
 import tempfile
@@ -32,8 +34,8 @@ _EXPERTS = ".experts."
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A way to run the checkpoint: transformers' experts implementation, and where Accelerate offloads to: `disk`,
-    `cpu` or, if empty, nowhere; or llama.cpp on a GGUF file of type `gguf`."""
+    """A way to run the checkpoint: transformers' experts implementation, and where Accelerate
+    offloads to: `disk`, `cpu` or, if empty, nowhere; or llama.cpp on a GGUF file of type `gguf`."""
 
     name: str
     experts: str = "grouped_mm"
@@ -61,8 +63,8 @@ PEERS = {
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
-    """The measurement of a process. Where a peer offloads, weights may take `memory_nbytes` on the device that
-    computes. `folder` is the checkpoint, or llama.cpp's file."""
+    """The measurement of a process. Where a peer offloads, weights may take `memory_nbytes` on the
+    device that computes. `folder` is the checkpoint, or llama.cpp's file."""
 
     peer: Peer
     folder: Path
@@ -75,7 +77,8 @@ class PeerTask:
 
 @dataclass(frozen=True, slots=True)
 class PeerReading:
-    """A peer's reading; `expert_nbytes` of experts and `memory_nbytes` of all weights were on the device."""
+    """A peer's reading; `expert_nbytes` of experts and `memory_nbytes` of all weights were on the
+    device."""
 
     reading: TextReading
     expert_nbytes: int
@@ -107,8 +110,9 @@ class PeerBench:
         self._scratch = tempfile.TemporaryDirectory(prefix="moectl-gguf-")
 
     def measure(self, setting: BenchSetting, full: TextReading) -> BenchSample:
-        """Measure a peer in a process of its own, with quality against the reading of the `full` model. The budget is
-        for experts; all other weights are added to it. Raises a Problem for a peer that cannot run here."""
+        """Measure a peer in a process of its own, with quality against the reading of the `full`
+        model. The budget is for experts; all other weights are added to it. Raises a Problem for a
+        peer that cannot run here."""
         begin_s = perf_counter()
         if is_gguf(self._folder):
             raise BadInput(
@@ -139,7 +143,8 @@ class PeerBench:
 
 
 def read_apart(task: PeerTask) -> PeerReading:
-    """Measure in a process of its own. Raises OutOfResources when the model does not fit, BadInput as `check`."""
+    """Measure in a process of its own. Raises OutOfResources when the model does not fit, BadInput
+    as `check`."""
     check(task.peer, task.device)
     readings: list[PeerReading] = []
     executor = Processes(2)  # 1 would be this process
@@ -217,7 +222,8 @@ def _load(task: PeerTask, scratch: str) -> torch.nn.Module:
 
 
 def _read_numpy(task: PeerTask) -> tuple:
-    """Return the reading as arrays: a tensor would be in shared memory that ends with its process."""
+    """Return the reading as arrays: a tensor would be in shared memory that ends with its
+    process."""
     peer = read_here(task)
     reading = peer.reading
     arrays = (reading.logits.numpy(), reading.targets.numpy())

@@ -1,7 +1,9 @@
-"""Prices precisions: measures how much worse a model reads held-out text when all its experts are at few bits.
+"""Prices precisions: measures how much worse a model reads held-out text when all its experts are
+at few bits.
 
-Sequences are read teacher-forced in one pass. Every expert is computed on its replica and none at full precision, so
-the perplexity ratio is the price of the replicas alone. Decoding token by token gives the same, up to rounding.
+Sequences are read teacher-forced in one pass. Every expert is computed on its replica and none at
+full precision, so the perplexity ratio is the price of the replicas alone. Decoding token by token
+gives the same, up to rounding.
 """
 
 import math
@@ -30,7 +32,8 @@ PRESET = "uniform-bits"
 
 @dataclass(frozen=True, slots=True)
 class BitAssignment:
-    """Bits for every expert, `avg_bits` on average, as the policy `residency` assigns them within `budget_nbytes`."""
+    """Bits for every expert, `avg_bits` on average, as the policy `residency` assigns them within
+    `budget_nbytes`."""
 
     name: str
     avg_bits: float
@@ -44,8 +47,8 @@ class BitAssignment:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionPrice:
-    """The quality of one assignment against the full model on the same text: `kl` in nats, `loss_error` the standard
-    error of the ratio. `nbytes` are those of the replicas in memory."""
+    """The quality of one assignment against the full model on the same text: `kl` in nats,
+    `loss_error` the standard error of the ratio. `nbytes` are those of the replicas in memory."""
 
     nbytes: int
     perplexity_ratio: float
@@ -55,7 +58,8 @@ class PrecisionPrice:
 
 
 def check_widths(artefacts: Artefacts) -> None:
-    """Raise Incompatible when replicas are missing, or some of the widths that are smaller than the checkpoint."""
+    """Raise Incompatible when replicas are missing, or some of the widths that are smaller than the
+    checkpoint."""
     check_required(build(Settings(PRESET).texts()), artefacts)
     at_full = artefacts.replicas.at_full
     check_replicas(
@@ -64,12 +68,13 @@ def check_widths(artefacts: Artefacts) -> None:
 
 
 def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignment]:
-    """Return the uniform widths; then, for each average below the widest, the greedy assignment, the prefix split and
-    `draws` random ones, all within the bytes of the prefix split.
+    """Return the uniform widths; then, for each average below the widest, the greedy assignment,
+    the prefix split and `draws` random ones, all within the bytes of the prefix split.
 
-    A uniform width has its own bytes. A split of the same average takes a little less if it has experts at 1 bit,
-    which have no zero-points. Where a width is left out because the checkpoint is no larger, there is no prefix split,
-    and an average has the bytes of experts of the widths beside it.
+    A uniform width has its own bytes. A split of the same average takes a little less if it has
+    experts at 1 bit, which have no zero-points. Where a width is left out because the checkpoint is
+    no larger, there is no prefix split, and an average has the bytes of experts of the widths
+    beside it.
     """
     num_keys, widths = replicas.use.size, replicas.widths
     is_split = {*USUAL_WIDTHS} <= {*widths}
@@ -102,7 +107,8 @@ def _budget(replicas: Replicas, average: float, *, is_split: bool) -> int:
 
 
 class Precision:
-    """Prices assignments on `sequences`, a batch at a time. Raises BadInput for text that the model cannot read."""
+    """Prices assignments on `sequences`, a batch at a time. Raises BadInput for text that the model
+    cannot read."""
 
     def __init__(
         self,
@@ -119,7 +125,8 @@ class Precision:
         )  # sequences of similar length need little padding
         self._num_scored = sum(len(sequence) - 1 for sequence in sequences)
         with Session(opened, Settings("full")) as session:
-            # Kept in the model's own precision: in float32 they would be the largest object in memory.
+            # Kept in the model's own precision: in float32 they would be the largest object in
+            # memory.
             self._full = [logits.clone() for logits, _ in self._read(session)]
         nll = sum(
             F.cross_entropy(logits.float(), _targets(sequence), reduction="sum").item()
@@ -150,8 +157,8 @@ class Precision:
         return PrecisionPrice(nbytes, ratio, kl / count, num_same / count, error)
 
     def _read(self, session: Session) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield for each sequence of T tokens the logits [T - 1, V] and the targets [T - 1] of its next tokens. Raises
-        NotFinite."""
+        """Yield for each sequence of T tokens the logits [T - 1, V] and the targets [T - 1] of its
+        next tokens. Raises NotFinite."""
         for start in range(0, len(self._sequences), self._batch):
             rows = self._sequences[start : start + self._batch]
             ids, mask = padded(rows)

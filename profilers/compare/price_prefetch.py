@@ -1,4 +1,5 @@
-"""Measures prefetch policies on a trace in the simulator: how well they predict, and how much of it is in time."""
+"""Measures prefetch policies on a trace in the simulator: how well they predict, and how much of it
+is in time."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -31,9 +32,10 @@ class PrefetchTier:
 class PrefetchForesight:
     """The quality of one policy's predictions, and the effect of its prefetches.
 
-    `recall` is the share of the experts wanted in decode steps that the policy had proposed for them, `precision` the
-    share of the proposed that were wanted; both do not depend on the cache. `in_time` is the share of prefetches that
-    were resident when wanted, `late` of those still loading; the rest was wasted or is still unused.
+    `recall` is the share of the experts wanted in decode steps that the policy had proposed for
+    them, `precision` the share of the proposed that were wanted; both do not depend on the cache.
+    `in_time` is the share of prefetches that were resident when wanted, `late` of those still
+    loading; the rest was wasted or is still unused.
     """
 
     recall: float
@@ -50,7 +52,8 @@ class PrefetchForesight:
 def foresight(
     trace: Trace, shape: Shape, prefetch: str, tier: PrefetchTier, artefacts: Artefacts
 ) -> PrefetchForesight:
-    """Replay the trace with a prefetch policy from an empty cache. Raises BadUsage or Incompatible."""
+    """Replay the trace with a prefetch policy from an empty cache. Raises BadUsage or
+    Incompatible."""
     texts = {
         "routing": "standard",
         "miss": "fetch",
@@ -88,7 +91,8 @@ def _result(watched: "_Watched", totals: Mapping[str, int], shape: Shape) -> Pre
 
 
 class _Watched:
-    """A prefetch policy whose proposals are compared with the experts wanted in the steps that they are for."""
+    """A prefetch policy whose proposals are compared with the experts wanted in the steps that they
+    are for."""
 
     def __init__(self, policy: Prefetch) -> None:
         self._policy = policy

@@ -1,7 +1,9 @@
-"""Prices substitution: measures how much worse a model reads held-out text when a policy replaces absent experts.
+"""Prices substitution: measures how much worse a model reads held-out text when a policy replaces
+absent experts.
 
-The resident experts are drawn at random and do not change; every token is a decode step of its own; experts that the
-policy does not replace are computed exactly. The perplexity ratio is therefore the price of the replacements alone.
+The resident experts are drawn at random and do not change; every token is a decode step of its own;
+experts that the policy does not replace are computed exactly. The perplexity ratio is therefore the
+price of the replacements alone.
 """
 
 import math
@@ -27,8 +29,9 @@ from runtime.policies.miss.buddy import Buddy
 class SubstitutionLimits:
     """Limits within which a token's absent experts may be replaced; the others are fetched.
 
-    The fields are those of the buddy policy. Without `percentile` there is no entropy gate. `beta` bounds the share of
-    a token's experts that are absent, `rho` its number of replacements (None: no limit).
+    The fields are those of the buddy policy. Without `percentile` there is no entropy gate. `beta`
+    bounds the share of a token's experts that are absent, `rho` its number of replacements (None:
+    no limit).
     """
 
     name: str
@@ -40,9 +43,9 @@ class SubstitutionLimits:
 
 @dataclass(frozen=True, slots=True)
 class SubstitutionPrice:
-    """The price of one policy with one draw of residents: the shares of all ranks that were `absent` and `replaced`,
-    and the `ratio` of perplexity to that of the full model, with its standard error. A dropped rank counts as
-    replaced."""
+    """The price of one policy with one draw of residents: the shares of all ranks that were
+    `absent` and `replaced`, and the `ratio` of perplexity to that of the full model, with its
+    standard error. A dropped rank counts as replaced."""
 
     absent: float
     replaced: float
@@ -51,7 +54,8 @@ class SubstitutionPrice:
 
 
 class Substitution:
-    """Prices policies on `sequences`. `entropy` [L, 101] are the profile's percentiles of token activating entropy."""
+    """Prices policies on `sequences`. `entropy` [L, 101] are the profile's percentiles of token
+    activating entropy."""
 
     def __init__(
         self,
@@ -88,7 +92,8 @@ class Substitution:
         )
 
     def _nll(self, choose: Callable[[Routed, np.ndarray], np.ndarray]) -> torch.Tensor:
-        """Return the negative log-likelihood [N] float64 of every token but the first of each sequence."""
+        """Return the negative log-likelihood [N] float64 of every token but the first of each
+        sequence."""
         found = []
         real = np.ones(0, bool)
         with OneExpertRunner(self._opened, lambda routed: choose(routed, real)) as runner:
@@ -120,7 +125,8 @@ def random_residents(shape: Shape, share: float, seed: int) -> np.ndarray:
 
 
 class _Replacing:
-    """Applies a policy to the tokens and ranks that the limits allow, and counts absent and replaced ranks."""
+    """Applies a policy to the tokens and ranks that the limits allow, and counts absent and
+    replaced ranks."""
 
     def __init__(self, policy: Miss, gate: Buddy, beta: float, residents: np.ndarray) -> None:
         self._policy, self._gate, self._beta = policy, gate, beta
@@ -157,7 +163,8 @@ class _Replacing:
 
 
 def _gate(limits: SubstitutionLimits, entropy: np.ndarray, shape: Shape) -> Buddy:
-    """Return the gates of the buddy policy without `beta`, which `_Replacing` applies to each token."""
+    """Return the gates of the buddy policy without `beta`, which `_Replacing` applies to each
+    token."""
     gate = Buddy(
         percentile=limits.percentile or 0, margin=limits.margin, beta=math.inf, rho=limits.rho
     )
@@ -169,7 +176,8 @@ def _gate(limits: SubstitutionLimits, entropy: np.ndarray, shape: Shape) -> Budd
 
 
 def buddy_policy(artefacts: Artefacts, shape: Shape) -> Buddy:
-    """Return the buddy policy without gates: the first resident expert of its list replaces every absent expert."""
+    """Return the buddy policy without gates: the first resident expert of its list replaces every
+    absent expert."""
     policy = Buddy(beta=math.inf)
     policy.prepare(shape, replace(artefacts, entropy=np.full((shape.num_layers, 101), -1.0)))
     return policy

@@ -1,4 +1,5 @@
-"""Measures quality and speed of a session on held-out text: teacher-forced decoding, compared with the full model."""
+"""Measures quality and speed of a session on held-out text: teacher-forced decoding, compared with
+the full model."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +16,8 @@ from runtime.session.session import Session
 class TextReading:
     """The result of reading held-out text: N scored positions over a vocabulary of V.
 
-    `logits` are [N, V] float32, `targets` [N] the text's next tokens. `prefill_s` are the seconds of each prompt,
-    `decode_s` of each decoded token, of which `stall_s` waited for the link.
+    `logits` are [N, V] float32, `targets` [N] the text's next tokens. `prefill_s` are the seconds
+    of each prompt, `decode_s` of each decoded token, of which `stall_s` waited for the link.
     """
 
     logits: torch.Tensor
@@ -33,8 +34,9 @@ class TextReading:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Quality against the full model on the same text: perplexity ratio, mean KL divergence in nats, the share of
-    positions with the same most probable token, and the standard error of the ratio."""
+    """Quality against the full model on the same text: perplexity ratio, mean KL divergence in
+    nats, the share of positions with the same most probable token, and the standard error of the
+    ratio."""
 
     perplexity_ratio: float
     kl: float
@@ -49,10 +51,11 @@ def read(
     prefill: int,
     progress: Callable[[int], None] = lambda decoded: None,
 ) -> TextReading:
-    """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one.
+    """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one
+    by one.
 
-    Only decode steps are scored: they correspond to the text that a user would read. Raises NotFinite for logits that
-    are no numbers.
+    Only decode steps are scored: they correspond to the text that a user would read. Raises
+    NotFinite for logits that are no numbers.
     """
 
     def forward(ids: torch.Tensor, past: object) -> object:
@@ -85,8 +88,9 @@ def read_by(
     begin: Callable[[int], None] = lambda requests: None,
     decoded: Callable[[int], None] = lambda count: None,
 ) -> TextReading:
-    """Read the text with any model: `forward(ids, past)` returns `logits` and `past_key_values`. `begin` is called for
-    every new request, `decoded` with the number of decoded tokens so far. `stall_s` is zero."""
+    """Read the text with any model: `forward(ids, past)` returns `logits` and `past_key_values`.
+    `begin` is called for every new request, `decoded` with the number of decoded tokens so far.
+    `stall_s` is zero."""
     logits, prefill_s, decode_s = [], [], []
     for sequence in sequences:
         ids = torch.from_numpy(sequence)[None].to(device)
@@ -122,26 +126,28 @@ def compare(reading: TextReading, full: TextReading) -> Quality:
 
 
 def paired_error(lost: torch.Tensor, ratio: float, kl: float) -> float:
-    """Return the standard error of a perplexity ratio from what each scored token lost, nats [N]: readings are paired
-    by token, so that what both find hard does not count."""
+    """Return the standard error of a perplexity ratio from what each scored token lost, nats [N]:
+    readings are paired by token, so that what both find hard does not count."""
     return ratio * standard_error(lost) if len(lost) > 1 else expected_error(ratio, kl, 1)
 
 
 def standard_error(lost: torch.Tensor) -> float:
-    """Return the standard error of the mean of what each token [N] lost, nats; NaN of a single one."""
+    """Return the standard error of the mean of what each token [N] lost, nats; NaN of a single
+    one."""
     return lost.double().std().item() / len(lost) ** 0.5
 
 
 def expected_error(ratio: float, kl: float, num_scored: int) -> float:
-    """Return about what `paired_error` is where only the mean KL divergence of so many tokens is known."""
+    """Return about what `paired_error` is where only the mean KL divergence of so many tokens is
+    known."""
     return ratio * (2 * max(kl, 0.0) / num_scored) ** 0.5
 
 
 def losses_by_text(
     reading: TextReading, full: TextReading, *, num_texts: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return KL divergence and loss of log-likelihood of each text [num_texts], in nats per scored token, against the
-    full model. Texts have equal length."""
+    """Return KL divergence and loss of log-likelihood of each text [num_texts], in nats per scored
+    token, against the full model. Texts have equal length."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
     kl = F.kl_div(mine, theirs, log_target=True, reduction="none").sum(-1)
     lost = lost_by_token(mine, theirs, full.targets)

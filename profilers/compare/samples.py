@@ -1,4 +1,5 @@
-"""Keeps the samples of a bench under way beside the store, line by line, so that the same command continues it."""
+"""Keeps the samples of a bench under way beside the store, line by line, so that the same command
+continues it."""
 
 import json
 import os

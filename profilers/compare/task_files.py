@@ -1,7 +1,8 @@
-"""Checks users' task files before lm-evaluation-harness reads them, because it would run the code that they name.
+"""Checks users' task files before lm-evaluation-harness reads them, because it would run the code
+that they name.
 
-The harness imports functions named by `!function`, loads unknown metrics as scripts, and gives templates access to
-Python.
+The harness imports functions named by `!function`, loads unknown metrics as scripts, and gives
+templates access to Python.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,8 @@ _STANDARD = "tag:yaml.org,2002:"
 
 
 def check_task_file(path: Path, *, seen: frozenset[Path] = frozenset()) -> None:
-    """Raise BadInput for a file that is not YAML, names code or unfolds without end, or that includes such a file."""
+    """Raise BadInput for a file that is not YAML, names code or unfolds without end, or that
+    includes such a file."""
     if path in seen:
         raise BadInput(f"the task file {path} includes itself: leave that out")
     try:
@@ -48,7 +50,8 @@ def keep_templates_in() -> None:
 
 
 def _check_nodes(root: yaml.Node | None, path: Path) -> None:
-    """Raise BadInput for tags other than the standard ones, and for too many entries behind anchors."""
+    """Raise BadInput for tags other than the standard ones, and for too many entries behind
+    anchors."""
     sizes: dict[int, int] = {}
     if root is not None and _size(root, sizes, path) > _MOST_NODES:
         raise BadInput(

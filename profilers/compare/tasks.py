@@ -1,4 +1,5 @@
-"""Scores a session on tasks of lm-evaluation-harness: the built-in ones, the user's files, or the harness's own."""
+"""Scores a session on tasks of lm-evaluation-harness: the built-in ones, the user's files, or the
+harness's own."""
 
 import hashlib
 import importlib.util
@@ -31,7 +32,8 @@ FORMS = f"a YAML file of a task, a folder of them, or {HARNESS}NAME for one of t
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """One metric of one task: its value, its standard error if known, and the number of documents."""
+    """One metric of one task: its value, its standard error if known, and the number of
+    documents."""
 
     task: str
     metric: str
@@ -58,8 +60,8 @@ def check_tasks(names: Sequence[str]) -> None:
 
 
 def load_tasks(names: Sequence[str]) -> Tasks:
-    """Read every task with its documents. Raises BadInput for a task that the harness cannot load, and BadUsage for two
-    tasks of the same name."""
+    """Read every task with its documents. Raises BadInput for a task that the harness cannot load,
+    and BadUsage for two tasks of the same name."""
     import datasets
     from lm_eval.defaults import DEFAULT_OTHER_SEED
 
@@ -87,16 +89,16 @@ def load_tasks(names: Sequence[str]) -> Tasks:
 
 
 def evaluate(session: Session, tasks: Tasks, *, batch: int | None = None) -> tuple[TaskScore, ...]:
-    """Return every metric of every task, `batch` requests at a time: by default 64, or one where policies alter the
-    output, by what is resident. Likelihoods are computed in one pass over question and answer; generated answers are
-    decoded token by token."""
+    """Return every metric of every task, `batch` requests at a time: by default 64, or one where
+    policies alter the output, by what is resident. Likelihoods are computed in one pass over
+    question and answer; generated answers are decoded token by token."""
     results = _evaluated(session, tasks, batch, keeps_items=False)["results"]
     return tuple(score for task, values in results.items() for score in _scores(task, values))
 
 
 def correct(session: Session, tasks: Tasks, *, batch: int | None = None) -> dict[str, np.ndarray]:
-    """Return, by task, whether each document was answered right, bool [N], for tasks that choose (metric `acc`).
-    `batch` as in `evaluate`."""
+    """Return, by task, whether each document was answered right, bool [N], for tasks that choose
+    (metric `acc`). `batch` as in `evaluate`."""
     samples = _evaluated(session, tasks, batch, keeps_items=True)["samples"]
     return {
         task: np.array([bool(one["acc"]) for one in sorted(of_task, key=lambda one: one["doc_id"])])
@@ -165,7 +167,8 @@ def _built(manager: Any, spec: str | dict[str, Any], name: str) -> list[Any]:
 
 
 def _scores(task: str, values: dict[str, Any]) -> list[TaskScore]:
-    """Return the scores in the harness's `{"acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 40, ...}`."""
+    """Return the scores in the harness's `{"acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len":
+    40, ...}`."""
     scores = []
     for key, value in values.items():
         metric, _, rest = key.partition(",")

@@ -1,4 +1,5 @@
-"""Verifies the predictions of a search by live runs: quality on held-out text, and times in interleaved rounds."""
+"""Verifies the predictions of a search by live runs: quality on held-out text, and times in
+interleaved rounds."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ _SAME_TIME = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBeside:
-    """One setting measured in the same rounds as others: its result, its time over that of `full` per round, and the
-    number of rounds."""
+    """One setting measured in the same rounds as others: its result, its time over that of `full`
+    per round, and the number of rounds."""
 
     measured: BenchResult
     to_full: float
@@ -43,8 +44,8 @@ class MeasuredBeside:
 
 @dataclass(frozen=True, slots=True)
 class CandidateQuality:
-    """The quality of one candidate on the held-out text, the stall of reading all of it, and the standard error of the
-    loss."""
+    """The quality of one candidate on the held-out text, the stall of reading all of it, and the
+    standard error of the loss."""
 
     loss: float
     kl: float
@@ -64,8 +65,8 @@ class CandidateQuality:
 
 
 class Verifier:
-    """Runs combinations of policies in sessions of one budget: quality on `text`, times on its first `timed`
-    sequences."""
+    """Runs combinations of policies in sessions of one budget: quality on `text`, times on its
+    first `timed` sequences."""
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class Verifier:
             bench.read_full()
 
     def quality(self, combination: Combination, *, briefly: bool = False) -> CandidateQuality:
-        """Return a combination's quality, `briefly` on the timed sequences only. Raises a Problem if it cannot run."""
+        """Return a combination's quality, `briefly` on the timed sequences only. Raises a Problem
+        if it cannot run."""
         if briefly:
             return CandidateQuality.of(self._brief.measure(self._setting(combination)))
         if combination not in self._qualities:
@@ -121,8 +123,9 @@ class Verifier:
         is_late: Callable[[], bool] = lambda: False,
         needed: Collection[str] = (),
     ) -> dict[str, MeasuredBeside]:
-        """Measure combinations, presets by name, and `full`, each once per round in a random order, until it `is_late`;
-        `full` and those `needed` are measured once in any case. Those that cannot run are left out."""
+        """Measure combinations, presets by name, and `full`, each once per round in a random order,
+        until it `is_late`; `full` and those `needed` are measured once in any case. Those that
+        cannot run are left out."""
         settings = {
             name: self._setting(candidate) for name, candidate in {FULL: FULL, **named}.items()
         }
@@ -175,9 +178,9 @@ def first_within(
     most: int,
     is_late: Callable[[], bool] = lambda: False,
 ) -> tuple[Tried | None, dict[Combination, CandidateQuality]]:
-    """Return the first candidate by predicted time whose loss in a live run is at most `max_loss`, and all qualities
-    measured. At most `most` are tried, and none after the first when `is_late`. A loss above its prediction corrects
-    the predictions of the same kind."""
+    """Return the first candidate by predicted time whose loss in a live run is at most `max_loss`,
+    and all qualities measured. At most `most` are tried, and none after the first when `is_late`. A
+    loss above its prediction corrects the predictions of the same kind."""
     qualities: dict[Combination, CandidateQuality] = {}
     factor = dict.fromkeys((False, True), 1.0)
     waiting = sorted(

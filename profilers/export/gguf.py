@@ -34,7 +34,8 @@ _PARTS = ("gate", "up", "down")
 
 
 class GgufType(NamedTuple):
-    """The types of ggml for experts and for other matrices, and the name of the mixture; norms and routers are F32."""
+    """The types of ggml for experts and for other matrices, and the name of the mixture; norms and
+    routers are F32."""
 
     experts: str
     others: str
@@ -68,10 +69,12 @@ def export_gguf(
     *,
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Write the model to the file `out` in one of `TYPES`, whole or not at all; `folder` has its tokenizer.
+    """Write the model to the file `out` in one of `TYPES`, whole or not at all; `folder` has its
+    tokenizer.
 
-    Rows that are no whole number of a type's blocks are F16. Raises BadInput for a model that llama.cpp would not
-    compute as it is, and without the package `gguf`; OutOfResources when the disk is full.
+    Rows that are no whole number of a type's blocks are F16. Raises BadInput for a model that
+    llama.cpp would not compute as it is, and without the package `gguf`; OutOfResources when the
+    disk is full.
     """
     _check(opened)
     check_writable(out)
@@ -123,8 +126,8 @@ def _write_header(writer: "gguf.GGUFWriter", tensors: _Tensors) -> None:  # noqa
 def _fill(
     path: Path, tensors: _Tensors, pieces: Iterator[_Piece], progress: Callable[[int], None]
 ) -> None:
-    """Write every piece to its place, where only one is in memory: so an expert, whose parts lie in three tensors, is
-    read once."""
+    """Write every piece to its place, where only one is in memory: so an expert, whose parts lie in
+    three tensors, is read once."""
     from gguf import GGMLQuantizationType, quants
 
     places = {name: tensor.offset for name, tensor in read_header(path).tensors.items()}
@@ -140,7 +143,8 @@ def _fill(
 
 
 def _check(opened: MoeModel) -> None:
-    """Raise BadInput for a model that `export_gguf` does not write, and where `gguf` is not installed."""
+    """Raise BadInput for a model that `export_gguf` does not write, and where `gguf` is not
+    installed."""
     config = opened.model.config
     if config.model_type not in WRITTEN:
         raise BadInput(
@@ -176,7 +180,8 @@ def _add_config(writer: "gguf.GGUFWriter", config: object) -> None:  # noqa: F82
 
 
 def _others(opened: MoeModel, name_of: Callable[[str], str]) -> Iterator[_Piece]:
-    """The parameters besides experts, the head too where it is the embedding: llama.cpp mostly wants both."""
+    """The parameters besides experts, the head too where it is the embedding: llama.cpp mostly
+    wants both."""
     for name, parameter in opened.model.state_dict().items():
         if parameter.device.type != "meta":
             stem, _, ending = name.rpartition(".")

@@ -1,4 +1,5 @@
-"""The entries of a GGUF file that describe a vocabulary: tokens, merges, and how text is split before them."""
+"""The entries of a GGUF file that describe a vocabulary: tokens, merges, and how text is split
+before them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,8 @@ _SPLITTINGS = {(_BYTES,): "gpt-2", ("Digits", _BYTES): "smollm", (_QWEN, _BYTES)
 def add_vocabulary(writer: "gguf.GGUFWriter", folder: Path, num_tokens: int) -> None:  # noqa: F821
     """Add what tokenizer.json in `folder` says.
 
-    Raises BadInput where it is missing or no byte-level BPE, and for a splitting that llama.cpp has no name for.
+    Raises BadInput where it is missing or no byte-level BPE, and for a splitting that llama.cpp has
+    no name for.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -67,7 +69,8 @@ def _tokens(described: Mapping, num_tokens: int) -> tuple[list[str], list[int]]:
 
 
 def _add_special(writer: "gguf.GGUFWriter", folder: Path) -> None:  # noqa: F821
-    """Add the special tokens that the generation config names, or else the config, and the chat template."""
+    """Add the special tokens that the generation config names, or else the config, and the chat
+    template."""
     stated = _read(folder / "config.json") | _read(folder / "generation_config.json")
     for which in ("bos", "eos", "pad"):
         tokens = stated.get(f"{which}_token_id")

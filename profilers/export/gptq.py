@@ -1,4 +1,5 @@
-"""Writes a whole checkpoint with its experts at 2, 3, 4 or 8 bits, in the common GPTQ layout (version 2)."""
+"""Writes a whole checkpoint with its experts at 2, 3, 4 or 8 bits, in the common GPTQ layout
+(version 2)."""
 
 import json
 import os
@@ -48,10 +49,12 @@ def export_gptq(
     first_file: Path,
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Write `out`, a new folder, whole or not at all. `read(layer, expert)` returns replicas of one width.
+    """Write `out`, a new folder, whole or not at all. `read(layer, expert)` returns replicas of one
+    width.
 
-    `first_file` is any of their files; its metadata says how they were made. Raises BadInput when GPTQ readers cannot
-    take the sizes, the folder exists or the checkpoint changes, OutOfResources when the disk is full.
+    `first_file` is any of their files; its metadata says how they were made. Raises BadInput when
+    GPTQ readers cannot take the sizes, the folder exists or the checkpoint changes, OutOfResources
+    when the disk is full.
     """
     if not opened.store.layout.is_plain:
         raise BadInput(
@@ -93,7 +96,8 @@ def export_gptq(
 def _slices(
     layer: MoeLayer, expert: int, stored: list[tuple[Extent, str]], layout: ExpertLayout
 ) -> list[_Slice]:
-    """Return the modules of one expert, by their names in this checkpoint, or by the usual names where it is fused."""
+    """Return the modules of one expert, by their names in this checkpoint, or by the usual names
+    where it is fused."""
     if all(name.endswith(".weight") for _, name in stored):
         return _as_stored(layout, stored)
     module, base = layer.experts, f"{layer.name}.{expert}"
@@ -111,7 +115,8 @@ def _slices(
 
 
 def _as_stored(layout: ExpertLayout, stored: list[tuple[Extent, str]]) -> list[_Slice]:
-    """Return the rows of a part that each stored tensor fills, from its place in the expert's slot."""
+    """Return the rows of a part that each stored tensor fills, from its place in the expert's
+    slot."""
     slices = []
     for piece, name in stored:
         part = next(
@@ -139,7 +144,8 @@ def _module(slice_: _Slice, parts: Parts) -> dict[str, torch.Tensor]:
 def _config(
     bits: int, groups: Mapping[str, int], others: Mapping[str, torch.Tensor], made: Mapping
 ) -> dict:
-    """Return the quantisation config. Modules whose names differ only in numbers share an entry, by a pattern."""
+    """Return the quantisation config. Modules whose names differ only in numbers share an entry, by
+    a pattern."""
     usual = max(groups.values())
     dynamic = {
         f"+:{_pattern(name)}": {"group_size": size}

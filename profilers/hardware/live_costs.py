@@ -1,5 +1,6 @@
-"""Measures a model's costs as a live run has them: on this machine, over a link of a given rate, or with link and near
-tier emulated in another machine's proportions. The simulator then ranks policies by the times of such a run."""
+"""Measures a model's costs as a live run has them: on this machine, over a link of a given rate, or
+with link and near tier emulated in another machine's proportions. The simulator then ranks policies
+by the times of such a run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,8 +34,9 @@ _TURNS, _FEW = 24, 4  # tokens on which a part of a pass, and a policy's own wor
 
 @dataclass(frozen=True, slots=True)
 class LiveCosts:
-    """A model's `costs` on a machine, and the options of `Settings`, by name, that emulate it. `window` are the bytes
-    that may be prefetched per layer; `source` says in words where the costs are from."""
+    """A model's `costs` on a machine, and the options of `Settings`, by name, that emulate it.
+    `window` are the bytes that may be prefetched per layer; `source` says in words where the costs
+    are from."""
 
     settings: Mapping[str, str]
     costs: Costs
@@ -57,9 +59,10 @@ def live_costs(
 ) -> LiveCosts:
     """Return the costs over `link`, or scaled to the machine `scaled_to`.
 
-    `profile` is this model's on this machine, if the store has one. It applies to experts computed exactly; otherwise
-    everything is measured quickly, and when it `is_late`, in fewer turns and without the widths and policies that are
-    left. Raises BadUsage for a link that is not understood.
+    `profile` is this model's on this machine, if the store has one. It applies to experts computed
+    exactly; otherwise everything is measured quickly, and when it `is_late`, in fewer turns and
+    without the widths and policies that are left. Raises BadUsage for a link that is not
+    understood.
     """
     target = machine(scaled_to) if scaled_to else None
     is_profiled = profile is not None and experts == EXACT
@@ -136,15 +139,17 @@ def _profiled(profile: HardwareProfile, opened: MoeModel) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Seconds per layer of a pass of one token: of the experts, and of the rest without the head."""
+    """Seconds per layer of a pass of one token: of the experts, and of the rest without the
+    head."""
 
     experts_s: float
     rest_s: float
 
 
 class _Probe:
-    """Runs a model's own sessions token by token. On a CPU it measures the thread's processor time, else the clock's.
-    The least time of each part counts, because other work on the machine can only add to it."""
+    """Runs a model's own sessions token by token. On a CPU it measures the thread's processor time,
+    else the clock's. The least time of each part counts, because other work on the machine can only
+    add to it."""
 
     def __init__(
         self, opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]
@@ -159,7 +164,8 @@ class _Probe:
     def seconds(
         self, preset: str, policies: Mapping[str, str], budget: str = "100%", *, turns: int = _TURNS
     ) -> _Pass:
-        """Measure a pass whose experts are resident. Raises a Problem for settings that cannot run."""
+        """Measure a pass whose experts are resident. Raises a Problem for settings that cannot
+        run."""
         with self._session(preset, policies, budget) as session, torch.inference_mode():
             turns_s = [self._turn(session, token)[1:] for token in self._tokens(turns)]
         resident_s, bare_s = (min(part_s) for part_s in zip(*turns_s, strict=True))
@@ -169,8 +175,8 @@ class _Probe:
         )
 
     def host_seconds(self) -> float:
-        """Measure the engine's own work on a load: each token is decoded twice with a tier that holds one token's
-        experts."""
+        """Measure the engine's own work on a load: each token is decoded twice with a tier that
+        holds one token's experts."""
         shape, added = self._opened.shape, []
         with (
             self._session("on-demand", {}, f"{shape.num_layers * shape.top_k}x") as session,
@@ -205,7 +211,8 @@ class _Probe:
             yield torch.from_numpy(random.integers(0, self._opened.config.vocab_size, (1, 1)))
 
     def _turn(self, session: Session, token: torch.Tensor) -> tuple[float, float, float]:
-        """Return the seconds of a pass that may load its experts, of the pass again, and of one without experts."""
+        """Return the seconds of a pass that may load its experts, of the pass again, and of one
+        without experts."""
         loading_s, resident_s = self._pass(session, token), self._pass(session, token)
         with without_experts(self._opened, after=NAME):
             bare_s = min(
@@ -224,8 +231,8 @@ class _Probe:
 def _measured(
     opened: MoeModel, artefacts: Artefacts, experts: str, is_late: Callable[[], bool]
 ) -> Costs:
-    """Measure passes of one token with experts resident, near, loaded or at few bits, each against a pass without
-    experts."""
+    """Measure passes of one token with experts resident, near, loaded or at few bits, each against
+    a pass without experts."""
     shape, probe = opened.shape, _Probe(opened, artefacts, experts, is_late)
     resident = probe.seconds("full", {})
     one_s, many_s = (expert_spread(opened, tokens, QUICK).median for tokens in (1, _PROMPT))

@@ -1,4 +1,5 @@
-"""Measures loading one expert over every link of a machine, and from a disk without cached pages."""
+"""Measures loading one expert over every link of a machine, and from a disk without cached
+pages."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -28,8 +29,9 @@ _PARTS = 4  # of an expert; loading one of them shows how seconds depend on byte
 
 @dataclass(frozen=True, slots=True)
 class TimingEffort:
-    """How much to measure: the lengths of prompts in tokens, the turns of every measurement, which a third as many
-    warm up, and the tokens on which policies' own work is measured (0: not at all)."""
+    """How much to measure: the lengths of prompts in tokens, the turns of every measurement, which
+    a third as many warm up, and the tokens on which policies' own work is measured (0: not at
+    all)."""
 
     lengths: tuple[int, ...] = LENGTHS
     turns: int = 30
@@ -44,8 +46,8 @@ THOROUGH, QUICK = TimingEffort(deciding=6), TimingEffort(lengths=(16,), turns=20
 
 
 def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> Iterator[Load]:
-    """Yield loads from the disk with the operating system's cache and, where the cache can be dropped, without; from
-    RAM; and over the emulated link of a run."""
+    """Yield loads from the disk with the operating system's cache and, where the cache can be
+    dropped, without; from RAM; and over the emulated link of a run."""
     device, shape, nbytes = opened.model.device, opened.shape, opened.store.layout.nbytes
     slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
     pin = device.type == "cuda"
@@ -113,7 +115,8 @@ class _Held:
 
 
 def num_few(nbytes: int, num_keys: int) -> int:
-    """Return how many experts of `nbytes` must take turns so that none stays in a processor cache."""
+    """Return how many experts of `nbytes` must take turns so that none stays in a processor
+    cache."""
     return min(max(_FEW, _MANY_NBYTES // nbytes), num_keys)
 
 
@@ -139,7 +142,8 @@ def _latency(
     slots: torch.Tensor,
     effort: TimingEffort,
 ) -> Spread:
-    """Measure the seconds of a load that do not depend on its bytes: loads of whole experts alternate with parts."""
+    """Measure the seconds of a load that do not depend on its bytes: loads of whole experts
+    alternate with parts."""
     part = slots[:, : _part(slots.shape[1])]
     share, once, latencies = part.shape[1] / slots.shape[1], TimingEffort(turns=1), []
     with _closing(link_from(held)) as whole_link, _closing(link_from(held.part())) as part_link:
@@ -170,7 +174,8 @@ def _bring(link: Link, slots: torch.Tensor, effort: TimingEffort, *, first: int 
 
 
 def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: TimingEffort) -> list[float]:
-    """Return the same with the files dropped from the page cache before every turn; empty where that has no effect."""
+    """Return the same with the files dropped from the page cache before every turn; empty where
+    that has no effect."""
     seconds, once, before = [], TimingEffort(turns=1), _bytes_read()
     if before is None or not hasattr(os, "posix_fadvise"):
         return []
@@ -191,7 +196,8 @@ def _forget(folder: Path) -> None:
 
 
 def _bytes_read() -> int | None:
-    """Return the bytes that this process has read from storage; None where the system does not count them."""
+    """Return the bytes that this process has read from storage; None where the system does not
+    count them."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:

@@ -1,4 +1,5 @@
-"""Measures the overhead of policies: the seconds that a step of one token spends on observing and deciding."""
+"""Measures the overhead of policies: the seconds that a step of one token spends on observing and
+deciding."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,10 +33,11 @@ def deciding(
     artefacts: Artefacts | None = None,
     is_late: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
-    """Return the seconds per layer that each prefetch and eviction policy takes beyond the plain one, by axis and text,
-    when all experts of a token are resident. Policies have their default parameters and those that a search tries; a
-    policy that cannot run is left out, and so are those that remain when it `is_late`. `EACH_LOAD` is the time that
-    deciding on a miss adds. `tokens` tokens are decoded, each twice."""
+    """Return the seconds per layer that each prefetch and eviction policy takes beyond the plain
+    one, by axis and text, when all experts of a token are resident. Policies have their default
+    parameters and those that a search tries; a policy that cannot run is left out, and so are those
+    that remain when it `is_late`. `EACH_LOAD` is the time that deciding on a miss adds. `tokens`
+    tokens are decoded, each twice."""
     if resolve_link(opened, link=link, near=None, scaled_to=None).kind == "emulated":
         opened = replace(opened, store=RamStore(opened.store))  # one copy for all sessions
     settings = Settings(
@@ -61,7 +63,8 @@ def deciding(
 
 
 def places_a_layer(opened: MoeModel) -> int:
-    """Return slots per layer with which a token finds some of its experts resident and misses others."""
+    """Return slots per layer with which a token finds some of its experts resident and misses
+    others."""
     top_k = opened.shape.top_k
     return 2 * top_k if opened.shape.num_experts >= 4 * top_k else top_k
 
@@ -69,7 +72,8 @@ def places_a_layer(opened: MoeModel) -> int:
 def _step_seconds(
     opened: MoeModel, settings: Settings, artefacts: Artefacts | None, tokens: int
 ) -> tuple[float, float]:
-    """Return the median over layers when a token is decoded again, and what each miss adds at first."""
+    """Return the median over layers when a token is decoded again, and what each miss adds at
+    first."""
     random, resident_s, added = np.random.default_rng(0), [], []
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         for _ in range(tokens):
@@ -106,7 +110,8 @@ def _timed(session: Session, token: torch.Tensor) -> list[float]:
 def _timing(
     work: Callable[..., object], seconds: list[float], *, begins: bool
 ) -> Callable[..., object]:
-    """Wrap `work` so that its time is added to the last of `seconds`, or to a new one if it `begins` a layer."""
+    """Wrap `work` so that its time is added to the last of `seconds`, or to a new one if it
+    `begins` a layer."""
 
     def timed(*arguments: object, **options: object) -> object:
         begin_s = perf_counter()

@@ -1,6 +1,8 @@
-"""Measures a machine with a model: parts of a pass by number of tokens, loads by link, experts in the near tier.
+"""Measures a machine with a model: parts of a pass by number of tokens, loads by link, experts in
+the near tier.
 
-The code of a run is measured: the model's own layers, the engine, the links, the near tier's arithmetic.
+The code of a run is measured: the model's own layers, the engine, the links, the near tier's
+arithmetic.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,8 +45,9 @@ def measure(
     effort: TimingEffort = THOROUGH,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> HardwareProfile:
-    """Measure the whole profile. `folder` holds the checkpoint; `link` is that of a run, and a rate is emulated;
-    `replicas` give the widths to compute in the near tier. Raises BadUsage for a link that is not understood."""
+    """Measure the whole profile. `folder` holds the checkpoint; `link` is that of a run, and a rate
+    is emulated; `replicas` give the widths to compute in the near tier. Raises BadUsage for a link
+    that is not understood."""
     of_run = link_name(opened, link)
     before = LocalMachine.look(opened.model.device)
     limit = getattr(opened.config, "max_position_embeddings", None) or max(effort.lengths)
@@ -87,8 +90,8 @@ def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: TimingEffor
 def layer_seconds(
     opened: MoeModel, num_tokens: int, effort: TimingEffort, *, after: str = "eager"
 ) -> Spread:
-    """Measure a layer without its experts: the time of the model's body over its layers. A single token is decoded
-    after a context. `after` is the experts implementation to restore."""
+    """Measure a layer without its experts: the time of the model's body over its layers. A single
+    token is decoded after a context. `after` is the experts implementation to restore."""
     body, device = opened.model.base_model, opened.model.device
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
     with without_experts(opened, after=after), torch.inference_mode():
@@ -127,12 +130,13 @@ def expert_spread(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Sp
 def decode_experts(
     opened: MoeModel, link: str, effort: TimingEffort, *, experts: str = EXACT
 ) -> tuple[Spread, dict[str, Spread]]:
-    """Return the seconds of a layer's experts in a pass of one token when all are resident, and what a miss adds: as
-    `miss`, and as `host` without the stall; nothing where there are no misses.
+    """Return the seconds of a layer's experts in a pass of one token when all are resident, and
+    what a miss adds: as `miss`, and as `host` without the stall; nothing where there are no misses.
 
-    Two tokens are decoded with a fast tier that holds just the experts of both, so some are loaded. Then both are
-    decoded again, with all experts resident but no longer in the processor's caches. With few experts it is one token.
-    A pass without experts follows each time, so that all are measured under the same load of the machine.
+    Two tokens are decoded with a fast tier that holds just the experts of both, so some are loaded.
+    Then both are decoded again, with all experts resident but no longer in the processor's caches.
+    With few experts it is one token. A pass without experts follows each time, so that all are
+    measured under the same load of the machine.
     """
     shape, random = opened.shape, np.random.default_rng(0)
     resident, added, worked = [], [], []
@@ -172,8 +176,8 @@ def _ignore(step: object) -> None:
 
 
 def _prompt_experts(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
-    """Measure a layer's experts on tokens that select all experts evenly, as a prompt nearly does. The weights of a few
-    experts serve for all in turns."""
+    """Measure a layer's experts on tokens that select all experts evenly, as a prompt nearly does.
+    The weights of a few experts serve for all in turns."""
     shape, device, module = opened.shape, opened.model.device, opened.layers[0].experts
     views, hidden, project = _few(opened), _hidden(opened, num_tokens), opened.store.layout.project
     scores = np.random.default_rng(0).random((num_tokens, shape.num_experts))
@@ -201,7 +205,8 @@ def _few(
     store: DiskStore | ReplicaStore | None = None,
     device: torch.device | None = None,
 ) -> list[Mapping[str, object]]:
-    """Return experts that take turns, as `expert_forward` takes them: as in a run, more than a cache holds."""
+    """Return experts that take turns, as `expert_forward` takes them: as in a run, more than a
+    cache holds."""
     store, device, shape = store or opened.store, device or opened.model.device, opened.shape
     views, nbytes = [], store.layout.nbytes
     for key in range(num_few(nbytes, shape.num_keys)):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a glance does without
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """`cores` are those that this process may use, `memory_nbytes` is RAM or the container's limit, `locked_nbytes` the
-    limit of page-locked memory or None, `load` the number of processes that ran or waited in the last minute, None
-    where the system does not count them."""
+    """`cores` are those that this process may use, `memory_nbytes` is RAM or the container's limit,
+    `locked_nbytes` the limit of page-locked memory or None, `load` the number of processes that ran
+    or waited in the last minute, None where the system does not count them."""
 
     processor: str
     cores: int
@@ -48,7 +48,8 @@ class LocalMachine:
 
     @classmethod
     def glance(cls, device: str, threads: int) -> "LocalMachine":
-        """The same without torch, where so many threads would compute on a device as the user names it."""
+        """The same without torch, where so many threads would compute on a device as the user names
+        it."""
         gpus = gpus_of_driver() if device != "cpu" and cuda_of_torch() else []
         return cls._of(threads, gpus[0] if gpus else None)
 
@@ -85,7 +86,8 @@ def gpus_of_driver() -> list[tuple[str, int]]:
 
 
 def cuda_of_torch() -> str | None:
-    """The version of CUDA for which the installed torch was built; None: for none. torch is not imported."""
+    """The version of CUDA for which the installed torch was built; None: for none. torch is not
+    imported."""
     spec = find_spec("torch")
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     return runpy.run_path(str(version)).get("cuda") if version and version.is_file() else None

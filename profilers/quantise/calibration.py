@@ -1,9 +1,10 @@
 """Writes the inputs of a layer to one file and computes each expert's Hessians from them.
 
-GPTQ weighs errors by the moments X^T X of a projection's inputs. An expert that few tokens selected has too few inputs,
-so the layer's mean moments are added with the weight of k tokens, k being the projection's number of inputs: they are
-negligible for an expert with many tokens and the only moments of one without. For the second projection the mean is
-over the expert's own activations on a sample of the layer's tokens.
+GPTQ weighs errors by the moments X^T X of a projection's inputs. An expert that few tokens selected
+has too few inputs, so the layer's mean moments are added with the weight of k tokens, k being the
+projection's number of inputs: they are negligible for an expert with many tokens and the only
+moments of one without. For the second projection the mean is over the expert's own activations on a
+sample of the layer's tokens.
 """
 
 import os
@@ -36,7 +37,8 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """The inputs of one layer's experts in a file: T tokens without padding, in the order of the batches.
+    """The inputs of one layer's experts in a file: T tokens without padding, in the order of the
+    batches.
 
     `moments` is the file of the layer's mean moments X^T X / T.
     """
@@ -56,7 +58,8 @@ class LayerInputs:
         """Return the inputs of these tokens as the model computed them, [n, H]."""
         inputs = torch.empty(len(rows), self.width, dtype=self.dtype)
         with self.path.open("rb", buffering=0) as file:
-            # Read row by row: mapped pages would count as this process's memory, up to the whole layer's inputs.
+            # Read row by row: mapped pages would count as this process's memory, up to the whole
+            # layer's inputs.
             for target, row in zip(inputs.view(torch.uint8).numpy(), rows.tolist(), strict=True):
                 count = os.preadv(file.fileno(), [target], row * target.nbytes)
                 assert count == target.nbytes, f"{self.path} ends in row {row}"
@@ -83,8 +86,8 @@ def moments_dtype(num_inputs: int) -> torch.dtype:
 
 
 def keep_inputs(batches: Sequence[LayerBatch], folder: Path, layer: int) -> LayerInputs:
-    """Write a layer's inputs and their mean moments into `folder`. Raises OutOfResources when the disk is full, and
-    BadInput when the model's hidden states are not finite."""
+    """Write a layer's inputs and their mean moments into `folder`. Raises OutOfResources when the
+    disk is full, and BadInput when the model's hidden states are not finite."""
     hidden = batches[0].hidden
     width, dtype = hidden.shape[1], hidden.dtype
     inputs = LayerInputs(
@@ -121,8 +124,8 @@ def is_real(batch: LayerBatch) -> np.ndarray:
 
 
 class LayerTokens:
-    """The tokens of a layer that selected each expert; `assigned` lists them by batch and expert, as `gather` takes
-    them."""
+    """The tokens of a layer that selected each expert; `assigned` lists them by batch and expert,
+    as `gather` takes them."""
 
     def __init__(self, batches: Sequence[LayerBatch]) -> None:
         self.assigned = [assign(batch.selected, batch.hidden.device) for batch in batches]
@@ -134,7 +137,8 @@ class LayerTokens:
         ]
 
     def by_batch(self, expert: int) -> tuple[np.ndarray, ...]:
-        """Return the rows of `LayerInputs` that selected this expert in each batch, in the order of `assigned`."""
+        """Return the rows of `LayerInputs` that selected this expert in each batch, in the order of
+        `assigned`."""
         none = np.zeros(0, np.int64)
         return tuple(
             [
@@ -144,7 +148,8 @@ class LayerTokens:
         )
 
     def of(self, expert: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of `LayerInputs` that selected this expert, ascending, and its routing weights, float64."""
+        """Return the rows of `LayerInputs` that selected this expert, ascending, and its routing
+        weights, float64."""
         rows, weights = [np.zeros(0, np.int64)], [np.zeros(0)]
         for assigned, gates, numbers in zip(
             self.assigned, self._weights, self._numbers, strict=True
@@ -161,7 +166,8 @@ class LayerTokens:
 
 
 def describing(module: nn.Module) -> bytes:
-    """Return the pickled experts module without its parameters: the attributes that an expert's arithmetic reads."""
+    """Return the pickled experts module without its parameters: the attributes that an expert's
+    arithmetic reads."""
     bare = module.__class__.__new__(module.__class__)
     bare.__dict__ = {
         name: value for name, value in module.__dict__.items() if name != "moectl_forward"
@@ -177,14 +183,16 @@ def activations(module: nn.Module, weights: Weights, x: torch.Tensor) -> torch.T
 
 
 def output(module: nn.Module, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """Compute the expert on x [n, H] -> [n, H] without a routing weight, in parts because I may be large."""
+    """Compute the expert on x [n, H] -> [n, H] without a routing weight, in parts because I may be
+    large."""
     return torch.cat([expert_forward(module, weights, part) for part in x.split(_CHUNK // 4)])
 
 
 def hessians(
     module: nn.Module, weights: Weights, inputs: LayerInputs, rows: np.ndarray
 ) -> dict[str, tuple[torch.Tensor, int]]:
-    """Return the Hessian 2/n X^T X [in, in] of each projection: over the tokens in `rows` and the layer's mean."""
+    """Return the Hessian 2/n X^T X [in, in] of each projection: over the tokens in `rows` and the
+    layer's mean."""
     device = weights["down_proj"].device
     first = inputs.mean_moments().to(device) * inputs.width
     second = _mean_second(module, weights, inputs)

@@ -1,8 +1,9 @@
-"""What experts add to their layer on the calibration text: workers compute it, the command adds it up.
+"""What experts add to their layer on the calibration text: workers compute it, the command adds it
+up.
 
-The next layers' inputs depend on every expert of this one, and on the order in which their outputs are added. Workers
-write the outputs to files; the sum takes them in the order of experts, so that its bits do not depend on who computed
-what, or when.
+The next layers' inputs depend on every expert of this one, and on the order in which their outputs
+are added. Workers write the outputs to files; the sum takes them in the order of experts, so that
+its bits do not depend on who computed what, or when.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,8 @@ from runtime.model.arithmetic import accumulate, expert_forward, weigh
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """The file for an expert's outputs [n, H] in the model's type, batch after batch, and by batch the rows of the
-    layer's inputs that they are of."""
+    """The file for an expert's outputs [n, H] in the model's type, batch after batch, and by batch
+    the rows of the layer's inputs that they are of."""
 
     path: Path
     batches: tuple[np.ndarray, ...]
@@ -30,8 +31,8 @@ class OutputRows:
     def write(
         self, module: nn.Module, weights: Weights, inputs: LayerInputs, device: torch.device
     ) -> None:
-        """Compute them, one batch at a time as the model does, and write them. Raises OutOfResources for a full
-        disk."""
+        """Compute them, one batch at a time as the model does, and write them. Raises
+        OutOfResources for a full disk."""
         try:
             with self.path.open("wb") as file:
                 for rows in self.batches:
@@ -43,8 +44,8 @@ class OutputRows:
 
 
 class LayerSum:
-    """The sum of a layer's experts on every batch; of the last layer, whose sum nothing needs, on no batch. `missing`
-    lists the experts that are still to be added."""
+    """The sum of a layer's experts on every batch; of the last layer, whose sum nothing needs, on
+    no batch. `missing` lists the experts that are still to be added."""
 
     def __init__(
         self, arrived: Sequence[LayerBatch], tokens: LayerTokens, folder: Path, dtype: torch.dtype

@@ -10,7 +10,8 @@ from artifacts.common.locks import locked
 
 @contextmanager
 def owning(folder: Path) -> Iterator[None]:
-    """Make the folder and lock it against other processes; a folder that is left empty is removed at the end."""
+    """Make the folder and lock it against other processes; a folder that is left empty is removed
+    at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with locked(path, busy=f"another moectl quantize is filling {folder}: wait until it ends"):
@@ -21,7 +22,8 @@ def owning(folder: Path) -> Iterator[None]:
 
 
 def _leave(folder: Path, lock: Path) -> None:
-    """Remove the folder if it is empty. Only the holder of the lock may: a folder just begun looks empty to others."""
+    """Remove the folder if it is empty. Only the holder of the lock may: a folder just begun looks
+    empty to others."""
     with suppress(OSError):  # another process has moved the folder or begun to fill it
         if [*folder.iterdir()] == [lock]:
             lock.unlink()

@@ -1,8 +1,10 @@
-"""Takes all batches of a text through a model layer by layer, exactly and in bounded memory, for every model family.
+"""Takes all batches of a text through a model layer by layer, exactly and in bounded memory, for
+every model family.
 
-Every batch is a forward pass on a thread of its own that stops where a layer's experts are called; only so many run at
-a time. When all passes have stopped, the caller has the inputs of that layer's experts, computes their outputs and
-lets the passes continue. A stopped pass holds only its own hidden states, and nothing of other layers.
+Every batch is a forward pass on a thread of its own that stops where a layer's experts are called;
+only so many run at a time. When all passes have stopped, the caller has the inputs of that layer's
+experts, computes their outputs and lets the passes continue. A stopped pass holds only its own
+hidden states, and nothing of other layers.
 """
 
 import threading
@@ -32,7 +34,8 @@ class LayerBatch:
 
 
 def batches(sequences: Sequence[np.ndarray], *, num_tokens: int) -> list[tuple[np.ndarray, ...]]:
-    """Return the sequences, longest first, in batches of at most `num_tokens` rows with padding, at least one each.
+    """Return the sequences, longest first, in batches of at most `num_tokens` rows with padding, at
+    least one each.
 
     Sequences of equal length keep their order, so the batches depend on the sequences alone.
     """
@@ -46,10 +49,11 @@ def batches(sequences: Sequence[np.ndarray], *, num_tokens: int) -> list[tuple[n
 
 
 class Lockstep:
-    """A context manager in which `layers` yields every layer's batches; the caller then gives their outputs to `put`.
+    """A context manager in which `layers` yields every layer's batches; the caller then gives their
+    outputs to `put`.
 
-    The last layer needs no outputs. `at_once` passes run at a time, where the model's passes share nothing. Each
-    computes on one thread, so results do not depend on the number of threads.
+    The last layer needs no outputs. `at_once` passes run at a time, where the model's passes share
+    nothing. Each computes on one thread, so results do not depend on the number of threads.
     """
 
     def __init__(
@@ -87,7 +91,8 @@ class Lockstep:
             yield layer, self._advanced(outputs)
 
     def _advanced(self, outputs: Sequence[torch.Tensor | None]) -> list[LayerBatch]:
-        """Continue every pass, each with its output, up to the next layer. Raises any exception of the model."""
+        """Continue every pass, each with its output, up to the next layer. Raises any exception of
+        the model."""
         arrived, running = [], deque()
         for one_pass, output in zip(self._passes, outputs, strict=True):
             if len(running) == self._at_once:

@@ -33,8 +33,8 @@ Shapes = dict[str, tuple[int, int]]  # outputs and inputs of one expert's projec
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Widths, group size, damping and recipe; trellis codes have no groups. The loss of an expert with fewer than
-    `min_samples` tokens is measured on its layer's sample too."""
+    """Widths, group size, damping and recipe; trellis codes have no groups. The loss of an expert
+    with fewer than `min_samples` tokens is measured on its layer's sample too."""
 
     bits: tuple[Width, ...] = USUAL_WIDTHS
     group_size: int = 128
@@ -95,7 +95,8 @@ def check_method(method: Method, shapes: Shapes) -> None:
 
 
 def no_smaller(method: Method, opened: MoeModel) -> tuple[int, ...]:
-    """Return the widths whose replicas take no fewer bytes than an expert takes in the checkpoint."""
+    """Return the widths whose replicas take no fewer bytes than an expert takes in the
+    checkpoint."""
     first = opened.layers[0]
     biases = sum(prod(shape) for name, shape in first.shapes.items() if name.endswith("_bias"))
     nbytes = {
@@ -109,8 +110,8 @@ def no_smaller(method: Method, opened: MoeModel) -> tuple[int, ...]:
 
 
 def smaller(method: Method, opened: MoeModel) -> Method:
-    """Return the method without widths that would not be smaller than the checkpoint. Raises BadUsage where none is
-    left."""
+    """Return the method without widths that would not be smaller than the checkpoint. Raises
+    BadUsage where none is left."""
     larger = no_smaller(method, opened)
     left = tuple(bits for bits in method.bits if bits not in larger)
     if not left:

@@ -1,7 +1,8 @@
-"""Quantises one expert: writes all its replicas to one file, with the loss of each, and its outputs to another.
+"""Quantises one expert: writes all its replicas to one file, with the loss of each, and its outputs
+to another.
 
-This is the task of a worker of `moectl quantize`. It needs only its arguments and two files of its layer's inputs, so
-any process can do it; the files have the same bytes on every machine.
+This is the task of a worker of `moectl quantize`. It needs only its arguments and two files of its
+layer's inputs, so any process can do it; the files have the same bytes on every machine.
 """
 
 import pickle
@@ -38,9 +39,10 @@ LOSS_TOKENS = 2048  # tokens of an expert, at most, on which its replicas' losse
 
 @dataclass(frozen=True, slots=True)
 class ExpertTask:
-    """The arguments of one expert's quantisation, to `path` unless that is None. `weights` are its bytes as `layout`
-    describes them and `module` is that of `calibration.describing`. `rows` of `inputs` are the tokens that selected it,
-    `gates` its routing weights there. `outputs` are wanted besides, if given."""
+    """The arguments of one expert's quantisation, to `path` unless that is None. `weights` are its
+    bytes as `layout` describes them and `module` is that of `calibration.describing`. `rows` of
+    `inputs` are the tokens that selected it, `gates` its routing weights there. `outputs` are
+    wanted besides, if given."""
 
     path: Path | None
     model: str
@@ -59,7 +61,8 @@ class ExpertTask:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord:
-    """The content of a replica file's metadata, for the rows of `quant_loss` and `replicas`; `nbytes` by width."""
+    """The content of a replica file's metadata, for the rows of `quant_loss` and `replicas`;
+    `nbytes` by width."""
 
     path: Path
     metadata: Mapping[str, str]
@@ -69,7 +72,8 @@ class ReplicaRecord:
 
 @dataclass(frozen=True, slots=True)
 class ExpertDone:
-    """A task that is done; `record` is None, and `has_outputs` is False, where that was not wanted."""
+    """A task that is done; `record` is None, and `has_outputs` is False, where that was not
+    wanted."""
 
     layer: int
     expert: int
@@ -78,8 +82,8 @@ class ExpertDone:
 
 
 def work(unit: ExpertTask) -> ExpertDone:
-    """Write an expert's outputs and its replicas, as far as they are wanted. Raises OutOfResources when the disk is
-    full or the inputs are on another machine."""
+    """Write an expert's outputs and its replicas, as far as they are wanted. Raises OutOfResources
+    when the disk is full or the inputs are on another machine."""
     if not unit.inputs.path.exists():
         raise OutOfResources(
             f"{socket.gethostname()} sees no {unit.inputs.path}: workers on other machines need the store in a folder "
@@ -183,13 +187,15 @@ def _quantised(
 def _losses(
     module: nn.Module, weights: Weights, replicas: Replicas, unit: ExpertTask
 ) -> dict[str, str]:
-    """Per width: mse and relative of the expert's output without routing weight, gated with it; all as texts."""
+    """Per width: mse and relative of the expert's output without routing weight, gated with it; all
+    as texts."""
     own = spaced(len(unit.rows), LOSS_TOKENS)
     rows, is_own = unit.rows[own], len(unit.rows) >= unit.method.min_samples
     judged = rows if is_own else np.concatenate([rows, unit.inputs.sample()])
     x = torch.cat(list(unit.inputs.read(judged, torch.device(unit.device))))
     exact = output(module, weights, x)
-    # Sums over the own tokens; where they are too many to look at all, as many times those that are looked at.
+    # Sums over the own tokens; where they are too many to look at all, as many times those that are
+    # looked at.
     gates = torch.from_numpy(unit.gates[own] ** 2 * (len(unit.rows) / max(1, len(own)))).to(
         x.device
     )
@@ -208,7 +214,8 @@ def _losses(
 
 
 def _dequantised(module: nn.Module, replicas: Replicas, bits: Width) -> Weights:
-    """Return the weights of one width as the file will hold them, in the module's own orientation."""
+    """Return the weights of one width as the file will hold them, in the module's own
+    orientation."""
     weights = {name: by_bits[bits].dequantised() for name, by_bits in replicas.items()}
     return {name: weight.T if module.is_transposed else weight for name, weight in weights.items()}
 

@@ -1,7 +1,9 @@
-"""Builds replicas of every expert of a model: layer by layer, one file per expert, then all rows of the store at once.
+"""Builds replicas of every expert of a model: layer by layer, one file per expert, then all rows of
+the store at once.
 
-After an interruption the same call continues with the experts whose files are missing, and writes the same bytes.
-Memory is bounded by one layer's inputs (hidden states of the calibration text) and one expert per worker.
+After an interruption the same call continues with the experts whose files are missing, and writes
+the same bytes. Memory is bounded by one layer's inputs (hidden states of the calibration text) and
+one expert per worker.
 """
 
 import hashlib
@@ -67,8 +69,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BuiltReplicas:
-    """Replicas that were written. An earlier run that was stopped had done `resumed` of the experts, and `remade` more
-    of other weights than the checkpoint has. Widths `skipped` are no smaller than the checkpoint's experts."""
+    """Replicas that were written. An earlier run that was stopped had done `resumed` of the
+    experts, and `remade` more of other weights than the checkpoint has. Widths `skipped` are no
+    smaller than the checkpoint's experts."""
 
     run_id: int
     folder: Path
@@ -93,12 +96,13 @@ def build_replicas(
     executor: Executor = _HERE,
     progress: Progress = lambda done, total: None,
 ) -> BuiltReplicas:
-    """Quantise every expert and write the run; workers write its files. `read` are the options by which the data was
-    read, which the run keeps. `progress` is told the experts done and the experts in all.
+    """Quantise every expert and write the run; workers write its files. `read` are the options by
+    which the data was read, which the run keeps. `progress` is told the experts done and the
+    experts in all.
 
-    Raises BadUsage for a method that this model does not allow; BadInput for a checkpoint that changes meanwhile;
-    OutOfResources for a full disk, for workers that are all killed and for a folder that another process is filling;
-    Partly when some experts could not be quantised.
+    Raises BadUsage for a method that this model does not allow; BadInput for a checkpoint that
+    changes meanwhile; OutOfResources for a full disk, for workers that are all killed and for a
+    folder that another process is filling; Partly when some experts could not be quantised.
     """
     run = TextRun(data)
     shapes = projections(opened.layers[0])
@@ -127,8 +131,8 @@ def build_replicas(
 
 
 class _Job:
-    """The quantisation of one model; `records` holds the finished experts by key, and `num_of_others` counts files that
-    were of other weights."""
+    """The quantisation of one model; `records` holds the finished experts by key, and
+    `num_of_others` counts files that were of other weights."""
 
     _sum: LayerSum  # of the present layer
 
@@ -144,8 +148,8 @@ class _Job:
         self._num_done = 0
 
     def take_up(self) -> None:
-        """Record the experts whose files an earlier run finished from the weights that the checkpoint has now, which
-        reads each of them once, and remove its unfinished ones."""
+        """Record the experts whose files an earlier run finished from the weights that the
+        checkpoint has now, which reads each of them once, and remove its unfinished ones."""
         for path in self._folder.glob(".*.tmp"):
             path.unlink()
         for key in range(self._opened.shape.num_keys):
@@ -204,9 +208,10 @@ class _Job:
         *,
         is_last: bool,
     ) -> list[torch.Tensor]:
-        """Have workers compute each expert's outputs, unless this is the last layer, and quantise those without a
-        record. Returns the layer's output [T, H] of each batch."""
-        self._opened.store.check_unchanged()  # the inputs are of one checkpoint; each file names its expert's bytes
+        """Have workers compute each expert's outputs, unless this is the last layer, and quantise
+        those without a record. Returns the layer's output [T, H] of each batch."""
+        # the inputs are of one checkpoint; each file names its expert's bytes
+        self._opened.store.check_unchanged()
         tokens = LayerTokens(arrived)
         self._sum = LayerSum([] if is_last else arrived, tokens, scratch, self._opened.sum_dtype)
         unit = partial(self._unit, layer, keep_inputs(arrived, scratch, layer.index), tokens)
@@ -217,8 +222,8 @@ class _Job:
         return self._sum.totals()
 
     def _finish(self, layer: MoeLayer, unit: Callable[[int], ExpertTask], workers: Workers) -> None:
-        """Wait for the layer's experts and note those that are lost after all attempts; what the next layers need of
-        them is computed here."""
+        """Wait for the layer's experts and note those that are lost after all attempts; what the
+        next layers need of them is computed here."""
         lost = workers.persist(lambda expert: workers.submit(unit(expert), expert))
         self._lost |= {self._key(layer, expert): error for expert, error in lost.items()}
         if len(self._lost) >= _MOST_LOST_AT_FIRST and not self._num_done:
@@ -270,7 +275,8 @@ class _Job:
             self._sum.add(done.expert)
 
     def _source(self, path: Path, key: int) -> str | None:
-        """Return the hash of the expert that a file was made of; None unless it is whole and of this model and key."""
+        """Return the hash of the expert that a file was made of; None unless it is whole and of
+        this model and key."""
         with suppress(BadInput):
             metadata = read_metadata(path)
             check_identity(
@@ -306,7 +312,8 @@ def _identity(method: Method, digest: str) -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute on one thread: rounding depends on the number of threads, and files may not depend on the machine."""
+    """Compute on one thread: rounding depends on the number of threads, and files may not depend on
+    the machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

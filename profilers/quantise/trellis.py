@@ -1,9 +1,10 @@
 """Calibrates one expert for trellis codes, and codes its projections at several widths.
 
-The first projection's errors weigh as they change the expert's output: by the squared derivative of the activation with
-respect to each row, the norm of the column of the second projection that it meets, and the squared routing weight. So a
-row has a Hessian of its own where that fits. The second projection is fitted, for each width, to what the expert
-without loss returns, on the activations that the coded first projection gives.
+The first projection's errors weigh as they change the expert's output: by the squared derivative of
+the activation with respect to each row, the norm of the column of the second projection that it
+meets, and the squared routing weight. So a row has a Hessian of its own where that fits. The second
+projection is fitted, for each width, to what the expert without loss returns, on the activations
+that the coded first projection gives.
 """
 
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ Coded = dict[Width, Trellis]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Inputs x [n, in] of an expert and the weight of each; the last ones are of its layer's sample, which weighs as
-    much as a token for each input of a projection."""
+    """Inputs x [n, in] of an expert and the weight of each; the last ones are of its layer's
+    sample, which weighs as much as a token for each input of a projection."""
 
     x: torch.Tensor
     own: torch.Tensor
@@ -97,8 +98,8 @@ def code_expert(
 def _fitted(
     down: torch.Tensor, seen: torch.Tensor, exact: torch.Tensor, weights: torch.Tensor, damp: float
 ) -> Encoder:
-    """The encoder of the second projection that on the activations `seen` [n, I] comes nearest to its outputs on those
-    of the expert without loss, `exact` [n, I]."""
+    """The encoder of the second projection that on the activations `seen` [n, I] comes nearest to
+    its outputs on those of the expert without loss, `exact` [n, I]."""
     weighted = (seen * weights.to(seen)[:, None]).T
     moments, shared = (
         (weighted @ other).to(moments_dtype(len(weighted))) for other in (seen, exact)
@@ -117,8 +118,8 @@ def _fitted(
 def _sensitivity(
     module: nn.Module, weights: Weights, tokens: Tokens
 ) -> tuple[np.ndarray, torch.Tensor]:
-    """The group of each row of the first projection, int [out], and how much a change in a group weighs at a token,
-    float32 [n, G]: the mean over its rows."""
+    """The group of each row of the first projection, int [out], and how much a change in a group
+    weighs at a token, float32 [n, G]: the mean over its rows."""
     y = (
         project(module, weights, first_projection(module), tokens.x.clone())
         .detach()
@@ -156,8 +157,8 @@ def _hessians(inputs: LayerInputs, tokens: Tokens, sensitivity: torch.Tensor) ->
 
 
 def _add_moments(hessians: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> None:
-    """Add the moments of x [n, in], weighted for each group by `weights` [n, G], to `hessians` [G, in, in]: for many
-    groups by the products of inputs, half of which are the others."""
+    """Add the moments of x [n, in], weighted for each group by `weights` [n, G], to `hessians` [G,
+    in, in]: for many groups by the products of inputs, half of which are the others."""
     num_groups, size = hessians.shape[:2]
     for group in range(num_groups if num_groups < _MANY_GROUPS else 0):
         hessians[group] += (x * weights[:, group, None]).T @ x

@@ -1,4 +1,5 @@
-"""Divides the batches of a profile into tasks for workers, which open the checkpoint and count on their own.
+"""Divides the batches of a profile into tasks for workers, which open the checkpoint and count on
+their own.
 
 The counts do not depend on the worker.
 """
@@ -24,7 +25,8 @@ Part = tuple[int, ...]  # numbers of batches
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counts of some batches: `arrays` of a RoutingProfile, and a trace for each batch where traces are kept."""
+    """The counts of some batches: `arrays` of a RoutingProfile, and a trace for each batch where
+    traces are kept."""
 
     part: Part
     arrays: Mapping[str, np.ndarray]
@@ -32,7 +34,8 @@ class Counted:
 
 
 class Counting:
-    """The work of a worker: counts the batches of a task on one thread. The first task opens the model."""
+    """The work of a worker: counts the batches of a task on one thread. The first task opens the
+    model."""
 
     def __init__(
         self, name: str, session: Session, prefill: int, keep_trace: RoutingForesight | None
@@ -46,7 +49,8 @@ class Counting:
         self._session: Session | None = None
 
     def __call__(self, task: tuple[Part, Sequence[Batch]]) -> Counted:
-        """Count a task. Raises Incompatible where the name leads to another model than in the process that submits."""
+        """Count a task. Raises Incompatible where the name leads to another model than in the
+        process that submits."""
         part, batches = task
         session = self._opened()
         profile = RoutingProfile(session.opened.shape.num_layers, session.opened.shape.num_experts)
@@ -64,7 +68,8 @@ class Counting:
 
 
 def parts(missing: Sequence[int], executor: Executor, *, is_traced: bool) -> list[Part]:
-    """Divide the batches into tasks: of several batches where there are many, of one where traces are kept."""
+    """Divide the batches into tasks: of several batches where there are many, of one where traces
+    are kept."""
     size = (
         1 if is_traced else min(_MAX_BATCHES, max(1, len(missing) // (_MIN_TASKS * executor.count)))
     )

@@ -1,7 +1,8 @@
-"""Observes requests iteration by iteration and selects the iterations to store as expert maps (fMoE).
+"""Observes requests iteration by iteration and selects the iterations to store as expert maps
+(fMoE).
 
-A sequence is a request: its prompt is iteration 0, every later token an iteration of its own. Memory is bounded by the
-maps and the iterations of one batch.
+A sequence is a request: its prompt is iteration 0, every later token an iteration of its own.
+Memory is bounded by the maps and the iterations of one batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +36,8 @@ class Iterations:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMapPlan:
-    """The size of the map store, the prefetch distance of the search, and the type that maps are stored in."""
+    """The size of the map store, the prefetch distance of the search, and the type that maps are
+    stored in."""
 
     capacity: int = 1000
     distance: int = 3
@@ -44,7 +46,8 @@ class ExpertMapPlan:
 
 @dataclass(frozen=True, slots=True)
 class BuiltMaps:
-    """The maps of a run, and the number of requests, iterations and tokens that they were selected from."""
+    """The maps of a run, and the number of requests, iterations and tokens that they were selected
+    from."""
 
     run_id: int
     maps: ExpertMaps
@@ -65,7 +68,8 @@ def build_maps(
     store_path: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BuiltMaps:
-    """Run the requests, fill a store of maps and write it. `progress` is told the tokens done and the tokens in all.
+    """Run the requests, fill a store of maps and write it. `progress` is told the tokens done and
+    the tokens in all.
 
     Raises BadUsage for a distance beyond the model's layers or a capacity of zero.
     """
@@ -84,7 +88,8 @@ def build_maps(
 def _fill(
     maps: ExpertMaps, running: Iterable[tuple[Batch, Iterations]], progress: Callable[[int], None]
 ) -> tuple[np.ndarray, int]:
-    """Add all iterations in order. Returns the request and iteration of each map [N, 2], and the number of all."""
+    """Add all iterations in order. Returns the request and iteration of each map [N, 2], and the
+    number of all."""
     origins = np.zeros((maps.capacity, 2), np.int64)
     num_iterations = num_tokens = 0
     for batch, iterations in running:

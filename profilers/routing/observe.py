@@ -1,4 +1,5 @@
-"""Observes a model's routers on text: use by phase, co-activation, entropy and, on request, whole traces.
+"""Observes a model's routers on text: use by phase, co-activation, entropy and, on request, whole
+traces.
 
 All counts are additive, so batches and shards merge to the same numbers in any order.
 """
@@ -24,9 +25,9 @@ from runtime.session.session import Session
 class RoutingProfile:
     """Counts of L layers of E experts.
 
-    `use` [L, 2, E] int64 are the tokens that selected each expert, by phase; `share` [L, 2, E] float64 the sums of
-    their routing weights, renormalised over the selected experts. `coactivation` and `entropy` have one entry per
-    layer, over both phases.
+    `use` [L, 2, E] int64 are the tokens that selected each expert, by phase; `share` [L, 2, E]
+    float64 the sums of their routing weights, renormalised over the selected experts.
+    `coactivation` and `entropy` have one entry per layer, over both phases.
     """
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
@@ -88,8 +89,8 @@ class RoutingProfile:
 
 @dataclass(frozen=True, slots=True)
 class RoutingForesight:
-    """Predictions that a kept trace holds for each layer's input: those of the routers of the next `distance` layers
-    and, if given, those of a fitted predictor for as many layers as it has."""
+    """Predictions that a kept trace holds for each layer's input: those of the routers of the next
+    `distance` layers and, if given, those of a fitted predictor for as many layers as it has."""
 
     distance: int = 1
     predictor: Predictor | None = None
@@ -103,11 +104,12 @@ def observe(
     profile: RoutingProfile,
     keep_trace: RoutingForesight | None = None,
 ) -> Iterator[tuple[Batch, Trace | None]]:
-    """Run batches through the session's engine, add their routing to `profile`, and yield each batch when done.
+    """Run batches through the session's engine, add their routing to `profile`, and yield each
+    batch when done.
 
-    Positions below `prefill` count as prefill, the others as decode. With `keep_trace` each batch comes with its trace:
-    prefill and decode passes, the routers' probabilities, the embeddings of each pass, and the predictions for the
-    layers ahead.
+    Positions below `prefill` count as prefill, the others as decode. With `keep_trace` each batch
+    comes with its trace: prefill and decode passes, the routers' probabilities, the embeddings of
+    each pass, and the predictions for the layers ahead.
     """
     if keep_trace:
         session.watcher.see_predictions(keep_trace.distance, keep_trace.predictor)
@@ -119,7 +121,8 @@ def observe(
 
 
 class _Collector:
-    """Adds the engine's steps to a profile and, for a trace, keeps them and the inputs of the pass."""
+    """Adds the engine's steps to a profile and, for a trace, keeps them and the inputs of the
+    pass."""
 
     def __init__(self, profile: RoutingProfile, prefill: int, keep_trace: bool) -> None:
         self._profile, self._prefill, self._keep_trace = profile, prefill, keep_trace
@@ -141,7 +144,8 @@ class _Collector:
             self._steps.append(step)
 
     def trace(self, first_request: int) -> Trace:
-        """Return the last batch as requests in order: pass 0 is the prefill, each later token a pass of its own."""
+        """Return the last batch as requests in order: pass 0 is the prefill, each later token a
+        pass of its own."""
         tokens, steps = self._tokens, self._steps
         trace = Trace(
             request=_for_layers(steps, tokens.request + first_request, np.int32),

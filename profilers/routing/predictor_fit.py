@@ -1,4 +1,5 @@
-"""Fits by ridge regression what routers say layers ahead, chooses between two targets and tests the result.
+"""Fits by ridge regression what routers say layers ahead, chooses between two targets and tests the
+result.
 
 Only sums of products are kept of the text: float32 within a batch and float64 over batches.
 
@@ -23,7 +24,8 @@ _FACTORS = 2.0 ** np.arange(
 
 @dataclass(frozen=True, slots=True)
 class RouterBatch:
-    """Inputs and logits of every layer's router on T tokens, and what the routers ahead predict from the same inputs.
+    """Inputs and logits of every layer's router on T tokens, and what the routers ahead predict
+    from the same inputs.
 
     `following` are the rows of tokens that have a successor; it is in the next row.
     """
@@ -49,7 +51,8 @@ def selected(logits: torch.Tensor, top_k: int) -> torch.Tensor:
 class RidgeFit:
     """Fits two targets on the same features: the logits ahead, and whether an expert is selected.
 
-    `scale` [L] normalises each layer's inputs; `use` [L, E] counts the tokens that selected each expert.
+    `scale` [L] normalises each layer's inputs; `use` [L, E] counts the tokens that selected each
+    expert.
     """
 
     def __init__(self, shape: Shape, *, distance: int, num_features: int, seed: int) -> None:
@@ -118,7 +121,8 @@ def _add(sums: dict, key: tuple, product: torch.Tensor) -> None:
 
 
 class Recall:
-    """Measures the share of the k selected experts that are among the k predicted, by layer and distance."""
+    """Measures the share of the k selected experts that are among the k predicted, by layer and
+    distance."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
         self._top_k = shape.top_k
@@ -126,7 +130,8 @@ class Recall:
         self._tokens = np.zeros_like(self._hits)
 
     def add(self, place: tuple[int, int], scores: torch.Tensor, logits: torch.Tensor) -> None:
-        """Add tokens of a layer and distance: predicted `scores` [T, E] or [1, E], and the router's `logits` [T, E]."""
+        """Add tokens of a layer and distance: predicted `scores` [T, E] or [1, E], and the router's
+        `logits` [T, E]."""
         hits = selected(scores, self._top_k) * selected(logits, self._top_k)
         self._hits[place] += float(hits.sum()) / self._top_k
         self._tokens[place] += len(logits)
@@ -137,7 +142,8 @@ class Recall:
 
 
 class TargetTuning:
-    """Measures one target's weights on text that the fit has not seen: recall, and cross-entropy by output factor."""
+    """Measures one target's weights on text that the fit has not seen: recall, and cross-entropy by
+    output factor."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
         self.recall = Recall(shape, distance)
@@ -155,7 +161,8 @@ class TargetTuning:
 def _predictions(
     batch: RouterBatch, fit: RidgeFit, weights: np.ndarray
 ) -> Iterator[tuple[tuple[int, int], torch.Tensor, torch.Tensor]]:
-    """Yield by layer and distance the scores [T, E] that the weights give, and the target's logits [T, E]."""
+    """Yield by layer and distance the scores [T, E] that the weights give, and the target's logits
+    [T, E]."""
     for layer in range(fit.shape.num_layers):
         features = fit.features(batch, layer)
         for ahead in range(fit.distance):
@@ -168,7 +175,8 @@ def _predictions(
 
 
 def tuned_weights(fit: RidgeFit, batches: Iterable[RouterBatch]) -> tuple[np.ndarray, np.ndarray]:
-    """Solve the fit and choose between its targets on `batches`, which it has not seen. Returns as `choose`."""
+    """Solve the fit and choose between its targets on `batches`, which it has not seen. Returns as
+    `choose`."""
     candidates = fit.solve()
     tuned = {target: TargetTuning(fit.shape, fit.distance) for target in candidates}
     for batch in batches:
@@ -180,8 +188,8 @@ def tuned_weights(fit: RidgeFit, batches: Iterable[RouterBatch]) -> tuple[np.nda
 def choose(
     candidates: dict[str, np.ndarray], tuned: dict[str, TargetTuning]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose for each layer and distance the target of better recall, and multiply its weights by the factor of least
-    cross-entropy. Returns weights [L, D, A, E] and targets [L, D]."""
+    """Choose for each layer and distance the target of better recall, and multiply its weights by
+    the factor of least cross-entropy. Returns weights [L, D, A, E] and targets [L, D]."""
     recalls = np.stack([tuned[target].recall.mean() for target in TARGETS])
     best = recalls.argmax(axis=0)
     weights = np.empty_like(candidates[TARGETS[0]])
@@ -192,7 +200,8 @@ def choose(
 
 
 class PredictorTest:
-    """Measures recall on the test text: of the chosen weights, and of the controls that they are compared with."""
+    """Measures recall on the test text: of the chosen weights, and of the controls that they are
+    compared with."""
 
     def __init__(self, fit: RidgeFit) -> None:
         self._fit = fit
@@ -212,8 +221,8 @@ class PredictorTest:
             self._frequent.add((layer, ahead), frequent[None].to(scores), logits)
 
     def recalls(self) -> dict[str, np.ndarray]:
-        """[L, D] each: the fitted weights, the routers ahead on this layer's input, the experts most frequent in the
-        text of the fit, and a random choice."""
+        """[L, D] each: the fitted weights, the routers ahead on this layer's input, the experts
+        most frequent in the text of the fit, and a random choice."""
         shape, learned = self._fit.shape, self._learned.mean()
         return {
             "learned": learned,

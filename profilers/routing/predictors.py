@@ -1,7 +1,9 @@
-"""Fits predictors of the layers ahead to a model's own routers, and measures their recall on held-out text.
+"""Fits predictors of the layers ahead to a model's own routers, and measures their recall on
+held-out text.
 
-One teacher-forced pass over a sequence gives every token's router inputs; a layer ahead of the last one is a layer of
-the next token. Only sums of products are kept of the text, so memory does not grow with it.
+One teacher-forced pass over a sequence gives every token's router inputs; a layer ahead of the last
+one is a layer of the next token. Only sums of products are kept of the text, so memory does not
+grow with it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +31,8 @@ _TUNED, _TESTED = 0.1, 0.2  # shares of the tokens that choose targets and that 
 
 @dataclass(frozen=True, slots=True)
 class PredictorPlan:
-    """Predictors of distances 1 to `distance` on `features` random features beside the router's input."""
+    """Predictors of distances 1 to `distance` on `features` random features beside the router's
+    input."""
 
     distance: int = 3
     features: int = 512
@@ -41,7 +44,8 @@ class PredictorPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedPredictors:
-    """Predictors, and recall@k on the test text, [L, D] each: theirs and that of the controls, by name."""
+    """Predictors, and recall@k on the test text, [L, D] each: theirs and that of the controls, by
+    name."""
 
     run_id: int
     predictors: Predictors
@@ -63,7 +67,8 @@ def build_predictors(
     store_path: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FittedPredictors:
-    """Fit on the first seven tenths of the text, choose targets on the next tenth, test on the rest, write the run.
+    """Fit on the first seven tenths of the text, choose targets on the next tenth, test on the
+    rest, write the run.
 
     Raises BadUsage for a distance beyond the model's layers, BadInput for too little text.
     """
@@ -103,7 +108,8 @@ def _columns(
 
 
 def _parts(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch], Sequence[Batch]]:
-    """Divide the batches by shares of the tokens: to fit, to choose, to test. Raises BadInput for too few batches."""
+    """Divide the batches by shares of the tokens: to fit, to choose, to test. Raises BadInput for
+    too few batches."""
     if len(batches) < 3:
         raise BadInput(
             f"{len(batches)} batches of text are too few: give more tokens or a smaller --batch"
@@ -116,7 +122,8 @@ def _parts(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch], 
 
 
 class _Text:
-    """Observes the text part by part; `progress` is told the tokens done so far, of all parts together."""
+    """Observes the text part by part; `progress` is told the tokens done so far, of all parts
+    together."""
 
     def __init__(self, session: Session, distance: int, progress: Callable[[int], None]) -> None:
         self._session, self._distance, self._progress = session, distance, progress
@@ -132,8 +139,8 @@ class _Text:
 def observe_inputs(
     session: Session, batches: Iterable[Batch], distance: int
 ) -> Iterator[tuple[Batch, RouterBatch]]:
-    """Run batches through the session and yield each with its routers' inputs and logits, in order. Raises BadInput for
-    a model whose routers cannot be asked ahead."""
+    """Run batches through the session and yield each with its routers' inputs and logits, in order.
+    Raises BadInput for a model whose routers cannot be asked ahead."""
     if reason := reason_not_asked(session.opened):
         raise BadInput(f"{reason}, and fitted predictors are compared with them")
     session.watcher.see_predictions(distance)
@@ -144,7 +151,8 @@ def observe_inputs(
 
 
 class _Collector:
-    """Keeps the routers' inputs and logits of a batch, and what the routers ahead say of the same inputs."""
+    """Keeps the routers' inputs and logits of a batch, and what the routers ahead say of the same
+    inputs."""
 
     def __init__(self, session: Session) -> None:
         num_layers = session.opened.shape.num_layers

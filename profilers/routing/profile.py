@@ -1,4 +1,5 @@
-"""Profiles a model's routers on text and writes one run. A profile that was stopped continues where it stopped."""
+"""Profiles a model's routers on text and writes one run. A profile that was stopped continues where
+it stopped."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ _KEEP_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """A profile that was written; an earlier run that was stopped had counted `resumed` of its batches."""
+    """A profile that was written; an earlier run that was stopped had counted `resumed` of its
+    batches."""
 
     run_id: int
     profile: RoutingProfile
@@ -51,11 +53,13 @@ def profile_routing(
     executor: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profiled:
-    """Profile a model's routers and write the run. `progress` is told the tokens done and the tokens of all batches.
+    """Profile a model's routers and write the run. `progress` is told the tokens done and the
+    tokens of all batches.
 
-    A shard's run is called `profile-shard`; `shards.merge_shards` makes one profile of all shards. `num_samples`
-    tokens, divided among the shards, measure how well each expert replaces another. The workers of an `executor` open
-    the model by its name and count on one thread each; without one the session counts. Raises Partly for lost batches.
+    A shard's run is called `profile-shard`; `shards.merge_shards` makes one profile of all shards.
+    `num_samples` tokens, divided among the shards, measure how well each expert replaces another.
+    The workers of an `executor` open the model by its name and count on one thread each; without
+    one the session counts. Raises Partly for lost batches.
     """
     run = TextRun(data)
     batches = batching.batches(data.sequences)
@@ -98,10 +102,11 @@ def _trace_parameters(keep_trace: RoutingForesight | None) -> dict[str, object]:
 
 
 class _Counts:
-    """A profile under way, taken up where an earlier run stopped and kept beside the store every few seconds.
+    """A profile under way, taken up where an earlier run stopped and kept beside the store every
+    few seconds.
 
-    `done` are the numbers of the batches that it holds, `resumed` how many of them it was taken up with; `total` are
-    the tokens of all batches.
+    `done` are the numbers of the batches that it holds, `resumed` how many of them it was taken up
+    with; `total` are the tokens of all batches.
     """
 
     def __init__(
@@ -150,7 +155,8 @@ class _Counts:
             self.add((number,), (trace,))
 
     def spread(self, work: Counting, executor: Executor) -> None:
-        """Have workers count the missing batches. The sums are exact, so the order of the results does not matter.
+        """Have workers count the missing batches. The sums are exact, so the order of the results
+        does not matter.
 
         Raises Partly when some batches could not be counted.
         """

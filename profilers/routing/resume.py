@@ -17,7 +17,8 @@ from profilers.routing.observe import RoutingProfile
 
 
 class HalfDone:
-    """The folder of one profile under way; `identity` holds everything that its numbers depend on."""
+    """The folder of one profile under way; `identity` holds everything that its numbers depend
+    on."""
 
     def __init__(self, store_path: Path, identity: Mapping[str, object]) -> None:
         digest = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[
@@ -27,7 +28,8 @@ class HalfDone:
         self._state = self.folder / "state.npz"
 
     def load(self) -> tuple[RoutingProfile, set[int]] | None:
-        """Return the counts so far and the batches counted, None without a file. Raises BadInput for a damaged one."""
+        """Return the counts so far and the batches counted, None without a file. Raises BadInput
+        for a damaged one."""
         if not self._state.is_file():
             return None
         try:

@@ -21,7 +21,8 @@ from profilers.routing.tables import stored, tables
 
 
 def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
-    """Merge the shard runs of several stores into one profile, the newest. Raises BadInput when a shard is missing."""
+    """Merge the shard runs of several stores into one profile, the newest. Raises BadInput when a
+    shard is missing."""
     started_at, start_s = utc_now(), time.monotonic()
     shards = _whole([shard for path in paths for shard in _shards(path)])
     model, info = shards[0].model, shards[0].run.info
@@ -55,7 +56,8 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
 
 
 def _whole(shards: list["_Shard"]) -> list["_Shard"]:
-    """Return all shards of the newest shard's profile, in order. Raises BadInput when some are missing."""
+    """Return all shards of the newest shard's profile, in order. Raises BadInput when some are
+    missing."""
     if not shards:
         raise BadInput(
             "these stores hold no profile shards: make them with moectl profile --shard i/N"

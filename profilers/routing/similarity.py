@@ -1,6 +1,8 @@
-"""Measures how well one expert replaces another, by computing every expert of a layer on a sample of tokens.
+"""Measures how well one expert replaces another, by computing every expert of a layer on a sample
+of tokens.
 
-Memory is bounded by the sample's inputs in every layer, the outputs of one layer's experts, and one expert.
+Memory is bounded by the sample's inputs in every layer, the outputs of one layer's experts, and one
+expert.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +18,8 @@ from runtime.engine.one_expert import ExpertBuffer, OneExpertRunner, Routed
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
 
-SPREAD = 4  # sample from this many times as many tokens, because tokens of one sequence resemble each other
+# sample from this many times as many tokens, because tokens of one sequence resemble each other
+SPREAD = 4
 _OUTPUT_NBYTES = (
     1 << 30
 )  # outputs of one layer's experts held at a time; for more tokens the experts are read again
@@ -41,8 +44,9 @@ def measure_similarity(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Similarity:
-    """Return cosines of experts' outputs and the losses of replacing one by another, on `num_samples` tokens drawn from
-    `sequences` (all tokens if there are fewer). `progress` is told the layers done and the layers in all."""
+    """Return cosines of experts' outputs and the losses of replacing one by another, on
+    `num_samples` tokens drawn from `sequences` (all tokens if there are fewer). `progress` is told
+    the layers done and the layers in all."""
     if num_samples < 1:
         raise BadUsage(f"similarity needs at least one sample, not {num_samples}")
     samples = sample_inputs(opened, sequences, num_samples=num_samples, batch=batch, seed=seed)
@@ -56,7 +60,8 @@ def measure_similarity(
 def sample_inputs(
     opened: MoeModel, sequences: Sequence[np.ndarray], *, num_samples: int, batch: int, seed: int
 ) -> list[Sampled]:
-    """Return each layer's sample: the same tokens in every layer, drawn at random from randomly chosen sequences."""
+    """Return each layer's sample: the same tokens in every layer, drawn at random from randomly
+    chosen sequences."""
     random = np.random.default_rng(seed)
     chosen = _enough(sequences, SPREAD * num_samples, random)
     total = sum(map(len, chosen))
@@ -111,7 +116,8 @@ class _Sums:
     def __init__(self, num_experts: int, sample: Sampled) -> None:
         self._sample = sample
         self._routed = np.bincount(sample.selected.ravel(), minlength=num_experts)
-        # An expert that no sampled token selected is measured on all of them, at the layer's mean weight of a rank.
+        # An expert that no sampled token selected is measured on all of them, at the layer's mean
+        # weight of a rank.
         self._borrowing = np.flatnonzero(self._routed == 0).tolist()
         self._borrowed_weight = float(np.sqrt((sample.weights**2).mean()))
         self._cosine = np.zeros((num_experts, num_experts))

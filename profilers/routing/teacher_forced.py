@@ -1,7 +1,8 @@
 """Runs whole sequences through a session and says which iteration each token belongs to.
 
-The text is teacher-forced: a causal model computes the same for a token whether its successors are present or not. One
-pass over a sequence therefore observes its prompt and every later token as decoding one by one would.
+The text is teacher-forced: a causal model computes the same for a token whether its successors are
+present or not. One pass over a sequence therefore observes its prompt and every later token as
+decoding one by one would.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,8 @@ class Observer(Protocol):
     """Collects what a session computes for a batch."""
 
     def begin_batch(self, rows: np.ndarray) -> None:
-        """Prepare for a batch; `rows` [B * S] bool are the rows of its flattened tensors that are tokens."""
+        """Prepare for a batch; `rows` [B * S] bool are the rows of its flattened tensors that are
+        tokens."""
 
     def begin_pass(self, requests: np.ndarray) -> None:
         """Prepare for the batch's pass; `requests` [T] is the request of each token."""
@@ -40,9 +42,9 @@ def run_batches(
     observer: Observer,
     hooks: Sequence[tuple[nn.Module, Hook]] = (),
 ) -> Iterator[Batch]:
-    """Run batches through the session and yield each when its pass is done. The observer and the forward `hooks` are
-    attached until the last one. Raises BadInput for sequences that the model cannot read, NotFinite for numbers that no
-    router can choose by."""
+    """Run batches through the session and yield each when its pass is done. The observer and the
+    forward `hooks` are attached until the last one. Raises BadInput for sequences that the model
+    cannot read, NotFinite for numbers that no router can choose by."""
     session.watcher.on_pass, session.watcher.on_step = observer.begin_pass, observer.add
     handles = [module.register_forward_hook(hook) for module, hook in hooks]
     try:
@@ -64,8 +66,8 @@ def run_batches(
 
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:
-    """The place of each of a pass's T tokens: its request, counted from the batch's first, its position in the request,
-    and its iteration: 0 for the prompt, then one for each token."""
+    """The place of each of a pass's T tokens: its request, counted from the batch's first, its
+    position in the request, and its iteration: 0 for the prompt, then one for each token."""
 
     request: np.ndarray  # [T] int
     position: np.ndarray  # [T] int
@@ -74,8 +76,8 @@ class TokenPlaces:
 
     @classmethod
     def of(cls, requests: np.ndarray, prefill: int) -> "TokenPlaces":
-        """`requests` [T] rise by one from sequence to sequence; without a prompt (`prefill` 0) every token is an
-        iteration."""
+        """`requests` [T] rise by one from sequence to sequence; without a prompt (`prefill` 0)
+        every token is an iteration."""
         request = requests - requests[0]
         position = np.arange(len(request)) - np.searchsorted(request, request)
         iteration = np.maximum(position - prefill + 1, 0) if prefill else position

@@ -13,8 +13,9 @@ from runtime.session.generate import check_tokens
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Text as it is profiled: the specification that the user gave, and its token sequences. `shortfall` says in words
-    by how much they are fewer than were asked for, empty where they are not."""
+    """Text as it is profiled: the specification that the user gave, and its token sequences.
+    `shortfall` says in words by how much they are fewer than were asked for, empty where they are
+    not."""
 
     spec: str
     sequences: Sequence[np.ndarray]
@@ -28,7 +29,8 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Token sequences that the model computes together; the first is request `first` of all the data."""
+    """Token sequences that the model computes together; the first is request `first` of all the
+    data."""
 
     first: int
     sequences: tuple[np.ndarray, ...]
@@ -40,10 +42,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How sequences are batched: `batch` at a time, each of at most `length` tokens and with a prompt of `prefill`.
+    """How sequences are batched: `batch` at a time, each of at most `length` tokens and with a
+    prompt of `prefill`.
 
-    Shard `index` of `count` takes every `count`-th batch: the batches, and with them all rounding, do not depend on
-    the number of shards.
+    Shard `index` of `count` takes every `count`-th batch: the batches, and with them all rounding,
+    do not depend on the number of shards.
     """
 
     batch: int = 16
@@ -67,7 +70,8 @@ class Batching:
 
 
 def padded(sequences: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return ids and mask [B, S] of the sequences, padded on the right; the mask is None when none is padded."""
+    """Return ids and mask [B, S] of the sequences, padded on the right; the mask is None when none
+    is padded."""
     longest = max(map(len, sequences))
     ids = np.zeros((len(sequences), longest), np.int64)
     mask = np.zeros_like(ids)
@@ -83,7 +87,8 @@ def real_rows(ids: torch.Tensor, mask: torch.Tensor | None) -> np.ndarray:
 
 
 def check_sequences(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> None:
-    """Raise BadInput for sequences that the model cannot read: unknown token ids or too many tokens."""
+    """Raise BadInput for sequences that the model cannot read: unknown token ids or too many
+    tokens."""
     longest = max(map(len, sequences))
     highest = max(int(sequence.max()) for sequence in sequences)
     check_tokens(model, highest=highest, length=longest, what=f"sequences of {longest} tokens")

@@ -1,8 +1,8 @@
 """Reads the text that a data specification names and cuts it into token sequences.
 
-A data specification is a path (a file or a folder; an existing path takes precedence), `hf:name[:config[:split]]`,
-`builtin` (docstrings of the running Python's standard library) or `builtin:held-out` (the part of them that the demo
-model was not trained on).
+A data specification is a path (a file or a folder; an existing path takes precedence),
+`hf:name[:config[:split]]`, `builtin` (docstrings of the running Python's standard library) or
+`builtin:held-out` (the part of them that the demo model was not trained on).
 """
 
 import hashlib
@@ -26,10 +26,12 @@ PIECE = (
 
 
 def documents(spec: str, *, seed: int = 0) -> Iterator[Document]:
-    """Yield the documents that `spec` names, blank ones excluded, always the same and in the same order.
+    """Yield the documents that `spec` names, blank ones excluded, always the same and in the same
+    order.
 
-    The seed sets the order of the built-in documents only; files and hub data keep theirs. Raises BadInput at once for
-    a specification that names no data, and while iterating for text that cannot be read or when there is no text.
+    The seed sets the order of the built-in documents only; files and hub data keep theirs. Raises
+    BadInput at once for a specification that names no data, and while iterating for text that
+    cannot be read or when there is no text.
     """
     return not_blank(source(spec, seed=seed), spec)
 
@@ -59,10 +61,11 @@ def not_blank(texts: Iterable[Document], spec: str) -> Iterator[Document]:
 def token_sequences(
     documents: Iterable[Document], tokenizer, *, length: int, num_tokens: int
 ) -> Iterator[np.ndarray]:
-    """Yield each document's tokens, without special ones, cut into int64 arrays [T], 2 <= T <= length.
+    """Yield each document's tokens, without special ones, cut into int64 arrays [T], 2 <= T <=
+    length.
 
-    Stops after `num_tokens` tokens in all, which may shorten the last array. A remainder of one token is dropped: it
-    predicts no other. Raises BadInput when no sequence remains.
+    Stops after `num_tokens` tokens in all, which may shorten the last array. A remainder of one
+    token is dropped: it predicts no other. Raises BadInput when no sequence remains.
     """
     if min(length, num_tokens) < 2:
         raise BadUsage(
@@ -90,7 +93,8 @@ def all_sequences(documents: Iterable[Document], tokenizer, length: int) -> Iter
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the text in parts of at most `PIECE` characters, cut at the end of a line where a part has one."""
+    """Yield the text in parts of at most `PIECE` characters, cut at the end of a line where a part
+    has one."""
     start = 0
     while start < len(text):
         end = start + PIECE

@@ -1,7 +1,8 @@
-"""Documents, and how they are read from files: text, jsonl, parquet, any of them gzipped, and folders of these.
+"""Documents, and how they are read from files: text, jsonl, parquet, any of them gzipped, and
+folders of these.
 
-Files are not read through `datasets`: its cache is keyed on path and time and can return the old rows of an edited
-file.
+Files are not read through `datasets`: its cache is keyed on path and time and can return the old
+rows of an edited file.
 """
 
 import codecs
@@ -34,7 +35,8 @@ class Document:
 
 
 def read(path: Path) -> Iterator[Document]:
-    """Yield the documents of a file, or of all files of a folder in sorted order, hidden files excluded."""
+    """Yield the documents of a file, or of all files of a folder in sorted order, hidden files
+    excluded."""
     for file in files(path):
         yield from read_file(file)
 
@@ -73,7 +75,8 @@ def opened(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def plain_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of a file that is damaged or of another format into a BadInput of one line."""
+    """Turn the errors of a file that is damaged or of another format into a BadInput of one
+    line."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -91,7 +94,8 @@ def plain_errors(path: Path) -> Iterator[None]:
 
 
 def check_utf8(path: Path, file: IO[bytes]) -> None:
-    """Raise BadInput for a file that begins as UTF-16 or UTF-32 does, with a mark or with zeros; read nothing of it."""
+    """Raise BadInput for a file that begins as UTF-16 or UTF-32 does, with a mark or with zeros;
+    read nothing of it."""
     begins = file.peek(_PEEKED)[:_PEEKED]
     if b"\0" in begins or begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise BadInput(
@@ -100,7 +104,8 @@ def check_utf8(path: Path, file: IO[bytes]) -> None:
 
 
 def json_array(path: Path, file: IO[bytes]) -> list[object] | None:
-    """Return the rows of a JSON file that is one array; None, and the file at its beginning, for any other."""
+    """Return the rows of a JSON file that is one array; None, and the file at its beginning, for
+    any other."""
     whole = file.read(MOST_UNPACKED + 1)
     if len(whole) > MOST_UNPACKED:
         raise BadInput(
@@ -181,7 +186,8 @@ def unpacked(path: Path, file: IO[bytes]) -> IO[bytes]:
 
 
 def text_columns(schema: "pyarrow.Schema") -> list[str]:
-    """Return the columns to read: `text`, else every column of strings. Other types may have no value in Python."""
+    """Return the columns to read: `text`, else every column of strings. Other types may have no
+    value in Python."""
     import pyarrow.types as kinds
 
     def is_text(kind: "pyarrow.DataType") -> bool:
@@ -193,7 +199,8 @@ def text_columns(schema: "pyarrow.Schema") -> list[str]:
 
 
 def row_text(row: object, where: str) -> str:
-    """Return the text of a row. Raises BadInput where a row has no text, or text that is not Unicode."""
+    """Return the text of a row. Raises BadInput where a row has no text, or text that is not
+    Unicode."""
     text = fields_text(row, where)
     try:
         text.encode()
@@ -205,7 +212,8 @@ def row_text(row: object, where: str) -> str:
 
 
 def fields_text(row: object, where: str) -> str:
-    """Return the field `text`, or else all string fields, one a line (for example a question and its answer)."""
+    """Return the field `text`, or else all string fields, one a line (for example a question and
+    its answer)."""
     if not isinstance(row, Mapping):
         raise BadInput(
             f"{where}: a row must be an object with a field 'text', not {type(row).__name__}"

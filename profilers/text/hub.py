@@ -9,7 +9,8 @@ REMEDY = "check the name, the configuration, the split and the network, or give 
 
 
 def read(spec: str) -> Iterator[Document]:
-    """Yield the rows in the data set's order. Without a name the split is `train`, the configuration the default."""
+    """Yield the rows in the data set's order. Without a name the split is `train`, the
+    configuration the default."""
     name, config, split = parsed(spec)
     for number, row in enumerate(rows(spec, name, config=config, split=split), start=1):
         where = f"{spec}:{number}"

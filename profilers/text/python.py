@@ -1,7 +1,9 @@
-"""Text that every CPython ships: docstrings and source of its standard library, its language reference, its C headers.
+"""Text that every CPython ships: docstrings and source of its standard library, its language
+reference, its C headers.
 
-Sources are parsed; nothing is imported or executed. The held-out part is fixed by name (`is_held_out`), so it is the
-same on every machine and in every version that has the document. A module's docstrings and code are held out together.
+Sources are parsed; nothing is imported or executed. The held-out part is fixed by name
+(`is_held_out`), so it is the same on every machine and in every version that has the document. A
+module's docstrings and code are held out together.
 """
 
 import ast
@@ -14,8 +16,8 @@ from pathlib import Path
 
 from profilers.text.files import Document
 
-# Left out: tests and bundled third parties (no library code), encodings and pydoc_data (tables), and modules that not
-# every version has.
+# Left out: tests and bundled third parties (no library code), encodings and pydoc_data (tables),
+# and modules that not every version has.
 SKIPPED = frozenset(
     {
         *(
@@ -36,12 +38,14 @@ SCOPES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a document is kept from training: one in ten is, those whose crc32(name) is a multiple of ten."""
+    """Whether a document is kept from training: one in ten is, those whose crc32(name) is a
+    multiple of ten."""
     return zlib.crc32(name.encode()) % 10 == 0
 
 
 def docstrings(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """Yield one document per module: its docstrings, outer ones first. The seed sets the order of modules."""
+    """Yield one document per module: its docstrings, outer ones first. The seed sets the order of
+    modules."""
     for name, tree in modules(held_out=held_out, seed=seed):
         texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, SCOPES))
         yield from document(name, "\n\n".join(text for text in texts if text))
@@ -62,7 +66,8 @@ def reference(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
 
 
 def headers(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """Yield one document per C header of the interpreter; none where its development files are not installed."""
+    """Yield one document per C header of the interpreter; none where its development files are not
+    installed."""
     root = Path(sysconfig.get_paths()["include"])
     paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.h")}
     for name in chosen(paths, held_out=held_out, seed=seed):
@@ -86,7 +91,8 @@ def chosen(names: Iterable[str], *, held_out: bool, seed: int) -> list[str]:
 
 
 def modules(*, held_out: bool, seed: int) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the dotted name and the syntax tree of each module of the standard library that has source."""
+    """Yield the dotted name and the syntax tree of each module of the standard library that has
+    source."""
     root = stdlib()
     paths = {dotted(path.relative_to(root)): path for path in module_files(root)}
     for name in chosen(paths, held_out=held_out, seed=seed):
@@ -115,7 +121,8 @@ def dotted(relative: Path) -> str:
 
 
 def parse(path: Path) -> ast.Module:
-    """Parse a file; a file that this Python cannot read, as some distributions install, gives an empty module."""
+    """Parse a file; a file that this Python cannot read, as some distributions install, gives an
+    empty module."""
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

@@ -1,4 +1,5 @@
-"""The row that a run over text leaves in the store: what it read, when it began and how long it took."""
+"""The row that a run over text leaves in the store: what it read, when it began and how long it
+took."""
 
 import time
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from runtime.model.open import MoeModel
 
 
 def computed_on(opened: MoeModel, *, threads: int | None = None) -> dict[str, object]:
-    """Return what rounding depends on beside the model, as a run's parameters: it decides routes that are close."""
+    """Return what rounding depends on beside the model, as a run's parameters: it decides routes
+    that are close."""
     return {
         "device": opened.model.device.type,
         "dtype": str(opened.dtype).removeprefix("torch."),
@@ -36,7 +38,8 @@ class TextRun:
         *,
         num_tokens: int | None = None,
     ) -> RunInfo:
-        """Return the row; its time ends now. `num_tokens` are those read, all of the data unless given."""
+        """Return the row; its time ends now. `num_tokens` are those read, all of the data unless
+        given."""
         return RunInfo(
             command=command,
             model_id=model.model_id,

@@ -36,8 +36,9 @@ def check_device(opened: MoeModel) -> None:
 
 @contextmanager
 def executing(text: str, jobs: int | None) -> Iterator[Executor]:
-    """Lend an executor: for `local`, `jobs` processes of this machine; for `ray[:address]`, a cluster that does `jobs`
-    tasks at a time; without `jobs`, one per core. Raises BadUsage, and OutOfResources for a cluster out of reach."""
+    """Lend an executor: for `local`, `jobs` processes of this machine; for `ray[:address]`, a
+    cluster that does `jobs` tasks at a time; without `jobs`, one per core. Raises BadUsage, and
+    OutOfResources for a cluster out of reach."""
     check_executor(text)
     if text == LOCAL:
         yield Processes(jobs or os.cpu_count() or 1)

@@ -1,7 +1,9 @@
-"""Workers on a Ray cluster: the same tasks as processes of one machine do, on all machines of the cluster.
+"""Workers on a Ray cluster: the same tasks as processes of one machine do, on all machines of the
+cluster.
 
-A worker is a place in the cluster's queue; Ray chooses where its task runs. Tasks and results are pickled, as they are
-between processes: arrays then belong to the task and are not views of read-only memory.
+A worker is a place in the cluster's queue; Ray chooses where its task runs. Tasks and results are
+pickled, as they are between processes: arrays then belong to the task and are not views of
+read-only memory.
 """
 
 import logging
@@ -39,7 +41,8 @@ class RayCluster:
         self._stored: dict[int, tuple[Work, str, ray.ObjectRef]] = {}
 
     def start(self, work: Work) -> "RayWorker":
-        """Start a worker. The work is sent to the cluster once, and to each of its processes with the first task."""
+        """Start a worker. The work is sent to the cluster once, and to each of its processes with
+        the first task."""
         if id(work) not in self._stored:
             self._stored[id(work)] = work, uuid4().hex, ray.put(pickle.dumps(work))
         _, name, reference = self._stored[id(work)]
@@ -81,8 +84,9 @@ class RayWorker:
             self.result = None  # otherwise the cluster would keep the result until the next task
 
     def end(self) -> None:
-        """Do nothing: the task ends when this process leaves the cluster. Cancelling by force is no option, since Ray
-        2.60 aborts the process that cancels a task at the moment when it completes."""
+        """Do nothing: the task ends when this process leaves the cluster. Cancelling by force is no
+        option, since Ray 2.60 aborts the process that cancels a task at the moment when it
+        completes."""
 
 
 def _do(work_name: str, work: list[ray.ObjectRef], task: bytes) -> bytes:
@@ -100,8 +104,9 @@ _remote = ray.remote(num_cpus=1, max_retries=0)(_do)  # `Workers` decides on ret
 
 @contextmanager
 def ray_cluster(address: str | None, jobs: int | None) -> Iterator[RayCluster]:
-    """Join the cluster at `auto` or HOST:PORT. Without an address start one here of `jobs` CPUs that ends with the
-    block. A cluster that this process has joined already is used as it is. Raises OutOfResources when none answers."""
+    """Join the cluster at `auto` or HOST:PORT. Without an address start one here of `jobs` CPUs
+    that ends with the block. A cluster that this process has joined already is used as it is.
+    Raises OutOfResources when none answers."""
     if ray.is_initialized():
         yield RayCluster(jobs or _num_cpus())
         return
@@ -152,7 +157,8 @@ def _started(num_cpus: int) -> Iterator[None]:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Keep Ray from printing lost workers on stdout, which it does at every log level; `Workers` reports them."""
+    """Keep Ray from printing lost workers on stdout, which it does at every log level; `Workers`
+    reports them."""
     rays_worker._worker_logs_enabled = False
     try:
         yield

@@ -22,7 +22,8 @@ class SameModel:
         return cls(str(Path(name).resolve()) if Path(name).exists() else name, opened.fingerprint)
 
     def open(self, *, device: str = "cpu", dense: int | None = None) -> MoeModel:
-        """Open it on a device of this machine. Raises Incompatible where the name leads to another model."""
+        """Open it on a device of this machine. Raises Incompatible where the name leads to another
+        model."""
         opened = open_model(self.name, device=resolve_device(device), dense=dense)
         if opened.fingerprint != self.fingerprint:
             raise Incompatible(

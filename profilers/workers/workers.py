@@ -1,7 +1,7 @@
 """Distributes tasks to workers: processes of this machine, or those of another executor.
 
-A worker process ends with the process that started it. When a worker process dies, the process that started it is
-told.
+A worker process ends with the process that started it. When a worker process dies, the process that
+started it is told.
 """
 
 import ctypes
@@ -37,15 +37,16 @@ class Worker(Protocol):
         """Begin a task without waiting for it."""
 
     def outcome(self) -> tuple[bool, object]:
-        """Wait for the result of `outcome` below. Raises OutOfResources when the worker has died."""
+        """Wait for the result of `outcome` below. Raises OutOfResources when the worker has
+        died."""
 
     def end(self) -> None:
         """End the worker, even during a task."""
 
 
 class Executor(Protocol):
-    """Starts up to `count` workers, `most_together` of them on one machine. With `is_here` tasks run in this process
-    instead, one after another."""
+    """Starts up to `count` workers, `most_together` of them on one machine. With `is_here` tasks
+    run in this process instead, one after another."""
 
     count: int
     most_together: int
@@ -59,14 +60,15 @@ class Executor(Protocol):
 
 
 class Workers:
-    """A context manager; `submit` waits while all workers are busy, and `done` is called with every result as it
-    arrives.
+    """A context manager; `submit` waits while all workers are busy, and `done` is called with every
+    result as it arrives.
 
-    Worker processes compute on one torch thread each: threads that wait for each other on a busy machine cost many
-    times the work. Leaving the context on an error ends the workers during their tasks.
+    Worker processes compute on one torch thread each: threads that wait for each other on a busy
+    machine cost many times the work. Leaving the context on an error ends the workers during their
+    tasks.
 
-    A task that kills its worker, or raises an exception other than a Problem, is lost: the others continue, and
-    `finish` returns the lost ones.
+    A task that kills its worker, or raises an exception other than a Problem, is lost: the others
+    continue, and `finish` returns the lost ones.
     """
 
     def __init__(self, work: Work, executor: Executor, done: Callable[[object], None]) -> None:
@@ -85,7 +87,8 @@ class Workers:
             worker.end()
 
     def submit(self, task: object, name: Hashable = None) -> None:
-        """Give a task to a worker; `name` identifies it if it is lost. Raises the Problem of an earlier task."""
+        """Give a task to a worker; `name` identifies it if it is lost. Raises the Problem of an
+        earlier task."""
         if self._executor.is_here:
             self._done(self._work(task))
             return
@@ -99,16 +102,16 @@ class Workers:
         worker.send(task, name)
 
     def finish(self) -> Lost:
-        """Wait for all tasks and return those lost since the last call: OutOfResources for a worker that was killed,
-        RuntimeError with the traceback for a bug. Raises as `submit`."""
+        """Wait for all tasks and return those lost since the last call: OutOfResources for a worker
+        that was killed, RuntimeError with the traceback for a bug. Raises as `submit`."""
         while self._busy:
             self._collect()
         lost, self._lost = self._lost, {}
         return lost
 
     def persist(self, again: Callable[[Hashable], None]) -> Lost:
-        """As `finish`, but try lost tasks again first, `ATTEMPTS` times in all, since memory may have been short only
-        for a moment. `again` submits the task of a name."""
+        """As `finish`, but try lost tasks again first, `ATTEMPTS` times in all, since memory may
+        have been short only for a moment. `again` submits the task of a name."""
         lost = self.finish()
         for _ in range(ATTEMPTS - 1):
             for name in lost:
@@ -137,8 +140,9 @@ class Workers:
 def return_large_buffers() -> None:
     """Make the C library return large buffers to the operating system as soon as they are freed.
 
-    By default glibc keeps what a thread has freed for that thread alone. With a thread per batch the process would hold
-    several times the memory in use. Other C libraries have no such setting and need none.
+    By default glibc keeps what a thread has freed for that thread alone. With a thread per batch
+    the process would hold several times the memory in use. Other C libraries have no such setting
+    and need none.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -146,7 +150,8 @@ def return_large_buffers() -> None:
 
 
 class Processes:
-    """An executor of `count` processes of this machine; with a count of 1 it is the current process."""
+    """An executor of `count` processes of this machine; with a count of 1 it is the current
+    process."""
 
     def __init__(self, count: int) -> None:
         self.count, self.most_together, self.is_here = count, count, count == 1
@@ -195,11 +200,14 @@ class Process:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back. A process started meanwhile ignores it; otherwise the process could fail during its imports."""
+    """Hold Ctrl-C back. A process started meanwhile ignores it; otherwise the process could fail
+    during its imports."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    ensure_running()  # starting multiprocessing's tracker unblocks interrupts, so it must start before they are blocked
+    # starting multiprocessing's tracker unblocks interrupts, so it must start before they are
+    # blocked
+    ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -222,7 +230,8 @@ def _serve(connection: Connection, work: Work) -> None:
 
 
 def outcome(work: Work, task: object) -> tuple[bool, object]:
-    """Do a task. Returns True and its result, or False and the Problem, or False and the traceback of a bug."""
+    """Do a task. Returns True and its result, or False and the Problem, or False and the traceback
+    of a bug."""
     try:
         return True, work(task)
     except Problem as problem:

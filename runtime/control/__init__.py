@@ -1,1 +1,2 @@
-"""Asks the policies in one fixed order and holds the run's state: keys, slots, pools, bytes in flight, counters."""
+"""Asks the policies in one fixed order and holds the run's state: keys, slots, pools, bytes in
+flight, counters."""

@@ -36,7 +36,8 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
 
 
 def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:
-    """Prepare every policy for the first step. Raises Incompatible when a policy lacks an artefact."""
+    """Prepare every policy for the first step. Raises Incompatible when a policy lacks an
+    artefact."""
     check_required(policies, artefacts)
     if "maps" in policies.requires:
         matching = Matching(artefacts.maps, shape, learns=artefacts.learns_maps)
@@ -56,10 +57,11 @@ def fast_tier(
     link: str | None = None,
     num_devices: int = 1,
 ) -> FastTier:
-    """Return what a budget holds: slots, and the replicas that the residency policy keeps resident beside them.
+    """Return what a budget holds: slots, and the replicas that the residency policy keeps resident
+    beside them.
 
-    Raises BadUsage for a budget that is not understood or too small. Raises Incompatible when a policy lacks an
-    artefact, or when the artefact was made for another machine or budget.
+    Raises BadUsage for a budget that is not understood or too small. Raises Incompatible when a
+    policy lacks an artefact, or when the artefact was made for another machine or budget.
     """
     prepare(policies, shape, _made_for(machine, link, artefacts, policies))
     if shared := policies.residency.share(sizes.budget_nbytes(budget, shape)):
@@ -71,8 +73,8 @@ def fast_tier(
 def _made_for(
     machine: str, link: str | None, artefacts: Artefacts, policies: Policies
 ) -> Artefacts:
-    """Keep only the splits made for this machine, and for this link if one is given. Raises Incompatible when a split
-    is required and the store has only others."""
+    """Keep only the splits made for this machine, and for this link if one is given. Raises
+    Incompatible when a split is required and the store has only others."""
     if not artefacts.splits:
         return artefacts
     fitting = tuple(split for split in artefacts.splits if split.fits(machine, link))
@@ -95,8 +97,8 @@ def pools(
     split: Split | None = None,
     partitions: Partitions,
 ) -> tuple[Pool, ...]:
-    """Divide the slots of a fast tier into pools. Raises BadUsage for a split that contradicts the scope, and when
-    there are too few slots for the devices."""
+    """Divide the slots of a fast tier into pools. Raises BadUsage for a split that contradicts the
+    scope, and when there are too few slots for the devices."""
     is_global = scope is Scope.GLOBAL
     if split is not None:
         shared = segment_pools(shape, split, is_global=is_global, partitions=partitions)
@@ -111,7 +113,8 @@ def pools(
 def lay_out(
     controller: Controller, policies: Policies, fast: FastTier, scope: Scope
 ) -> tuple[Pool, ...]:
-    """Move a controller of split experts to another fast tier, which is empty. Returns its pools."""
+    """Move a controller of split experts to another fast tier, which is empty. Returns its
+    pools."""
     common = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
     shared = pools(policies, controller.shape, num_slots=fast.num_slots, **common)
     controller.lay_out(fast.split, shared)
@@ -131,8 +134,8 @@ def build_controller(
     num_devices: int = 1,
     serving: str = str(Service.PINNED),
 ) -> Controller:
-    """Build the controller of a fast tier that fits `num_slots` experts, or segments by `split`, and the resident
-    replicas `shadows` [L * E] bits if given.
+    """Build the controller of a fast tier that fits `num_slots` experts, or segments by `split`,
+    and the resident replicas `shadows` [L * E] bits if given.
 
     `window` bytes may be prefetched per step. Slots and experts are spread over `num_devices`.
     """
@@ -177,7 +180,8 @@ def _check_combination(
 
 
 def _check_loads_have_slots(policies: Policies, pools: tuple[Pool, ...]) -> None:
-    """Raise BadUsage when the resident replicas leave a pool without slots and the miss policy loads experts."""
+    """Raise BadUsage when the resident replicas leave a pool without slots and the miss policy
+    loads experts."""
     if not policies.miss.reads_shadows and not all(pool.num_slots for pool in pools):
         raise BadUsage(
             f"--residency {describe(policies.residency)} leaves no slot to what --miss {describe(policies.miss)} loads"

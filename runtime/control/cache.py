@@ -14,12 +14,14 @@ _NO_BITS: Mapping[int, int] = {}
 
 
 class Cache:
-    """Every key belongs to one of `pools`, which are ordered by their keys, then by device, and cover all keys.
+    """Every key belongs to one of `pools`, which are ordered by their keys, then by device, and
+    cover all keys.
 
-    `shares` by key: the part of an expert that the key stands for. `shadows` [L * E]: bits of each expert's resident
-    replica, if there are such replicas. `near_bits` [L * E]: bits at which an expert is computed in the near tier.
-    `state` and `pinned` are numpy views for callers that read many keys at once. Single keys are read and written in
-    the byte arrays below the views, `states` and `pins`, which takes a tenth of the time.
+    `shares` by key: the part of an expert that the key stands for. `shadows` [L * E]: bits of each
+    expert's resident replica, if there are such replicas. `near_bits` [L * E]: bits at which an
+    expert is computed in the near tier. `state` and `pinned` are numpy views for callers that read
+    many keys at once. Single keys are read and written in the byte arrays below the views, `states`
+    and `pins`, which takes a tenth of the time.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class Cache:
         return self.state[first : first + self.shape.num_experts]
 
     def _view_of(self, pool: Pool) -> Callable[[np.ndarray], np.ndarray]:
-        """Return a function that takes values [L * E] and returns a view of those of a pool's keys, ascending."""
+        """Return a function that takes values [L * E] and returns a view of those of a pool's keys,
+        ascending."""
         num_experts, count = self.shape.num_experts, self.partitions.count
         layers = slice(pool.first // num_experts, pool.stop // num_experts)
         return lambda values: values.reshape(-1, num_experts)[layers, pool.device :: count]
@@ -89,8 +92,8 @@ class Cache:
         return self.states.count(RESIDENT, first, first + num_experts) == num_experts
 
     def of_device(self, device: int) -> dict[str, int]:
-        """Return the slots of a device, their bytes and the number of its resident keys; `hops` is 1 unless it computes
-        everything but experts too."""
+        """Return the slots of a device, their bytes and the number of its resident keys; `hops` is
+        1 unless it computes everything but experts too."""
         pools, resident = (
             [pool for pool in self.pools if pool.device == device],
             np.flatnonzero(self.state == RESIDENT),
@@ -114,7 +117,8 @@ class Cache:
         return len(self._free_slots[self.pool_of[key]])
 
     def candidates(self, key: int) -> np.ndarray:
-        """Return the keys that may be evicted from the pool of `key`, resident and not pinned, ascending."""
+        """Return the keys that may be evicted from the pool of `key`, resident and not pinned,
+        ascending."""
         state, pinned, keys = self._views[self.pool_of[key]]
         found = ((state == RESIDENT) > pinned).ravel().nonzero()[0]
         return found if len(keys) == self.num_keys else keys[found]
@@ -130,7 +134,8 @@ class Cache:
                     self._passing[key] = self._passing.pop(key)
 
     def oldest(self, pool_key: int, count: int) -> list[int]:
-        """Return up to `count` evictable keys of a passing key's pool, the least recently used first."""
+        """Return up to `count` evictable keys of a passing key's pool, the least recently used
+        first."""
         states, pins, pool_of = self.states, self.pins, self.pool_of
         pool = pool_of[pool_key]
         leaving = (
@@ -159,8 +164,8 @@ class Cache:
             pins[key] = False
 
     def admit(self, keys: list[int], state: int, bits: Mapping[int, int] = _NO_BITS) -> list[Place]:
-        """Give each of `keys`, all of one pool, an empty slot for a replica of its `bits`, by default at full
-        precision; a replica takes a whole slot at any precision."""
+        """Give each of `keys`, all of one pool, an empty slot for a replica of its `bits`, by
+        default at full precision; a replica takes a whole slot at any precision."""
         free = self._free_slots[self.pool_of[keys[0]]] if keys else []
         states, places, shares, admitted = self.states, self.places, self._shares, []
         for key in keys:
@@ -183,7 +188,8 @@ class Cache:
         return [place for keys in by_pool.values() for place in self.admit(keys, RESIDENT)]
 
     def rearrange(self, keys: Sequence[int]) -> None:
-        """Hold these keys and no others, one for each slot, below 0 for none; all are resident, and none is pinned."""
+        """Hold these keys and no others, one for each slot, below 0 for none; all are resident, and
+        none is pinned."""
         self.clear()
         for slot, key in enumerate(keys):
             if key >= 0:
@@ -210,7 +216,8 @@ class Cache:
         self._passing.clear()
 
     def _all_slots(self) -> list[list[int]]:
-        """Return the slots of every pool, the first one last, because slots are popped from the end."""
+        """Return the slots of every pool, the first one last, because slots are popped from the
+        end."""
         ends = np.cumsum([pool.num_slots for pool in self.pools]).tolist()
         return [
             list(range(end - 1, end - pool.num_slots - 1, -1))
@@ -218,8 +225,8 @@ class Cache:
         ]
 
     def validate(self) -> None:
-        """Raise AssertionError unless every slot is free or held once, in the pool of its key, and no key is pinned.
-        Call it between steps."""
+        """Raise AssertionError unless every slot is free or held once, in the pool of its key, and
+        no key is pinned. Call it between steps."""
         places, start = [place for place in self.places if place], 0
         for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
             held = [place.slot for place in places if self.pool_of[place.key] == number]

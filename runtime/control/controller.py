@@ -1,9 +1,10 @@
 """Asks policies in one fixed order and turns a step into a plan; it never touches a weight.
 
-The order: residency policy, which may place experts anew; routing policy; states of the wanted experts; miss policy;
-victims for what is loaded; waves; prefetches within their bytes. Before the first step of a pass a prefetch policy may
-propose too. `runtime/control/transfers.py` chooses victims and waves and tracks what is in flight. Every decision
-follows from ids, scores and step numbers, so that a live run and a replay of its trace decide alike.
+The order: residency policy, which may place experts anew; routing policy; states of the wanted
+experts; miss policy; victims for what is loaded; waves; prefetches within their bytes. Before the
+first step of a pass a prefetch policy may propose too. `runtime/control/transfers.py` chooses
+victims and waves and tracks what is in flight. Every decision follows from ids, scores and step
+numbers, so that a live run and a replay of its trace decide alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,11 +43,11 @@ _FETCHED, _NEAR, _LOW = (
 
 
 class Controller:
-    """`window`: bytes that prefetches may move per step, besides those that a miss policy lends; a prefetched key is
-    resident once its bytes have been moved.
+    """`window`: bytes that prefetches may move per step, besides those that a miss policy lends; a
+    prefetched key is resident once its bytes have been moved.
 
-    `nbytes`: size of one expert, by bits. `pieces` says which parts of an expert are keys of their own: states, slots,
-    pins and counters are per piece, while policies speak of whole experts.
+    `nbytes`: size of one expert, by bits. `pieces` says which parts of an expert are keys of their
+    own: states, slots, pins and counters are per piece, while policies speak of whole experts.
     """
 
     mover_kind = Mover
@@ -125,7 +126,8 @@ class Controller:
         self.counters.begin_pass()
 
     def open_pass(self, opening: Opening) -> tuple[Place, ...]:
-        """Return what is prefetched before the first layer, within the bytes of a step; if a policy `opens_passes`."""
+        """Return what is prefetched before the first layer, within the bytes of a step; if a policy
+        `opens_passes`."""
         now = self.now
         now.layer = self.mover.arrivals.lent = 0
         now.unserved = set(range(self.shape.num_experts))
@@ -162,7 +164,8 @@ class Controller:
         return self._plan(step, step.selected, weights, experts, used, present, absent)
 
     def _wanted(self, layer: int, selected: np.ndarray) -> tuple[list[int], list[int], list[int]]:
-        """Return the keys of the experts in `selected` [T, K], of their pieces, and of the absent pieces."""
+        """Return the keys of the experts in `selected` [T, K], of their pieces, and of the absent
+        pieces."""
         first, states = layer * self.shape.num_experts, self.mover.cache.states
         experts = [first + expert for expert in distinct(selected)]
         used = self._pieces.of(experts)
@@ -176,7 +179,8 @@ class Controller:
         absent: list[int],
         weights: np.ndarray | None,
     ) -> Plan:
-        """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of demand loads."""
+        """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of
+        demand loads."""
         choice, num_experts, states = (
             self._choose(step, absent),
             self.shape.num_experts,
@@ -255,9 +259,9 @@ class Controller:
         return Plan(layer, selected, weights, waves, near, low, prefetches, placed=self._placed)
 
     def fixed_places(self, layer: int, experts: list[int]) -> list[Place]:
-        """Return the places of one token's experts when nothing is ever evicted: the fast tier holds all experts, or
-        only resident replicas. Returns an empty list while one expert is absent, and where one is named twice. Counts
-        as `step` does."""
+        """Return the places of one token's experts when nothing is ever evicted: the fast tier
+        holds all experts, or only resident replicas. Returns an empty list while one expert is
+        absent, and where one is named twice. Counts as `step` does."""
         assert self.holds_all or self.holds_low, "only where nothing is left to decide"
         first, held = layer * self.shape.num_experts, self._low or self.cache.places
         places = [place for expert in experts if (place := held[first + expert])]
@@ -274,8 +278,8 @@ class Controller:
     def count_fixed(
         self, first: int, num_layers: int = 1, *, chosen: np.ndarray | None = None
     ) -> None:
-        """Count one token's requests of layers: all are hits, or all are computed on resident replicas. `chosen`
-        [n, K] are its experts, given where `counts_chosen`."""
+        """Count one token's requests of layers: all are hits, or all are computed on resident
+        replicas. `chosen` [n, K] are its experts, given where `counts_chosen`."""
         self.now.step += num_layers
         self.now.layer = first + num_layers - 1
         self.counters.add_to_layers(self._fixed, first, num_layers, self.shape.top_k)
@@ -293,13 +297,14 @@ class Controller:
         self.mover.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
-        """Cut experts by another split, into slots that are empty; counters and history stay. Call it between
-        passes."""
+        """Cut experts by another split, into slots that are empty; counters and history stay. Call
+        it between passes."""
         self.mover.lay_out(split, pools)
         self._near_places.clear()
 
     def by_device(self) -> list[dict[str, int]]:
-        """Return each device's slots, their bytes, its number of resident keys and its counters; empty for one."""
+        """Return each device's slots, their bytes, its number of resident keys and its counters;
+        empty for one."""
         return [
             self.cache.of_device(device) | counts
             for device, counts in enumerate(self.counters.by_device())
@@ -311,7 +316,8 @@ class Controller:
         self.counters.validate()
 
     def _observe(self, step: Step) -> None:
-        """Show the step to the residency policy; if it places the layer anew, note which keys are to be resident."""
+        """Show the step to the residency policy; if it places the layer anew, note which keys are
+        to be resident."""
         self._residency.observe(step)
         placement = self._residency.place(step, self._capacities[step.layer].tolist())
         if placement is not None:

@@ -13,9 +13,11 @@ from runtime.control.pools import Partitions
 
 
 class Counter(IntEnum):
-    """`requests = hits + late + misses`; `misses = fetched + near + low + spared`, spared by stand-ins or dropping.
+    """`requests = hits + late + misses`; `misses = fetched + near + low + spared`, spared by
+    stand-ins or dropping.
 
-    `at_b_bits` counts the experts computed at that precision in any tier; all others were computed at full precision.
+    `at_b_bits` counts the experts computed at that precision in any tier; all others were computed
+    at full precision.
     """
 
     def _generate_next_value_(name, start, count, last_values):
@@ -63,9 +65,10 @@ _OF_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 
 class Counters:
-    """`passes`: one int64 table [F, L] a pass, F in the order of `Counter`; the last one is being written. When experts
-    are spread over N devices, `on_devices` holds a table [F, N] for each pass. `catch_up` is called before passes are
-    read together: a device that counts by itself may not have told of the last ones yet."""
+    """`passes`: one int64 table [F, L] a pass, F in the order of `Counter`; the last one is being
+    written. When experts are spread over N devices, `on_devices` holds a table [F, N] for each
+    pass. `catch_up` is called before passes are read together: a device that counts by itself may
+    not have told of the last ones yet."""
 
     def __init__(self, num_layers: int, partitions: Partitions | None = None) -> None:
         self._num_layers, self._partitions = num_layers, partitions
@@ -75,7 +78,8 @@ class Counters:
         self.catch_up: Callable[[], None] = _nothing
 
     def begin_pass(self) -> None:
-        # `add` writes single cells of the array behind the table, in a third of the time that the table takes.
+        # `add` writes single cells of the array behind the table, in a third of the time that the
+        # table takes.
         self._cells = array("q", bytes(8 * len(Counter) * self._num_layers))
         self.table = np.frombuffer(self._cells, np.int64).reshape(len(Counter), self._num_layers)
         self.passes.append(self.table)
@@ -136,7 +140,8 @@ class Counters:
         return sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
 
     def validate(self) -> None:
-        """Raise AssertionError unless requests, misses and wasted bytes add up, in every pass and layer."""
+        """Raise AssertionError unless requests, misses and wasted bytes add up, in every pass and
+        layer."""
         self.catch_up()
         for number, table in enumerate(self.passes):
             requests, misses = (
@@ -218,14 +223,15 @@ def totals(layers: list[dict[str, int]]) -> dict[str, int]:
 
 
 def altered(counters: Mapping[str, int]) -> int:
-    """Requests that were not computed as the full model computes them; 0 where the output is the same."""
+    """Requests that were not computed as the full model computes them; 0 where the output is the
+    same."""
     return sum(counters[name] for name in _ALTERING)
 
 
 def is_exact(num_altered: int | None) -> bool | None:
-    """Return whether the output is the full model's, up to rounding: of all requests none was `altered`. A measured
-    divergence never says so: few tokens may hide what was altered. None where nothing was counted, as of another
-    program."""
+    """Return whether the output is the full model's, up to rounding: of all requests none was
+    `altered`. A measured divergence never says so: few tokens may hide what was altered. None where
+    nothing was counted, as of another program."""
     return None if num_altered is None else num_altered == 0
 
 

@@ -14,8 +14,8 @@ class _Arrival:
 
 
 class Arrivals:
-    """`window`: bytes that are moved per step; `lent`: further bytes of this step. `queue` is empty when nothing is in
-    flight."""
+    """`window`: bytes that are moved per step; `lent`: further bytes of this step. `queue` is empty
+    when nothing is in flight."""
 
     def __init__(self, window: int) -> None:
         self.window, self.lent = window, 0
@@ -24,7 +24,8 @@ class Arrivals:
 
     @property
     def room(self) -> int:
-        """Bytes of this step that no transfer has claimed yet; negative when more than that is in flight."""
+        """Bytes of this step that no transfer has claimed yet; negative when more than that is in
+        flight."""
         return self.window + self.lent - self._backlog
 
     def send(self, key: int, nbytes: int) -> None:

@@ -1,4 +1,5 @@
-"""Hands a cache to a device that decides by itself, and takes it back, so that both decide as one."""
+"""Hands a cache to a device that decides by itself, and takes it back, so that both decide as
+one."""
 
 from dataclasses import dataclass, replace
 
@@ -22,10 +23,11 @@ _KINDS = {Lru: LAST_USE, Lfu: USES, LateHorizon: TURNS}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTables:
-    """What a device must know of every layer's slots, int32: `table` [L, E] is the slot of each expert in its layer,
-    `owner` [L, S] the expert of each slot, -1 for none; a layer with fewer than S slots has the first ones. `stamp` [L,
-    E] orders experts, of which that with the least goes first: by their last use, their uses, or the turns that a
-    policy gives them. `unused` [L, E] is 1 for those that were prefetched and not used yet."""
+    """What a device must know of every layer's slots, int32: `table` [L, E] is the slot of each
+    expert in its layer, `owner` [L, S] the expert of each slot, -1 for none; a layer with fewer
+    than S slots has the first ones. `stamp` [L, E] orders experts, of which that with the least
+    goes first: by their last use, their uses, or the turns that a policy gives them. `unused` [L,
+    E] is 1 for those that were prefetched and not used yet."""
 
     table: np.ndarray
     owner: np.ndarray
@@ -35,21 +37,24 @@ class SlotTables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenOnDevice:
-    """A token that a device has decided: the `table` of counters of its pass, and `now` at its last step."""
+    """A token that a device has decided: the `table` of counters of its pass, and `now` at its last
+    step."""
 
     table: np.ndarray
     now: Now
 
 
 class CacheOnDevice:
-    """The controller's books of one-token steps that a device decides: on-demand loads, and in each layer eviction by
-    `lru`, by `lfu` without decay, or by `late_horizon`; with `num_named` above 0 also what `next_gate` prefetches, up
-    to `most_ahead` experts a step, none of which is under way when the step ends. `kind` says what stamps are.
+    """The controller's books of one-token steps that a device decides: on-demand loads, and in each
+    layer eviction by `lru`, by `lfu` without decay, or by `late_horizon`; with `num_named` above 0
+    also what `next_gate` prefetches, up to `most_ahead` experts a step, none of which is under way
+    when the step ends. `kind` says what stamps are.
 
-    After `hand_over` the device's clock is `clock()` during a token, and it stamps experts with that; with `TURNS` the
-    host writes `turns()` before each token instead, and tells the policy by `learn` what tokens used. Until `take_back`
-    the controller's cache stays what it was. A step that the device has begun is noted by `stepped`, what came of it by
-    `count`, which may come later; the controller then counts as if it had decided itself.
+    After `hand_over` the device's clock is `clock()` during a token, and it stamps experts with
+    that; with `TURNS` the host writes `turns()` before each token instead, and tells the policy by
+    `learn` what tokens used. Until `take_back` the controller's cache stays what it was. A step
+    that the device has begun is noted by `stepped`, what came of it by `count`, which may come
+    later; the controller then counts as if it had decided itself.
     """
 
     def __init__(self, controller: Controller, policies: Policies) -> None:
@@ -105,7 +110,8 @@ class CacheOnDevice:
         return self._controller.now.step - self._first_step + 1
 
     def stepped(self, first: int, num_layers: int = 1) -> None:
-        """Note that the device has begun a token's steps of these layers; a token takes all layers in their order."""
+        """Note that the device has begun a token's steps of these layers; a token takes all layers
+        in their order."""
         self._controller.now.step += num_layers
         self._controller.now.layer = first + num_layers - 1
 
@@ -126,8 +132,9 @@ class CacheOnDevice:
         wasted: np.ndarray | int = 0,
         collisions: np.ndarray | int = 0,
     ) -> None:
-        """Count a token by what each layer loaded, evicted and prefetched, by how many of the evicted had been
-        prefetched and not used, and how many of the loaded evicted in the same token, [L] each."""
+        """Count a token by what each layer loaded, evicted and prefetched, by how many of the
+        evicted had been prefetched and not used, and how many of the loaded evicted in the same
+        token, [L] each."""
         shape, table = self._controller.shape, token.table
         table[Counter.REQUESTS] += shape.top_k
         table[Counter.HITS] += shape.top_k - loads
@@ -140,7 +147,8 @@ class CacheOnDevice:
         table[Counter.WASTED_BYTES] += wasted * shape.expert_nbytes
 
     def learn(self, token: TokenOnDevice, chosen: np.ndarray) -> None:
-        """Tell the eviction policy what a token used, experts [L, K]; its weights stay on the device."""
+        """Tell the eviction policy what a token used, experts [L, K]; its weights stay on the
+        device."""
         num_layers, num_experts = (
             self._controller.shape.num_layers,
             self._controller.shape.num_experts,

@@ -15,7 +15,8 @@ _MOST = {np.dtype(float): np.inf, np.dtype(np.int64): np.iinfo(np.int64).max}
 
 
 def distinct(selected: np.ndarray) -> list[int]:
-    """Return the experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) are left out."""
+    """Return the experts in order of first appearance, scanning tokens, then ranks; dropped ranks
+    (-1) are left out."""
     if len(selected) > 1:
         experts = dict.fromkeys(selected.ravel().tolist())
     else:
@@ -28,8 +29,8 @@ def distinct(selected: np.ndarray) -> list[int]:
 
 
 def queues(eviction: Eviction, cache: Cache) -> Sequence[Iterable[int]]:
-    """Return by pool the policy's own order of its keys; nothing where the policy has none, or pools, but for those
-    that are passing, are not of a layer each."""
+    """Return by pool the policy's own order of its keys; nothing where the policy has none, or
+    pools, but for those that are passing, are not of a layer each."""
     size = cache.shape.num_experts
     pools = [(pool.first, pool.stop) for pool in cache.pools if not pool.is_passing]
     layers = [(first, first + size) for first in range(0, cache.shape.num_keys, size)]
@@ -37,8 +38,8 @@ def queues(eviction: Eviction, cache: Cache) -> Sequence[Iterable[int]]:
 
 
 def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
-    """Return the first `count` of `keys` by the sort keys in `order`, the most significant first; ties keep the order
-    of `keys`."""
+    """Return the first `count` of `keys` by the sort keys in `order`, the most significant first;
+    ties keep the order of `keys`."""
     column, is_alone = order[0], len(order) == 1
     if is_alone and count <= min(_FEW, len(keys)) and (places := _least(column, count)):
         return [keys.item(at) for at in places]
@@ -51,11 +52,11 @@ def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> lis
 
 
 def _least(column: np.ndarray, count: int) -> list[np.int64]:
-    """Return the places of the `count` smallest values, ties by the lower place, found one after another, which for few
-    takes a fraction of a sort's time.
+    """Return the places of the `count` smallest values, ties by the lower place, found one after
+    another, which for few takes a fraction of a sort's time.
 
-    Returns an empty list when the data type has no value to mark a found place with, or when the values contain that
-    mark.
+    Returns an empty list when the data type has no value to mark a found place with, or when the
+    values contain that mark.
     """
     if count == 1:
         return [column.argmin()]
@@ -71,7 +72,8 @@ def _least(column: np.ndarray, count: int) -> list[np.int64]:
 
 @cache
 def first_leaving() -> Callable[..., int]:
-    """Return the compiled eviction order, for policies with ready sort keys; numba is imported by the first call."""
+    """Return the compiled eviction order, for policies with ready sort keys; numba is imported by
+    the first call."""
     from artifacts.common.numba_loops import kernel
 
     signature = (
@@ -81,8 +83,8 @@ def first_leaving() -> Callable[..., int]:
 
 
 def _first_leaving(ranks, older, state, pinned, start, stop, victims):
-    """Write to `victims` the first evictable keys (resident, not pinned) from `start` up to `stop`, as many as fit. The
-    order is `ranks`, then `older`, then the key. Returns how many there are."""
+    """Write to `victims` the first evictable keys (resident, not pinned) from `start` up to `stop`,
+    as many as fit. The order is `ranks`, then `older`, then the key. Returns how many there are."""
 
     def leaves_before(key, other):
         """Whether `key` is evicted before `other`, which has a lower number."""

@@ -1,23 +1,27 @@
-"""Which keys a placement wants resident in a layer, which of them are still absent, and which others have to leave."""
+"""Which keys a placement wants resident in a layer, which of them are still absent, and which
+others have to leave."""
 
 from runtime.control.cache import ABSENT, RESIDENT, Cache
 
 
 class Placements:
-    """The keys wanted in each layer that was placed anew, until all of them are resident or in flight."""
+    """The keys wanted in each layer that was placed anew, until all of them are resident or in
+    flight."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, list[int]] = {}
 
     def want(self, layer: int, keys: list[int]) -> None:
-        """Set the keys that are to be resident in a layer; all others of the layer are to be evicted."""
+        """Set the keys that are to be resident in a layer; all others of the layer are to be
+        evicted."""
         self._wanted[layer] = keys
 
     def clear(self) -> None:
         self._wanted.clear()
 
     def leaving(self, cache: Cache, layer: int) -> list[int]:
-        """Return the residents of a layer that are not wanted, ascending, without those that are pinned."""
+        """Return the residents of a layer that are not wanted, ascending, without those that are
+        pinned."""
         if layer not in self._wanted:
             return []
         num_experts = cache.shape.num_experts

@@ -1,7 +1,7 @@
 """What the controller asks the engine to do for one step.
 
-These objects are never changed after they are made; a frozen dataclass would take three times as long to make, at every
-step.
+These objects are never changed after they are made; a frozen dataclass would take three times as
+long to make, at every step.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ NO_SLOT = -1
 
 @dataclass(slots=True)
 class Place:
-    """One expert, or a segment that is `share` of it, its slot, and the precision of the replica there.
+    """One expert, or a segment that is `share` of it, its slot, and the precision of the replica
+    there.
 
     Without a slot it is computed in the near tier, or on its resident replica.
     """
@@ -29,8 +30,8 @@ class Place:
 
 @dataclass(slots=True)
 class Wave:
-    """Experts that share the fast tier: `resident` start at once, or when they arrive; `loads` come over the link, each
-    as soon as its slot is free."""
+    """Experts that share the fast tier: `resident` start at once, or when they arrive; `loads` come
+    over the link, each as soon as its slot is free."""
 
     resident: tuple[Place, ...]
     loads: tuple[Place, ...]
@@ -38,12 +39,13 @@ class Wave:
 
 @dataclass(slots=True)
 class Plan:
-    """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's weights if
-    given.
+    """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the
+    router's weights if given.
 
-    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident replicas. Of what the
-    link brings ahead of its use, `placed` is sent for before anything is computed, because any wave may use it;
-    `prefetches` are issued behind the last wave's loads, into slots that it leaves alone, or before any if `is_ahead`.
+    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident
+    replicas. Of what the link brings ahead of its use, `placed` is sent for before anything is
+    computed, because any wave may use it; `prefetches` are issued behind the last wave's loads,
+    into slots that it leaves alone, or before any if `is_ahead`.
     """
 
     layer: int
@@ -57,7 +59,8 @@ class Plan:
     placed: tuple[Place, ...] = ()
 
     def in_turn(self) -> Iterator[tuple[Wave, dict[int, Place]]]:
-        """Yield each wave with the next wave's loads by slot: the experts in these slots are computed first."""
+        """Yield each wave with the next wave's loads by slot: the experts in these slots are
+        computed first."""
         last = len(self.waves) - 1
         for number, wave in enumerate(self.waves):
             yield (

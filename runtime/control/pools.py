@@ -1,4 +1,5 @@
-"""The fast tier as pools: slots of one size, the keys that may use them, and the device they are on."""
+"""The fast tier as pools: slots of one size, the keys that may use them, and the device they are
+on."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ from artifacts.shape import Shape
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The keys from `first` up to `stop`, of whole layers, that belong to `device` share `num_slots` slots of
-    `slot_nbytes` there.
+    """The keys from `first` up to `stop`, of whole layers, that belong to `device` share
+    `num_slots` slots of `slot_nbytes` there.
 
-    In a pool that `is_passing`, keys stay only while they are used: the least recently used is evicted first, and no
-    eviction policy is asked.
+    In a pool that `is_passing`, keys stay only while they are used: the least recently used is
+    evicted first, and no eviction policy is asked.
     """
 
     first: int
@@ -27,7 +28,8 @@ class Pool:
 
 
 def whole_experts(shape: Shape, capacities: np.ndarray, *, is_global: bool) -> tuple[Pool, ...]:
-    """Return, for each device, one pool for all layers or one for each layer, of `capacities` [L, N] experts."""
+    """Return, for each device, one pool for all layers or one for each layer, of `capacities` [L,
+    N] experts."""
     if is_global:
         totals = capacities.sum(axis=0).tolist()
         return tuple(
@@ -49,10 +51,11 @@ def whole_experts(shape: Shape, capacities: np.ndarray, *, is_global: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """Deals experts out to devices: expert e of every layer belongs to device `e % count`, and is never resident on
-    another.
+    """Deals experts out to devices: expert e of every layer belongs to device `e % count`, and is
+    never resident on another.
 
-    Everything but the experts is computed on device 0. Raises BadUsage for more devices than a layer has experts.
+    Everything but the experts is computed on device 0. Raises BadUsage for more devices than a
+    layer has experts.
     """
 
     num_experts: int
@@ -75,17 +78,18 @@ class Partitions:
 
     @property
     def hops(self) -> np.ndarray | None:
-        """[E] devices between an expert and the compute: 0 on the first device, 1 on all others; None for a single
-        device."""
+        """[E] devices between an expert and the compute: 0 on the first device, 1 on all others;
+        None for a single device."""
         if self.count == 1:
             return None
         return (np.arange(self.num_experts) % self.count > 0).astype(np.int64)
 
     def dealt(self, capacities: np.ndarray, *, num_layers: int = 1) -> np.ndarray:
-        """Return the slots [n, N] of each device, given the slots [n] of all, each row for the experts of `num_layers`
-        layers.
+        """Return the slots [n, N] of each device, given the slots [n] of all, each row for the
+        experts of `num_layers` layers.
 
-        Slots are spread as evenly as the experts allow; a remainder goes to the devices with the fewest slots so far.
+        Slots are spread as evenly as the experts allow; a remainder goes to the devices with the
+        fewest slots so far.
         """
         if self.count == 1:
             return capacities[:, None]
@@ -101,8 +105,8 @@ class Partitions:
         return dealt
 
     def evened(self, capacities: np.ndarray) -> np.ndarray:
-        """Return the slots [L] of each layer, at least one for each device if there are enough: the layer with the most
-        gives."""
+        """Return the slots [L] of each layer, at least one for each device if there are enough: the
+        layer with the most gives."""
         evened = capacities.copy()
         if 1 < self.count <= evened.sum() / len(evened):
             while evened.min() < self.count:
@@ -112,7 +116,8 @@ class Partitions:
 
 
 def check_each_has_a_slot(pools: Iterable[Pool]) -> None:
-    """Raise BadUsage when a device has no slot for its experts of a layer while other devices have some."""
+    """Raise BadUsage when a device has no slot for its experts of a layer while other devices have
+    some."""
     found = list(pools)
     some = {pool.first for pool in found if pool.num_slots}
     if starved := [pool for pool in found if not pool.num_slots and pool.first in some]:

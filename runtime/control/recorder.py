@@ -8,7 +8,8 @@ from runtime.policies.base import Step
 
 
 class Recorder:
-    """Collects steps; `trace()` returns them as one `Trace`. Positions count each request's tokens from 0."""
+    """Collects steps; `trace()` returns them as one `Trace`. Positions count each request's tokens
+    from 0."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, np.ndarray]] = []
@@ -49,8 +50,8 @@ class Recorder:
         )
 
     def trace(self) -> Trace:
-        """Return the recorded steps. Raises BadInput when there is none, as when every pass failed before its first
-        router."""
+        """Return the recorded steps. Raises BadInput when there is none, as when every pass failed
+        before its first router."""
         if not self._rows:
             raise BadInput("nothing was recorded: no pass got to its first router")
         columns = [name for name, column in self._rows[0].items() if column is not None]

@@ -10,7 +10,8 @@ from runtime.policies.step import most_wanted
 
 
 class StepResidents(Residents):
-    """Compares states only when a policy reads them; the step's missing experts are known beforehand.
+    """Compares states only when a policy reads them; the step's missing experts are known
+    beforehand.
 
     `states` [E] is a view of the cache; `missing` are the absent experts of `selected` [T, K].
     """

@@ -1,7 +1,9 @@
-"""Solves the split of a run anew between its requests, from what the routers chose since it was last solved.
+"""Solves the split of a run anew between its requests, from what the routers chose since it was
+last solved.
 
-The moment follows from counts of tokens and requests, so that a live run and a replay of its trace lay out the fast
-tier alike. The new fast tier is empty: the next pass is a prompt, which wants most experts anyway.
+The moment follows from counts of tokens and requests, so that a live run and a replay of its trace
+lay out the fast tier alike. The new fast tier is empty: the next pass is a prompt, which wants most
+experts anyway.
 """
 
 from collections.abc import Callable
@@ -26,8 +28,9 @@ def tokens_between(
 ) -> int:
     """Return after how many tokens the split is solved anew; 0: never.
 
-    By default a split that a solver found is solved anew when policies read predictions and there is one device: on
-    several devices another split might not fit. Raises BadUsage when it is asked for and impossible.
+    By default a split that a solver found is solved anew when policies read predictions and there
+    is one device: on several devices another split might not fit. Raises BadUsage when it is asked
+    for and impossible.
     """
     solved = split.solved if split else None
     can_be = (
@@ -51,8 +54,8 @@ def tokens_between(
 
 
 class Reconfiguration:
-    """Observes the steps of a run that began with `split`, and calls `lay_out` with the new contents of the fast tier
-    when the split changes."""
+    """Observes the steps of a run that began with `split`, and calls `lay_out` with the new
+    contents of the fast tier when the split changes."""
 
     def __init__(
         self,
@@ -82,7 +85,8 @@ class Reconfiguration:
         self._seen.add(Step(*columns, predicted=step.predicted[:, :1]))
 
     def between_requests(self) -> None:
-        """Solve the split if enough tokens have been seen. Call it when no request is in progress."""
+        """Solve the split if enough tokens have been seen. Call it when no request is in
+        progress."""
         if self._num_tokens < self.every:
             return
         seen = self._seen
@@ -104,8 +108,8 @@ class Reconfiguration:
             self._lay_out(fast)
 
     def receipt(self) -> dict[str, int]:
-        """Return how often the split was solved, how often that changed it, and how often the steps seen were not
-        enough."""
+        """Return how often the split was solved, how often that changed it, and how often the steps
+        seen were not enough."""
         counts = {
             "solved_anew": self.num_solved,
             "changed": self.num_changed,

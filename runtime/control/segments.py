@@ -1,4 +1,5 @@
-"""The parts of an expert that are keys of their own: the whole expert, or the segments of a split (MoEpic).
+"""The parts of an expert that are keys of their own: the whole expert, or the segments of a split
+(MoEpic).
 
 `Whole` and `Segments` have the same methods: which keys make up an expert, and what they weigh.
 """
@@ -14,7 +15,8 @@ from runtime.policies.base import Split
 
 
 class Whole:
-    """Experts in one piece, each with one key. `shares` by key: the part of an expert that the key stands for."""
+    """Experts in one piece, each with one key. `shares` by key: the part of an expert that the key
+    stands for."""
 
     is_cut = False
 
@@ -41,8 +43,8 @@ class Whole:
 
 
 class Segments:
-    """The top of an expert has the expert's own key, its bottom that key plus L * E, as if the bottoms were L more
-    layers. An expert of a layer that is not cut is its top.
+    """The top of an expert has the expert's own key, its bottom that key plus L * E, as if the
+    bottoms were L more layers. An expert of a layer that is not cut is its top.
 
     `nbytes` and `shares` (parts of an expert) are by key.
     """
@@ -66,7 +68,8 @@ class Segments:
         ]
 
     def of(self, keys: list[int]) -> list[int]:
-        """Return the segments of experts, in the order of the experts, each top before its bottom."""
+        """Return the segments of experts, in the order of the experts, each top before its
+        bottom."""
         return [segment for key in keys for segment in self._own[key]] if self.is_cut else keys
 
     def is_bottom(self, key: int) -> bool:
@@ -79,7 +82,8 @@ class Segments:
         return sum([self.nbytes[key] for key in keys])
 
     def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
-        """Return the states [E] of one layer's experts; an expert has the lower state of its two segments."""
+        """Return the states [E] of one layer's experts; an expert has the lower state of its two
+        segments."""
         first, count = layer * self._num_experts, self._num_experts
         tops, bottom = state[first : first + count], first + self._num_keys
         return np.minimum(tops, state[bottom : bottom + count]) if self.nbytes[bottom] else tops
@@ -88,8 +92,8 @@ class Segments:
 def segment_pools(
     shape: Shape, split: Split, *, is_global: bool, partitions: Partitions | None = None
 ) -> tuple[Pool, ...]:
-    """Return the pools of the tops, on each device one a layer or one for all, then those of the bottoms of all layers,
-    which are passing.
+    """Return the pools of the tops, on each device one a layer or one for all, then those of the
+    bottoms of all layers, which are passing.
 
     Raises BadUsage when layers are cut differently and yet would share their slots.
     """

@@ -1,4 +1,5 @@
-"""Ways of serving a step: as a live run does, and, in replays, with less protection from eviction, as in SpecMD."""
+"""Ways of serving a step: as a live run does, and, in replays, with less protection from eviction,
+as in SpecMD."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -17,9 +18,9 @@ from runtime.policies.base import Step
 class Service(StrEnum):
     """How a step is served.
 
-    `pinned`, as in a live run: what the step wants is pinned and loaded, then prefetches are sent; none of the proposed
-    keys is evicted for another. `unprotected`: the same, but proposed keys may be evicted for others. `one_by_one`: as
-    `OneByOneController`.
+    `pinned`, as in a live run: what the step wants is pinned and loaded, then prefetches are sent;
+    none of the proposed keys is evicted for another. `unprotected`: the same, but proposed keys may
+    be evicted for others. `one_by_one`: as `OneByOneController`.
     """
 
     PINNED = "pinned"
@@ -35,8 +36,8 @@ class UnprotectedMover(Mover):
 
 
 class QueueMover(Mover):
-    """Keeps proposed keys in a queue until there are bytes and a slot for them, first come, first served, and evicts
-    proposed keys too."""
+    """Keeps proposed keys in a queue until there are bytes and a slot for them, first come, first
+    served, and evicts proposed keys too."""
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)
@@ -72,9 +73,10 @@ class UnprotectedController(Controller):
 
 
 class OneByOneController(Controller):
-    """Serves a step as SpecMD's framework does (algorithm 1, appendix A.3): prefetches are submitted before the step's
-    experts are served, to a queue that outlives the step; each expert is looked up, loaded and pinned by itself; every
-    token of a step adds a window of bytes. What is absent is fetched."""
+    """Serves a step as SpecMD's framework does (algorithm 1, appendix A.3): prefetches are
+    submitted before the step's experts are served, to a queue that outlives the step; each expert
+    is looked up, loaded and pinned by itself; every token of a step adds a window of bytes. What is
+    absent is fetched."""
 
     mover_kind = QueueMover
 
@@ -119,8 +121,8 @@ _CONTROLLERS: Mapping[Service, type[Controller]] = {
 
 
 def controller_kind(serving: str, policies: Policies) -> type[Controller]:
-    """Return the controller that serves so. Raises BadUsage for an unknown way, and for one by one with policies that
-    do other than fetch whole experts when they are absent."""
+    """Return the controller that serves so. Raises BadUsage for an unknown way, and for one by one
+    with policies that do other than fetch whole experts when they are absent."""
     if serving not in list(Service):
         raise BadUsage(f"--serving is {', '.join(Service)}, not {serving!r}")
     if serving == Service.ONE_BY_ONE:

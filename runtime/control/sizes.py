@@ -1,4 +1,5 @@
-"""Parses budgets, rates and times as users write them: `25%`, `96x`, `2GiB`, `5GB/s+10us`, `14ms`."""
+"""Parses budgets, rates and times as users write them: `25%`, `96x`, `2GiB`, `5GB/s+10us`,
+`14ms`."""
 
 import math
 import re
@@ -18,11 +19,11 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def num_slots(budget: str, shape: Shape, *, per_layer: bool, num_devices: int = 1) -> int:
-    """Return how many experts fit a budget: a share of all experts (`25%`), experts (`96x`) or bytes (`2GiB`, `500MB`),
-    over all layers.
+    """Return how many experts fit a budget: a share of all experts (`25%`), experts (`96x`) or
+    bytes (`2GiB`, `500MB`), over all layers.
 
-    A budget above the model's size holds the model. Raises BadUsage for text that is no budget, and for a budget below
-    one expert on each device (one a layer there when `per_layer`).
+    A budget above the model's size holds the model. Raises BadUsage for text that is no budget, and
+    for a budget below one expert on each device (one a layer there when `per_layer`).
     """
     value, unit = _parse(budget, _BUDGET.format(budget))
     if unit == "%":
@@ -47,14 +48,16 @@ def num_slots(budget: str, shape: Shape, *, per_layer: bool, num_devices: int = 
 
 
 def budget_nbytes(budget: str, shape: Shape) -> int:
-    """Return the bytes of the same budget, at most those of all experts. Raises BadUsage for text that is no budget."""
+    """Return the bytes of the same budget, at most those of all experts. Raises BadUsage for text
+    that is no budget."""
     value, unit = _parse(budget, _BUDGET.format(budget))
     scale = {"%": shape.nbytes / 100, "x": shape.expert_nbytes}.get(unit) or _unit(unit, budget)
     return math.floor(min(value * scale + 1e-6, shape.nbytes))
 
 
 def check_budget(budget: str) -> None:
-    """Raise BadUsage for text that is no budget of any model; a bare number up to 100 is taken for a forgotten sign."""
+    """Raise BadUsage for text that is no budget of any model; a bare number up to 100 is taken for
+    a forgotten sign."""
     value, unit = _parse(budget, _BUDGET.format(budget))
     if not unit and 0 < value <= 100:
         raise BadUsage(f"{_BUDGET.format(budget)}; did you mean {budget.strip()}%?")
@@ -72,7 +75,8 @@ def nbytes(text: str) -> int:
 
 
 def rate(text: str) -> tuple[float, float]:
-    """Return bytes per second and latency in seconds of `5GB/s` or `5GB/s+10us`. Raises BadUsage."""
+    """Return bytes per second and latency in seconds of `5GB/s` or `5GB/s+10us`. Raises
+    BadUsage."""
     speed, _, delay = text.partition("+")
     message = f"rate {text!r} is not understood: write bytes per second, as 5GB/s or 5GB/s+10us"
     value, unit = _parse(speed, message)

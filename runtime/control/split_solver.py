@@ -1,4 +1,5 @@
-"""Solves a split from a trace: the curves of its selections, the latencies of a machine, and MoEpic's solver."""
+"""Solves a split from a trace: the curves of its selections, the latencies of a machine, and
+MoEpic's solver."""
 
 from dataclasses import replace
 
@@ -16,8 +17,8 @@ _EVEN = (1.0, 0.9, 0.8, 0.65, 0.5)
 
 
 def latencies_of(costs: Costs, top_k: int) -> Latencies:
-    """Return the latencies of one token. Where a segment takes as long to load as its expert, all of a load is
-    latency."""
+    """Return the latencies of one token. Where a segment takes as long to load as its expert, all
+    of a load is latency."""
     per_byte_s = 0.0 if costs.reads_whole else costs.load_s
     return Latencies(
         attention_s=costs.rest.seconds(1),
@@ -35,8 +36,9 @@ def counted_phases(trace: Trace) -> list[int]:
 
 
 def curves_of(trace: Trace, shape: Shape, eviction: Eviction) -> Curves:
-    """Measure the curves of the counted phases, in caches that evict as `eviction` does; by lcp's defaults where it
-    goes by more than counted uses. Raises BadInput when the trace does not have what that takes."""
+    """Measure the curves of the counted phases, in caches that evict as `eviction` does; by lcp's
+    defaults where it goes by more than counted uses. Raises BadInput when the trace does not have
+    what that takes."""
     if trace.predicted is None:
         raise BadInput(
             "the trace does not hold what routers predict: record one with `moectl profile --trace`, or with "
@@ -67,22 +69,24 @@ def solve(
 
 
 def split_problem(curves: Curves, shape: Shape, latencies: Latencies) -> SplitProblem:
-    """Return the problem that solvers solve, with as many predictions as `next_gate` uses: the number that a token
-    selects."""
+    """Return the problem that solvers solve, with as many predictions as `next_gate` uses: the
+    number that a token selects."""
     k = shape.top_k
     used = (curves.hit, curves.prediction[:, :k], curves.prediction_hit[:, :k])
     return SplitProblem.of(latencies.first_window, latencies.times(k), used)
 
 
 def answer_of(curves: Curves, shape: Shape, split: SolvedSplit) -> Answer:
-    """Return a split with its cache sizes and the exposed seconds that the solver's model expects."""
+    """Return a split with its cache sizes and the exposed seconds that the solver's model
+    expects."""
     sizes = np.clip(np.rint(split.budgets / split.theta).astype(np.int64), 1, shape.num_experts)
     exposed = split_problem(curves, shape, split.latencies).exposed_with(split.budgets, sizes)
     return split.budgets, exposed, split.theta, sizes
 
 
 def candidates(curves: Curves, shape: Shape, unsolved: SolvedSplit) -> list[SolvedSplit]:
-    """Return the splits worth trying for a budget: those of the solvers, and all layers alike at some ratios."""
+    """Return the splits worth trying for a budget: those of the solvers, and all layers alike at
+    some ratios."""
     splits = [solved_anew(curves, shape, replace(unsolved, solver=solver)) for solver in SOLVERS]
     budget = min(unsolved.budget_nbytes / shape.expert_nbytes / shape.num_layers, shape.num_experts)
     for theta in _EVEN:
@@ -95,7 +99,8 @@ def candidates(curves: Curves, shape: Shape, unsolved: SolvedSplit) -> list[Solv
 
 
 def solved_anew(curves: Curves, shape: Shape, split: SolvedSplit) -> SolvedSplit:
-    """Return what `split` would be if it had been solved from these curves; it must have latencies and a solver."""
+    """Return what `split` would be if it had been solved from these curves; it must have latencies
+    and a solver."""
     assert split.latencies is not None, f"a split of unknown latencies, {split.source}"
     terms = {"solver": split.solver, "zeta": split.zeta}
     budgets, _, theta, _ = solve(curves, shape, split.budget_nbytes, split.latencies, **terms)
@@ -103,8 +108,8 @@ def solved_anew(curves: Curves, shape: Shape, split: SolvedSplit) -> SolvedSplit
 
 
 def receipt(split: Split | None, shape: Shape) -> dict[str, object]:
-    """Describe a split by layer: the ratio at which experts are cut, in whole neurons, and tops in the fast tier; and
-    its source."""
+    """Describe a split by layer: the ratio at which experts are cut, in whole neurons, and tops in
+    the fast tier; and its source."""
     if split is None:
         return {}
     neurons_by_layer = split.top_neurons.tolist()

@@ -1,5 +1,5 @@
-"""Chooses victims, waves and prefetches and tracks when they arrive, all in the state of the cache; no weight moves
-here."""
+"""Chooses victims, waves and prefetches and tracks when they arrive, all in the state of the cache;
+no weight moves here."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,8 +21,9 @@ _PREFETCH_BYTES, _WASTED_BYTES = Counter.PREFETCH_BYTES, Counter.WASTED_BYTES
 
 
 class Mover:
-    """Serves the controller's steps: evicts by an eviction policy, and prefetches within `window` bytes a step and
-    those `lent`. `now` and `counters` are the controller's; `unused` has keys that were prefetched and not used yet."""
+    """Serves the controller's steps: evicts by an eviction policy, and prefetches within `window`
+    bytes a step and those `lent`. `now` and `counters` are the controller's; `unused` has keys that
+    were prefetched and not used yet."""
 
     def __init__(
         self,
@@ -44,8 +45,8 @@ class Mover:
             now,
             counters,
         )
-        # Only for a policy that is compiled anyhow, because numba takes long to import. The compiled loop needs keys
-        # without gaps, as on one device.
+        # Only for a policy that is compiled anyhow, because numba takes long to import. The
+        # compiled loop needs keys without gaps, as on one device.
         is_compiled = eviction.ranks is not None and cache.partitions.count == 1
         self._first_leaving = first_leaving() if is_compiled else None
         self._queues, self._evicted_in_pass = queues(eviction, cache), [-1] * cache.num_keys
@@ -53,14 +54,16 @@ class Mover:
         self.placements = Placements()
 
     def clear(self) -> None:
-        """Empty the tier and cancel everything in flight; which keys were evicted in which pass stays known."""
+        """Empty the tier and cancel everything in flight; which keys were evicted in which pass
+        stays known."""
         self.arrivals.clear()
         self.unused.clear()
         self.placements.clear()
         self.cache.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
-        """Cut experts by another split, into empty slots; prefetched keys that were not used count as wasted."""
+        """Cut experts by another split, into empty slots; prefetched keys that were not used count
+        as wasted."""
         self._waste(self.unused)
         self.clear()
         self._pieces.cut(split)
@@ -88,8 +91,8 @@ class Mover:
     def waves(
         self, present: list[int], missing: list[int], bits: Mapping[int, int]
     ) -> tuple[tuple[Wave, ...], list[int]]:
-        """Load the missing keys: in one wave if they fit beside those `present`, else in as many as it takes. Returns
-        the waves, and the keys that stay pinned until the end of the step."""
+        """Load the missing keys: in one wave if they fit beside those `present`, else in as many as
+        it takes. Returns the waves, and the keys that stay pinned until the end of the step."""
         self._arrive(present)
         cache = self.cache
         cache.pin(present)
@@ -110,8 +113,8 @@ class Mover:
             pinned = []
 
     def settle(self, keys: list[int]) -> tuple[Wave, ...]:
-        """Return the wave of keys that are all resident, while nothing is in flight. None is pinned, as nothing is
-        evicted."""
+        """Return the wave of keys that are all resident, while nothing is in flight. None is
+        pinned, as nothing is evicted."""
         if self.unused:
             self.unused.difference_update(keys)
         places = self.cache.places
@@ -141,7 +144,8 @@ class Mover:
         return loads, [key for key in missing if not self.cache.pins[key]]
 
     def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
-        """Return demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
+        """Return demand loads for as many of `missing`, all of one pool, as there is room for; each
+        is pinned."""
         cache = self.cache
         pool = cache.pools[cache.pool_of[missing[0]]]
         missing = missing[: pool.num_slots]
@@ -163,8 +167,8 @@ class Mover:
     # Eviction
 
     def _evict(self, pool_key: int, count: int) -> None:
-        """Free `count` slots in a key's pool: evict residents by the policy, then cancel prefetches, the last issued
-        first."""
+        """Free `count` slots in a key's pool: evict residents by the policy, then cancel
+        prefetches, the last issued first."""
         victims = self._victims(pool_key, count)
         if len(victims) < count:
             victims = victims + self._cancel(pool_key, count - len(victims))
@@ -224,8 +228,8 @@ class Mover:
     # Prefetch
 
     def prefetch(self, proposed: np.ndarray) -> tuple[Place, ...]:
-        """Send for the proposed keys, best first, while the step has bytes left; none of the proposed keys is evicted
-        for another."""
+        """Send for the proposed keys, best first, while the step has bytes left; none of the
+        proposed keys is evicted for another."""
         room = self.arrivals.room
         if room <= 0:
             return ()
@@ -240,8 +244,8 @@ class Mover:
         return tuple(loads)
 
     def _send_within(self, coming: list[int], keys: list[int], room: int) -> list[Place]:
-        """Send for the absent keys `coming` of `keys`, best first, while `room` bytes last; skip those without a slot.
-        Their pools' victims are chosen once, for all that may come."""
+        """Send for the absent keys `coming` of `keys`, best first, while `room` bytes last; skip
+        those without a slot. Their pools' victims are chosen once, for all that may come."""
         cache, num_bytes, loads = self.cache, self._pieces.num_bytes, []
         states, leaving = cache.states, {}  # by pool, an iterator of victims
         for key in coming:
@@ -262,7 +266,8 @@ class Mover:
         return loads
 
     def _make_way(self, coming: list[int], keys: list[int], key: int, room: int) -> list[int]:
-        """Victims in the pool of `key` for the keys `coming` into it, as many as `room` bytes need; none of `keys`."""
+        """Victims in the pool of `key` for the keys `coming` into it, as many as `room` bytes need;
+        none of `keys`."""
         cache, states, most = self.cache, self.cache.states, len(keys)
         if not self._pieces.is_cut:  # all keys have the same size
             most = -(-room // self._pieces.num_bytes((key,)))
@@ -302,7 +307,8 @@ class Mover:
                 counters.spread(_PREFETCH_BYTES, [key], self._pieces.num_bytes([key]))
 
     def end_step(self, pinned: list[int]) -> None:
-        """Unpin what the step used, evict of it what is not to be resident, and move the step's share of bytes."""
+        """Unpin what the step used, evict of it what is not to be resident, and move the step's
+        share of bytes."""
         self.cache.unpin(pinned)
         self._leave(self.placements.leaving(self.cache, self._now.layer))
         if self.arrivals.queue:
@@ -312,9 +318,10 @@ class Mover:
     # Placement
 
     def place(self, layer: int, *, at_once: bool = False) -> tuple[Place, ...]:
-        """Make room for the keys that are wanted in this layer and send for them, step by step until all are resident
-        or in flight. What the step has pinned leaves at its end, and its slot is filled at the layer's next step. With
-        `at_once`, before anything is pinned, what is sent for counts as resident from now on."""
+        """Make room for the keys that are wanted in this layer and send for them, step by step
+        until all are resident or in flight. What the step has pinned leaves at its end, and its
+        slot is filled at the layer's next step. With `at_once`, before anything is pinned, what is
+        sent for counts as resident from now on."""
         self._leave(self.placements.leaving(self.cache, layer))
         coming = self.placements.coming(self.cache, layer)
         placed = [

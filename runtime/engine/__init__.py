@@ -1,1 +1,2 @@
-"""One layer step inside the model's own forward: see the routers, get a plan, load, compute, add up."""
+"""One layer step inside the model's own forward: see the routers, get a plan, load, compute, add
+up."""

@@ -1,4 +1,5 @@
-"""A step's tokens on devices that share no memory: copied to each device once, and outputs copied back to the first.
+"""A step's tokens on devices that share no memory: copied to each device once, and outputs copied
+back to the first.
 
 No project machine has had two GPUs: tests cover the bookkeeping of this module, on one device.
 """
@@ -15,7 +16,8 @@ from runtime.tiers.fast import ResidentExperts
 
 
 class AcrossDevices:
-    """The tokens `hidden` [T, H] of a step, which go to the experts `selected` [T, K], -1 for none."""
+    """The tokens `hidden` [T, H] of a step, which go to the experts `selected` [T, K], -1 for
+    none."""
 
     def __init__(
         self, resident: ResidentExperts, hidden: torch.Tensor, selected: np.ndarray
@@ -24,7 +26,8 @@ class AcrossDevices:
         self._copies: dict[torch.device, tuple[torch.Tensor, dict[int, Assigned]]] = {}
 
     def forward(self, module: nn.Module, place: Place, expert: int) -> torch.Tensor:
-        """Compute one expert on its tokens, on the device of its slot: [t, H], on the device of the tokens."""
+        """Compute one expert on its tokens, on the device of its slot: [t, H], on the device of the
+        tokens."""
         device = self._resident.slots[place.slot].device
         hidden, assigned = self._copy_on(device)
         with made_current(device):

@@ -16,8 +16,9 @@ Launch = Callable[[MoeLayer, torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seam:
-    """Between two graphs the host has the experts of `layer` computed: `given` is their input, as the first graph left
-    it, `letter` what it tells the host, and `out` is where the second graph reads their output."""
+    """Between two graphs the host has the experts of `layer` computed: `given` is their input, as
+    the first graph left it, `letter` what it tells the host, and `out` is where the second graph
+    reads their output."""
 
     layer: MoeLayer
     given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -26,11 +27,12 @@ class Seam:
 
 
 class CapturedPass:
-    """Graphs that are captured one after another, and replayed in the same order. They share one pool of memory: what a
-    graph leaves there may be overwritten by a later one, never by an earlier one.
+    """Graphs that are captured one after another, and replayed in the same order. They share one
+    pool of memory: what a graph leaves there may be overwritten by a later one, never by an earlier
+    one.
 
-    With `launch` the experts are part of the graph, which is then a single one; otherwise each layer's are a seam.
-    `chosen` has the ids [1, K] of each layer.
+    With `launch` the experts are part of the graph, which is then a single one; otherwise each
+    layer's are a seam. `chosen` has the ids [1, K] of each layer.
     """
 
     def __init__(self, watcher: Watcher, launch: Launch | None) -> None:
@@ -47,8 +49,9 @@ class CapturedPass:
     def capture(
         self, forward: Callable[[], object], stream: torch.cuda.Stream, end: Callable[[], None]
     ) -> None:
-        """Capture what `forward` and then `end` queue; the former calls `experts` for each layer. Nothing is computed.
-        Raises whatever the model or the driver raises where the host would have to wait for the device."""
+        """Capture what `forward` and then `end` queue; the former calls `experts` for each layer.
+        Nothing is computed. Raises whatever the model or the driver raises where the host would
+        have to wait for the device."""
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             self._begin()
@@ -92,8 +95,8 @@ class CapturedPass:
         self._graphs.append(graph)
 
     def _abandon(self, device: torch.device) -> None:
-        """End a capture that failed. The driver may say so again; torch's allocator would then go on asking the graph,
-        when that is long gone, which memory is its own."""
+        """End a capture that failed. The driver may say so again; torch's allocator would then go
+        on asking the graph, when that is long gone, which memory is its own."""
         try:
             self._graphs[-1].capture_end()
         except RuntimeError:

@@ -1,7 +1,9 @@
-"""Decoded tokens as CUDA graphs: the model's own forward is captured once, and replayed token by token.
+"""Decoded tokens as CUDA graphs: the model's own forward is captured once, and replayed token by
+token.
 
-Where nothing of a token is left to decide on the host, because all experts are resident or the device decides, the
-token is one graph. Elsewhere a graph ends at each layer's router, and the next one begins behind its experts.
+Where nothing of a token is left to decide on the host, because all experts are resident or the
+device decides, the token is one graph. Elsewhere a graph ends at each layer's router, and the next
+one begins behind its experts.
 """
 
 from collections.abc import Callable
@@ -29,11 +31,13 @@ _DEVICE, _RESIDENT, _HOST = "device", "resident", "host"  # who knows where a to
 
 
 class CapturedTokens:
-    """Takes the place of the model's `forward` from `install` to `uninstall`. Hooks of the model itself are called as
-    ever; what hooks of routers see is part of a graph, and no other hook of a module inside is.
+    """Takes the place of the model's `forward` from `install` to `uninstall`. Hooks of the model
+    itself are called as ever; what hooks of routers see is part of a graph, and no other hook of a
+    module inside is.
 
-    `launch` takes the place of a layer's experts while a pass is captured, and is None otherwise. `why_not` says why
-    the last token was not one that can be captured. After a capture that fails no other one is tried.
+    `launch` takes the place of a layer's experts while a pass is captured, and is None otherwise.
+    `why_not` says why the last token was not one that can be captured. After a capture that fails
+    no other one is tried.
     """
 
     def __init__(
@@ -72,13 +76,15 @@ class CapturedTokens:
         self._is_off, self.why_not = True, "it was stopped"
 
     def drop(self) -> None:
-        """Forget what was captured: addresses may have changed. The next token is launched one by one."""
+        """Forget what was captured: addresses may have changed. The next token is launched one by
+        one."""
         if self._past is not None:
             self._past.leave()
         self._past = self._captured = self._key = self._seen = None
 
     def receipt(self) -> dict[str, object]:
-        """How many tokens were replayed, of how many graphs each, and how often they were captured."""
+        """How many tokens were replayed, of how many graphs each, and how often they were
+        captured."""
         graphs = self._captured.num_graphs if self._captured else 0
         return {
             "tokens": self.num_tokens,
@@ -88,7 +94,8 @@ class CapturedTokens:
         }
 
     def queue_again(self) -> None:
-        """Queue the last token once more, where it was a single graph: for measurements. Nothing is counted."""
+        """Queue the last token once more, where it was a single graph: for measurements. Nothing is
+        counted."""
         self._past.count(self._past.num_tokens - 1)
         self._captured.replay(_experts)
 
@@ -132,7 +139,8 @@ class CapturedTokens:
         return (_DEVICE if self._road else _RESIDENT if self._steps.is_settled() else _HOST), None
 
     def _capture(self, key: tuple, token: OneToken) -> bool:
-        """Capture a token's pass without computing it. Returns False where that fails: nothing has happened then."""
+        """Capture a token's pass without computing it. Returns False where that fails: nothing has
+        happened then."""
         seen = self._seen
         self.drop()
         launches = {_DEVICE: self._on_device, _RESIDENT: self._resident, _HOST: None}
@@ -167,8 +175,8 @@ class CapturedTokens:
         return True
 
     def _show_embedded(self, token: OneToken) -> None:
-        """Have the embedding's hook show the host what a policy or an observer asks for: once a pass, and not from
-        within a graph."""
+        """Have the embedding's hook show the host what a policy or an observer asks for: once a
+        pass, and not from within a graph."""
         if self._watcher.sees_embeddings:
             self._model.get_input_embeddings()(token.ids)
 
@@ -235,8 +243,9 @@ def _end() -> None: ...
 def _rehearse(
     model: Callable[..., object], forward: Callable[[], object], past: FixedPast, token: OneToken
 ) -> None:
-    """Compute the token without experts, once as it was asked for and once from a fixed memory: libraries prepare then
-    what a capture must not make. Raises RuntimeError where something else is said from there."""
+    """Compute the token without experts, once as it was asked for and once from a fixed memory:
+    libraries prepare then what a capture must not make. Raises RuntimeError where something else is
+    said from there."""
     asked = {"input_ids": token.ids, "position_ids": token.positions, "use_cache": True}
     theirs = model(**asked, past_key_values=twin_of(token.past)).logits.float()
     copied = twin_of(token.past)
@@ -255,7 +264,8 @@ def _room(num_tokens: int) -> int:
 
 
 def _check_output(output: object) -> None:
-    """Raise TypeError where something other than tensors and the cache would have to be returned."""
+    """Raise TypeError where something other than tensors and the cache would have to be
+    returned."""
     others = {name for name, value in output.items() if not isinstance(value, torch.Tensor)} - {
         "past_key_values"
     }

@@ -1,5 +1,5 @@
-"""The device road: a GPU finds a decoded token's experts, evicts and prefetches as the policies do, brings what is
-missing and computes, and the host waits for none of it, nor for the counters."""
+"""The device road: a GPU finds a decoded token's experts, evicts and prefetches as the policies do,
+brings what is missing and computes, and the host waits for none of it, nor for the counters."""
 
 import threading
 from collections import deque
@@ -22,17 +22,20 @@ from runtime.tiers.fast import ResidentExperts
 
 
 class DeviceRoad:
-    """Computes tokens whose layers the device decides, by the kernels of `runtime.kernels.gpu.decide`.
+    """Computes tokens whose layers the device decides, by the kernels of
+    `runtime.kernels.gpu.decide`.
 
-    The device has the cache from the first such token until `give_back`, which the host asks for where it decides
-    itself again, as for a prompt. Meanwhile the controller's cache is out of date. The device sends its counters at the
-    end of each pass. The host reads them at the end of a later pass, if they have come by then, or waits for them when
-    counters are asked for. Where the host writes the order in which experts go, it does so before each token, once it
-    knows what the token before used.
+    The device has the cache from the first such token until `give_back`, which the host asks for
+    where it decides itself again, as for a prompt. Meanwhile the controller's cache is out of date.
+    The device sends its counters at the end of each pass. The host reads them at the end of a later
+    pass, if they have come by then, or waits for them when counters are asked for. Where the host
+    writes the order in which experts go, it does so before each token, once it knows what the token
+    before used.
 
-    What is prefetched in a layer is copied on a stream of its own, behind the layer's demands, while its experts and
-    the next layer's attention are computed; the next layer's demands wait for it. `prefetches` says whether that is
-    done. `settle` is called before the device takes the cache: it has compute wait for all copies that are under way.
+    What is prefetched in a layer is copied on a stream of its own, behind the layer's demands,
+    while its experts and the next layer's attention are computed; the next layer's demands wait for
+    it. `prefetches` says whether that is done. `settle` is called before the device takes the
+    cache: it has compute wait for all copies that are under way.
     """
 
     def __init__(
@@ -89,8 +92,9 @@ class DeviceRoad:
         weights: torch.Tensor,
         foreseen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One layer of one token: hidden [1, H], ids and weights [1, K] as the router left them -> [1, H]. `foreseen`
-        [1, E] is what the next layer's router says of this one's input, where experts are prefetched."""
+        """One layer of one token: hidden [1, H], ids and weights [1, K] as the router left them ->
+        [1, H]. `foreseen` [1, E] is what the next layer's router says of this one's input, where
+        experts are prefetched."""
         if not self._is_in_token:
             self.begin_token()
         self._books.stepped(layer)
@@ -119,7 +123,8 @@ class DeviceRoad:
         self._is_queued = True
 
     def queue_counters(self) -> None:
-        """Have the device send its counters, for the host to read when they are there, once nothing is under way."""
+        """Have the device send its counters, for the host to read when they are there, once nothing
+        is under way."""
         if self._branch:
             self._branch.join()
         self._letters.queue(self._cache.told)
@@ -144,7 +149,8 @@ class DeviceRoad:
         return self._output.forward_at(self._starts[layer], slots, hidden, ids, weights)
 
     def end_pass(self) -> None:
-        """Have the device send the counters of this pass if it went this way, and count those that have come."""
+        """Have the device send the counters of this pass if it went this way, and count those that
+        have come."""
         if self._is_in_token:
             if not self._is_queued:
                 self.queue_counters()
@@ -153,7 +159,8 @@ class DeviceRoad:
             self._count_sent(waits=False)
 
     def catch_up(self) -> None:
-        """Count all tokens that have ended. Waits for the device where it has not computed the last one yet."""
+        """Count all tokens that have ended. Waits for the device where it has not computed the last
+        one yet."""
         self._count_sent(waits=True)
 
     def _prefetch(self, layer: int, foreseen: torch.Tensor) -> None:
@@ -230,7 +237,8 @@ class DeviceRoad:
         self._counted = self._no_counts()
 
     def _for_experts(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for the slots of so many experts, and for what is missing of them, [1, count] each."""
+        """Room for the slots of so many experts, and for what is missing of them, [1, count]
+        each."""
         slots, missing = (
             torch.zeros(1, count, dtype=torch.int32, device=self._device) for _ in range(2)
         )

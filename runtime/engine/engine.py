@@ -1,7 +1,7 @@
 """The engine: runs a model's experts by a controller's plans, inside the model's own forward.
 
-transformers calls one registered function for every MoE layer, in place of the experts' own forward. One engine owns
-one model while it is installed. `runtime.engine.step` executes the steps.
+transformers calls one registered function for every MoE layer, in place of the experts' own
+forward. One engine owns one model while it is installed. `runtime.engine.step` executes the steps.
 """
 
 from collections.abc import Callable
@@ -40,13 +40,15 @@ ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_function)
 
 
 class Engine:
-    """Runs a model's experts by a controller's plans. The fast tier is `slots` and, if given, the replicas `shadows`.
+    """Runs a model's experts by a controller's plans. The fast tier is `slots` and, if given, the
+    replicas `shadows`.
 
-    With `on_device` tokens that are alone in their pass take the `road` on which the device decides, unless plans are
-    asked for (`steps.on_plan`); there is then no split that would lay slots out anew.
+    With `on_device` tokens that are alone in their pass take the `road` on which the device
+    decides, unless plans are asked for (`steps.on_plan`); there is then no split that would lay
+    slots out anew.
 
-    `stall_s` has the exposed stall of each pass in seconds. `captured` replays decoded tokens as CUDA graphs, where
-    kernels compute the experts and the device has graphs.
+    `stall_s` has the exposed stall of each pass in seconds. `captured` replays decoded tokens as
+    CUDA graphs, where kernels compute the experts and the device has graphs.
     """
 
     def __init__(
@@ -120,8 +122,9 @@ class Engine:
         self.controller.counters.catch_up()
 
     def clear(self) -> None:
-        """Empty the fast tier, whose slots may hold anything after a failed step, and drop the counts of the unfinished
-        pass. An interrupt may end this call early; the next pass then begins with another one."""
+        """Empty the fast tier, whose slots may hold anything after a failed step, and drop the
+        counts of the unfinished pass. An interrupt may end this call early; the next pass then
+        begins with another one."""
         self._must_wait = True
         if self.captured:
             self.captured.drop()
@@ -132,14 +135,16 @@ class Engine:
         self.controller.counters.truncate(self._num_finished)
 
     def fold(self) -> None:
-        """Add up the counts of all passes so far as if they had been one: there are as many passes as tokens."""
+        """Add up the counts of all passes so far as if they had been one: there are as many passes
+        as tokens."""
         self.controller.counters.fold()
         self._num_finished = len(self.controller.counters.passes)
         self.stall_s[:] = [sum(self.stall_s)] * self._num_finished
 
     def release_slots(self) -> None:
-        """Drop every reference to the slots, so that their memory can be used for others. Call it between passes and
-        follow it with `lay_out`. Raises OutOfResources, and keeps the slots, where a copy into one does not end."""
+        """Drop every reference to the slots, so that their memory can be used for others. Call it
+        between passes and follow it with `lay_out`. Raises OutOfResources, and keeps the slots,
+        where a copy into one does not end."""
         if self.captured:
             self.captured.drop()
         try:
@@ -153,7 +158,8 @@ class Engine:
         self.steps.lay_out(slots)
 
     def open_pass(self, opening: Opening) -> None:
-        """Prefetch what a policy proposes before the first layer has run; call it once the input is embedded."""
+        """Prefetch what a policy proposes before the first layer has run; call it once the input is
+        embedded."""
         try:
             self.steps.open_pass(opening)
         except BaseException:
@@ -161,8 +167,8 @@ class Engine:
             raise
 
     def validate(self) -> None:
-        """Raise AssertionError where, between passes, books, slots and transfers contradict each other. Takes the cache
-        back where a device has it."""
+        """Raise AssertionError where, between passes, books, slots and transfers contradict each
+        other. Takes the cache back where a device has it."""
         if self.road:
             self.road.give_back()
         self.controller.validate()
@@ -245,7 +251,8 @@ class Engine:
     def _run_by_either(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """As `StepExecutor.run`, with a token decided on the device. An observer's steps are copied to the host."""
+        """As `StepExecutor.run`, with a token decided on the device. An observer's steps are copied
+        to the host."""
         if hidden.shape[0] > 1 or self.steps.on_plan is not None:
             self.road.give_back()
             return self.steps.run(layer, hidden, ids, weights)

@@ -1,7 +1,9 @@
-"""Layers of a cache at addresses that stay, by what a layer keeps: all keys and values, those of a window, the states
-of linear attention, or nothing. The layers of a lodged sequence read from these addresses.
+"""Layers of a cache at addresses that stay, by what a layer keeps: all keys and values, those of a
+window, the states of linear attention, or nothing. The layers of a lodged sequence read from these
+addresses.
 
-Not those with an index of keys: which keys it selects among equal ones depends on the room behind them.
+Not those with an index of keys: which keys it selects among equal ones depends on the room behind
+them.
 """
 
 import copy
@@ -35,9 +37,9 @@ class Lodging(Protocol):
 
 
 class FixedWindow(StaticLayer):
-    """The last `max_cache_len` tokens, in a ring. Its mask is made as if the ring were not turned: the order of keys
-    means nothing to attention, and all of a full ring are seen. So nothing in it depends on how many tokens there were,
-    and one graph serves them all."""
+    """The last `max_cache_len` tokens, in a ring. Its mask is made as if the ring were not turned:
+    the order of keys means nothing to attention, and all of a full ring are seen. So nothing in it
+    depends on how many tokens there were, and one graph serves them all."""
 
     is_sliding = True
 
@@ -72,7 +74,8 @@ def fixed_like(layer: object, count: torch.Tensor, length: int) -> Fixed:
 
 
 def lodged(layer: object, fixed: Fixed, lodging: Lodging, num_tokens: int) -> object:
-    """Copy what a layer of so many tokens keeps to `fixed`. Returns the layer that takes its place in its cache."""
+    """Copy what a layer of so many tokens keeps to `fixed`. Returns the layer that takes its place
+    in its cache."""
     if isinstance(layer, LinearAttentionLayer):
         _share(layer, fixed)
     if isinstance(layer, (LinearAttentionLayer, *_EMPTY)):
@@ -159,7 +162,8 @@ def _share(layer: LinearAttentionLayer, fixed: LinearAttentionLayer) -> None:
 
 
 def _places(fixed: StaticLayer, num_tokens: int) -> torch.Tensor:
-    """Where the tokens of a sequence lie, in their order; of a window, those that the next token sees."""
+    """Where the tokens of a sequence lie, in their order; of a window, those that the next token
+    sees."""
     count = min(num_tokens, _most(fixed))
     return (
         torch.arange(num_tokens - count, num_tokens, device=fixed.keys.device) % fixed.max_cache_len

@@ -1,8 +1,8 @@
 """What a model remembers of one sequence, at addresses that stay, as a CUDA graph needs it.
 
-A sequence is lodged there while its tokens are replayed. Its cache object still gives the same keys and values. The
-sequence is copied out when another one is lodged. A pass of another kind finds it there, and puts longer tensors
-in its place.
+A sequence is lodged there while its tokens are replayed. Its cache object still gives the same keys
+and values. The sequence is copied out when another one is lodged. A pass of another kind finds it
+there, and puts longer tensors in its place.
 """
 
 import copy
@@ -23,8 +23,8 @@ from runtime.engine.fixed_layers import (
 
 
 class FixedPast:
-    """Room for `length` tokens of a sequence like `past`. `cache` is what the model is given; its layers count tokens
-    on the device. `num_tokens` is how many the lodged sequence has."""
+    """Room for `length` tokens of a sequence like `past`. `cache` is what the model is given; its
+    layers count tokens on the device. `num_tokens` is how many the lodged sequence has."""
 
     def __init__(self, past: DynamicCache, length: int, device: torch.device) -> None:
         self.length, self.num_tokens = length, 0

@@ -1,5 +1,5 @@
-"""The forms in which experts lie in RAM, beside those as published and in trellis codes, with compiled code for a few
-tokens."""
+"""The forms in which experts lie in RAM, beside those as published and in trellis codes, with
+compiled code for a few tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
@@ -40,8 +40,8 @@ _MOST_FLOATS = 3  # the same in float32
 
 
 class TokenKernels:
-    """Multiplies one token by experts in RAM, which `threads` share, or a few tokens by one of them. An expert is found
-    by its address."""
+    """Multiplies one token by experts in RAM, which `threads` share, or a few tokens by one of
+    them. An expert is found by its address."""
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._shadows, self._forms = (
@@ -65,9 +65,9 @@ class TokenKernels:
     def whole_layer(
         self, starts: np.ndarray, replicas: tuple, top_k: int
     ) -> Callable[[int, int, int, bool, int], bool]:
-        """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent or its replica: of the
-        addresses of x, ids and weights, whether those are float32, and the address of the output. It returns whether
-        all are there."""
+        """The kernel of a layer whose experts begin at `starts` [E], 0 for one that is absent or
+        its replica: of the addresses of x, ids and weights, whether those are float32, and the
+        address of the output. It returns whether all are there."""
         form, like = self.whole_form, self._like
         sizes = form.hidden_size, form.num_neurons, top_k
         run = partial(
@@ -77,8 +77,8 @@ class TokenKernels:
 
     @property
     def whole_form(self) -> LayerForm | None:
-        """How kernels take whole layers of unreduced experts, or of the replicas that stay where there is nothing else;
-        None: they do not."""
+        """How kernels take whole layers of unreduced experts, or of the replicas that stay where
+        there is nothing else; None: they do not."""
         if self._shadows and not self._starts:
             forms = [self._forms[bits] for bits in self._shadows.layouts]
             return (
@@ -95,7 +95,8 @@ class TokenKernels:
         return self._forms[self._shadows.widths[0]].of_layers(self._shadows, num_layers)
 
     def computes_layers(self, top_k: int) -> bool:
-        """Whether there is a `whole_layer` for a token's `top_k` experts, which threads would not share."""
+        """Whether there is a `whole_layer` for a token's `top_k` experts, which threads would not
+        share."""
         form = self.whole_form
         return form is not None and self._threads.num_shares(top_k * form.nbytes) == 1
 
@@ -123,8 +124,8 @@ class TokenKernels:
             self._add(places, starts, rows, y)
 
     def _shares(self, places: Sequence[Place], rows: Sequence[int]) -> list[list[int]]:
-        """Indices of places by thread. Those of one row, as segments of one expert, stay together and in their order,
-        so that its sum does."""
+        """Indices of places by thread. Those of one row, as segments of one expert, stay together
+        and in their order, so that its sum does."""
         by_row: dict[int, list[int]] = {}
         for i, row in enumerate(rows):
             by_row.setdefault(row, []).append(i)
@@ -199,7 +200,8 @@ def forms_of(
 
 
 def sizes_of(slow: SlowTier | SegmentTier, shadows: Shadows | None) -> Callable[[Place], int]:
-    """The function that gives the bytes of an expert that comes from the slow tier or stays in the fast one."""
+    """The function that gives the bytes of an expert that comes from the slow tier or stays in the
+    fast one."""
     if isinstance(slow, SegmentTier):
         return slow.num_bytes
     nbytes = {bits: layout.nbytes for bits, layout in _layouts(slow, shadows).items()}
@@ -213,8 +215,8 @@ def _layouts(slow: SlowTier, shadows: Shadows | None) -> dict[int, StoredLayout 
 
 
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
-    """Whether there is compiled code for whole experts of this module and layout, and for their replicas if they have
-    any: those know SiLU's gate and no bias."""
+    """Whether there is compiled code for whole experts of this module and layout, and for their
+    replicas if they have any: those know SiLU's gate and no bias."""
     if is_plain(module):
         return isinstance(layout, ExpertLayout | ReplicaLayout) or has_published_form(layout)
     return clamped_gate(module) is not None and not has_replicas and has_published_form(layout)
@@ -243,7 +245,8 @@ class CpuWhole(CpuForm):
 
     @cached_property
     def _has_tiles(self) -> bool:
-        """Whether there is a kernel for several tokens; asked only where experts are fused, as this imports numba."""
+        """Whether there is a kernel for several tokens; asked only where experts are fused, as this
+        imports numba."""
         if self._dtype is torch.float32 or any(
             size % kernels("cpu.pairs").STEP for size in self._shape
         ):

@@ -1,5 +1,5 @@
-"""The forms in which experts lie on a GPU (at full precision, cut in two, packed, as published), with the kernels of
-each."""
+"""The forms in which experts lie on a GPU (at full precision, cut in two, packed, as published),
+with the kernels of each."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -32,13 +32,13 @@ class GpuForm(Protocol):
     def number(self, place: Place) -> int: ...
 
     def multiply(self, x: torch.Tensor, numbers: Numbers, y: torch.Tensor) -> None:
-        """Write y [T * K, H] of x [T, H], where numbers [T, K], or those of one token, are not below zero. It is
-        float32; of experts as published it may be of x's type."""
+        """Write y [T * K, H] of x [T, H], where numbers [T, K], or those of one token, are not
+        below zero. It is float32; of experts as published it may be of x's type."""
 
 
 class GpuForms:
-    """The form of every resident expert. `full` is that of whole experts as the checkpoint has them, None where all are
-    cut."""
+    """The form of every resident expert. `full` is that of whole experts as the checkpoint has
+    them, None where all are cut."""
 
     def __init__(self, resident: ResidentExperts, module: nn.Module) -> None:
         slots, slow, shadows = resident.slots, resident.slow, resident.shadows
@@ -88,7 +88,8 @@ class GpuForms:
 
 
 class GpuFullPrecision:
-    """Experts or segments in slots, at `starts`, counted in weights from the beginning of the `arena`."""
+    """Experts or segments in slots, at `starts`, counted in weights from the beginning of the
+    `arena`."""
 
     def __init__(
         self, arena: torch.Tensor, starts: torch.Tensor, strides: Strides, gate: Gate
@@ -125,8 +126,8 @@ class GpuFullPrecision:
         starts: torch.Tensor | None = None,
         total: Total | None = None,
     ) -> None:
-        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With `total` the outputs of
-        one token are then added up."""
+        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With
+        `total` the outputs of one token are then added up."""
         starts = self._starts if starts is None else starts
         self._of_token.multiply(x, numbers, starts, self._arena, y, total=total)
 
@@ -148,7 +149,8 @@ class GpuFullPrecision:
 
 
 class GpuPacked:
-    """Replicas of one width in `buffer`, uint8, at `starts`, counted in bytes: by slot, or by key where they stay."""
+    """Replicas of one width in `buffer`, uint8, at `starts`, counted in bytes: by slot, or by key
+    where they stay."""
 
     def __init__(
         self, layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool
@@ -206,8 +208,8 @@ def replica_form(
 
 
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
-    """Whether there are kernels for whole experts of this module and layout, and for their replicas if they have any:
-    those know SiLU's gate and no bias."""
+    """Whether there are kernels for whole experts of this module and layout, and for their replicas
+    if they have any: those know SiLU's gate and no bias."""
     gate = gate_of(module)
     if gate is None or has_replicas and not is_plain(module):
         return False
@@ -224,8 +226,8 @@ def full_form(
     *,
     is_transposed: bool = False,
 ) -> GpuFullPrecision | GpuPublished:
-    """The form of whole experts of this gate in `arena`, uint8, at `starts`, in bytes; `is_transposed`: at full
-    precision each matrix lies [in, out]."""
+    """The form of whole experts of this gate in `arena`, uint8, at `starts`, in bytes;
+    `is_transposed`: at full precision each matrix lies [in, out]."""
     if isinstance(layout, QuantisedLayout):
         return GpuPublished(
             layout, arena, torch.tensor(starts, dtype=torch.int64, device=arena.device), gate
@@ -235,8 +237,8 @@ def full_form(
 
 
 def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> Strides:
-    """Strides of a segment of so many bytes: each neuron has its row of gate, its row of up if there is one, its column
-    of down, its biases."""
+    """Strides of a segment of so many bytes: each neuron has its row of gate, its row of up if
+    there is one, its column of down, its biases."""
     segment, hidden, row = layout.segment(nbytes, is_bottom=is_bottom), layout.hidden, layout.width
     gate = layout.head if segment.has_head else 0
     up = gate + (layout.num_inner - 1) * hidden

@@ -40,11 +40,13 @@ Described = dict[
     str, int | str
 ]  # fields of a matrix, by name; a constant of the kernels by its name
 Multiplier = tuple[slice, np.ndarray, Callable[..., None], bool]
-"""The rows, fields and kernel of a matrix, and whether the kernel may take x for less than float32."""
+"""The rows, fields and kernel of a matrix, and whether the kernel may take x for less than
+float32."""
 
 
 class PublishedMatrix(NamedTuple):
-    """One matrix [num_outputs, num_inputs] of an expert: by role its tensors and where they begin, in bytes."""
+    """One matrix [num_outputs, num_inputs] of an expert: by role its tensors and where they begin,
+    in bytes."""
 
     format: Format
     tensors: Mapping[str, Piece]
@@ -54,8 +56,8 @@ class PublishedMatrix(NamedTuple):
 
 
 class CpuPublished(CpuForm):
-    """Experts in a published format, for a model of this dtype. They have the clamped `gate` and biases, or SiLU's and
-    none."""
+    """Experts in a published format, for a model of this dtype. They have the clamped `gate` and
+    biases, or SiLU's and none."""
 
     most_tokens = _MOST_TOKENS
 
@@ -109,8 +111,8 @@ class CpuPublished(CpuForm):
 
     @cached_property
     def _multipliers(self) -> tuple[list[Multiplier], list[Multiplier]]:
-        """Those of gate and up, and those of down. Kernels are compiled here, so that a run that does not use them does
-        not wait for them."""
+        """Those of gate and up, and those of down. Kernels are compiled here, so that a run that
+        does not use them does not wait for them."""
         return tuple(_multipliers(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
 
     def _multiply(
@@ -154,7 +156,8 @@ def has_published_form(layout: Layout) -> bool:
 
 
 def _multipliers(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list[Multiplier]:
-    """The matrices that are the rows of one part, each with its rows and its kernel for x in this dtype."""
+    """The matrices that are the rows of one part, each with its rows and its kernel for x in this
+    dtype."""
     multipliers, first, lanes = [], 0, kernels("cpu.lanes")
     by_row = _NARROW_ROWS.get(dtype, _ROWS) if lanes.HAS_BYTE_TABLES else _ROWS
     others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
@@ -295,7 +298,8 @@ _NARROW_ROWS = {
     torch.bfloat16: ("cpu.narrow_rows", "multiply", ()),
     torch.float16: ("cpu.narrow_rows", "multiply_float16", ()),
 }
-_KERNELS = {  # of formats that are not row by row, with the dtypes of x that they may take for less than float32
+# of formats that are not row by row, with the dtypes of x that they may take for less than float32
+_KERNELS = {
     "STREAM": ("cpu.columns", "multiply_stream", _HALVES),
     "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words", _HALVES),
     **{

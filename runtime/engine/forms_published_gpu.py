@@ -39,8 +39,8 @@ class GpuPublished:
         starts: torch.Tensor | None = None,
         total: Total | None = None,
     ) -> None:
-        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With `total` the outputs of
-        one token are then added up."""
+        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise. With
+        `total` the outputs of one token are then added up."""
         starts, own = (
             self._starts if starts is None else starts,
             {"matrices": self._matrices, "total": total},

@@ -17,7 +17,8 @@ from runtime.tiers.shadow_replicas import Shadows
 
 
 class CpuTrellis(CpuForm):
-    """Replicas in trellis codes, of any width in `layouts`: all of a token in one call, which rotates it once."""
+    """Replicas in trellis codes, of any width in `layouts`: all of a token in one call, which
+    rotates it once."""
 
     def __init__(self, layouts: Mapping[Width, TrellisLayout], dtype: torch.dtype) -> None:
         self._functions = kernels("cpu.trellis_vectors").functions()

@@ -1,4 +1,5 @@
-"""Copies from the device to the host: what policies must see of a step, and the tokens of the near tier."""
+"""Copies from the device to the host: what policies must see of a step, and the tokens of the near
+tier."""
 
 import time
 from itertools import accumulate
@@ -17,8 +18,8 @@ _POLLS = 4096  # between looks at the stream, which say whether the GPU still wo
 class HostCopy:
     """What the host sees of a step, in one piece, in a page-locked buffer that is kept.
 
-    Of many tokens it is copied, and the host waits for an event of this copy alone. Of one token a kernel writes it
-    there, and the host polls: it needs no launch to pack, no copy and no event.
+    Of many tokens it is copied, and the host waits for an event of this copy alone. Of one token a
+    kernel writes it there, and the host polls: it needs no launch to pack, no copy and no event.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,7 +40,8 @@ class HostCopy:
         return separated(self._fetch(joined(tensors)), widths)
 
     def send(self, tensors: list[torch.Tensor]) -> "Letter":
-        """Have a CUDA graph that is being captured send these [1, *] tensors each time it is replayed."""
+        """Have a CUDA graph that is being captured send these [1, *] tensors each time it is
+        replayed."""
         return self._mailbox.repeated(tensors)
 
     def _fetch(self, values: torch.Tensor) -> np.ndarray:
@@ -54,7 +56,8 @@ class HostCopy:
 
 
 class Mailbox:
-    """Memory of the host that a kernel writes: what it sends, and before it the number of the letter."""
+    """Memory of the host that a kernel writes: what it sends, and before it the number of the
+    letter."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._number, self._count = device, 0, 1
@@ -62,8 +65,8 @@ class Mailbox:
         self._letter = self._words.numpy()  # the same memory
 
     def __call__(self, tensors: list[torch.Tensor]) -> np.ndarray:
-        """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites it. Raises
-        OutOfResources where the GPU ends its work without writing it."""
+        """What `joined` gives for one token, [1, sum of widths] float32; the next call overwrites
+        it. Raises OutOfResources where the GPU ends its work without writing it."""
         self._send(tensors)
         wait_for(self._letter, self._number, self._device)
         return self._letter[1 : self._count].view(np.float32)[None]
@@ -93,8 +96,8 @@ class Mailbox:
 
 
 class Letter:
-    """What a CUDA graph sends each time it is replayed, under a `number` that no other letter has: the host forgets the
-    one before, and then waits for it again."""
+    """What a CUDA graph sends each time it is replayed, under a `number` that no other letter has:
+    the host forgets the one before, and then waits for it again."""
 
     def __init__(
         self, letter: np.ndarray, number: int, widths: list[int], device: torch.device
@@ -103,7 +106,8 @@ class Letter:
         self._letter = letter  # kept: the graph knows the address only
 
     def forget(self) -> None:
-        """Call it before the graph is queued: the one before has been read, so that nothing else writes there."""
+        """Call it before the graph is queued: the one before has been read, so that nothing else
+        writes there."""
         self._letter[0] = 0
 
     def read(self) -> list[np.ndarray]:
@@ -114,8 +118,8 @@ class Letter:
 
 
 class NumberedLetters:
-    """Memory of the host for the last `COUNT` letters of `width` int32 each. The device numbers them itself: they are
-    sent in the same way each time, so that a CUDA graph can."""
+    """Memory of the host for the last `COUNT` letters of `width` int32 each. The device numbers
+    them itself: they are sent in the same way each time, so that a CUDA graph can."""
 
     COUNT: ClassVar[int] = 16
 
@@ -131,7 +135,8 @@ class NumberedLetters:
         kernels("gpu.mailbox").send_next(values, self._on_device, self._words, self.COUNT)
 
     def sent(self) -> int:
-        """Note that the next letter was queued. Returns its number; `COUNT` letters later it is overwritten."""
+        """Note that the next letter was queued. Returns its number; `COUNT` letters later it is
+        overwritten."""
         self._number = self._number % _MOST + 1
         return self._number
 
@@ -153,7 +158,8 @@ class NumberedLetters:
 
 
 def wait_for(letter: np.ndarray, number: int, device: torch.device) -> None:
-    """Return once this number begins the letter. Raises OutOfResources where the GPU ends its work without it."""
+    """Return once this number begins the letter. Raises OutOfResources where the GPU ends its work
+    without it."""
     polls = 0
     while letter[0] != number:
         time.sleep(0)  # the link's thread needs the interpreter meanwhile
@@ -170,8 +176,8 @@ def _is_idle(device: torch.device) -> bool:
 
 
 class HostTokens:
-    """A step's tokens on the host, and what the host makes of them on the device: each goes in one copy, through
-    page-locked memory that is kept, while the device computes."""
+    """A step's tokens on the host, and what the host makes of them on the device: each goes in one
+    copy, through page-locked memory that is kept, while the device computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._has_streams = device, has_streams(device)
@@ -221,8 +227,8 @@ def _with_room(memory: torch.Tensor, nbytes: int) -> torch.Tensor:
 
 
 def page_locked(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor [count], page-locked where there is a GPU, that may be written in and out of inference
-    mode."""
+    """An uninitialised tensor [count], page-locked where there is a GPU, that may be written in and
+    out of inference mode."""
     with torch.inference_mode(False):
         return torch.empty(count, dtype=dtype, pin_memory=torch.cuda.is_available())
 
@@ -234,7 +240,8 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
-    """Copies of what `joined` took: ids as int64, the others as float32. Those of one token are parts of one array."""
+    """Copies of what `joined` took: ids as int64, the others as float32. Those of one token are
+    parts of one array."""
     first, *following = widths
     ids, others = values[:, :first].view(np.int32).astype(np.int64), values[:, first:]
     if len(values) == 1:
@@ -249,7 +256,8 @@ def separated(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
 
 
 def real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
-    """Rows of the flattened batch that are not padding; None when all are real, or for a mask of another kind."""
+    """Rows of the flattened batch that are not padding; None when all are real, or for a mask of
+    another kind."""
     if (
         length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch
     ):  # a decoded token is never padding

@@ -21,9 +21,11 @@ _HOST = torch.device("cpu")
 
 
 class NearExperts:
-    """Computes near experts on a step's tokens: call `begin`, queue what the device computes meanwhile, then `outputs`.
+    """Computes near experts on a step's tokens: call `begin`, queue what the device computes
+    meanwhile, then `outputs`.
 
-    The CPU's kernels compute experts that they know, on few tokens, with numba; torch computes the others.
+    The CPU's kernels compute experts that they know, on few tokens, with numba; torch computes the
+    others.
     """
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
@@ -37,8 +39,9 @@ class NearExperts:
     def outputs(
         self, module: nn.Module, places: Sequence[Place], near: NearTier, experts: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the experts at `places`, where tokens go to `experts` [T, K]: pairs [n], numbered T * K, and their
-        outputs [n, H], both on the device. Those of two segments of an expert are added up."""
+        """Compute the experts at `places`, where tokens go to `experts` [T, K]: pairs [n], numbered
+        T * K, and their outputs [n, H], both on the device. Those of two segments of an expert are
+        added up."""
         tokens, assigned = self._tokens.there(), assign(experts, _HOST)
         found: dict[int, torch.Tensor] = {}
         for place, y in zip(
@@ -52,7 +55,8 @@ class NearExperts:
 
     @cached_property
     def _kernels(self) -> TokenKernels | None:
-        """Those of the CPU, if they know such experts; made when first needed, as some import numba."""
+        """Those of the CPU, if they know such experts; made when first needed, as some import
+        numba."""
         opened, resident = self._opened, self._resident
         has_replicas = resident.shadows is not None or len(resident.slow.stores) > 1
         if not has_numba() or opened.dtype not in AS_NUMPY:

@@ -1,4 +1,5 @@
-"""Runs a model with a single expert in memory at a time, for measurements: slow for a token, fast enough for a batch.
+"""Runs a model with a single expert in memory at a time, for measurements: slow for a token, fast
+enough for a batch.
 
 Every expert that a batch uses is read once, so that models run whose experts fit in no memory.
 """
@@ -49,10 +50,11 @@ class ExpertBuffer:
 
 
 class OneExpertRunner:
-    """A context manager in which `forward` runs whole batches and `decide` may change each layer's selection.
+    """A context manager in which `forward` runs whole batches and `decide` may change each layer's
+    selection.
 
-    `decide` is called with every layer's `Routed` and returns the experts to compute [T, K], -1 for a rank that is left
-    out.
+    `decide` is called with every layer's `Routed` and returns the experts to compute [T, K], -1 for
+    a rank that is left out.
     """
 
     def __init__(self, opened: MoeModel, decide: Callable[[Routed], np.ndarray]) -> None:
@@ -79,8 +81,8 @@ class OneExpertRunner:
         self._opened.model.set_experts_implementation("eager")
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [B, S, V] of ids [B, S]; zeros of the mask [B, S] mark padding. Raises BadInput if the checkpoint was
-        written into meanwhile."""
+        """Logits [B, S, V] of ids [B, S]; zeros of the mask [B, S] mark padding. Raises BadInput if
+        the checkpoint was written into meanwhile."""
         device = self._opened.model.device
         with torch.inference_mode():
             mask = None if mask is None else mask.to(device)

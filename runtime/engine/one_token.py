@@ -12,9 +12,9 @@ _TAKEN |= {"logits_to_keep", "return_dict", "tokenizer"}  # which change nothing
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneToken:
-    """A token `ids` [1, 1] behind the `num_tokens` that `past` has; at `positions` [1, 1], or None for the next one.
-    `mask` [1, num_tokens + 1] has ones for tokens that are seen; None: all are. `others` are names of what else the
-    forward is given."""
+    """A token `ids` [1, 1] behind the `num_tokens` that `past` has; at `positions` [1, 1], or None
+    for the next one. `mask` [1, num_tokens + 1] has ones for tokens that are seen; None: all are.
+    `others` are names of what else the forward is given."""
 
     ids: torch.Tensor
     positions: torch.Tensor | None

@@ -1,7 +1,7 @@
 """The interface of a step's output, and the choice of the compiled output that suits a model.
 
-An output computes the experts of one layer step and adds up their results. There are three: `TorchOutput` gives the
-model's own bits; `CpuOutput` and `GpuOutput` are compiled code.
+An output computes the experts of one layer step and adds up their results. There are three:
+`TorchOutput` gives the model's own bits; `CpuOutput` and `GpuOutput` are compiled code.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,18 @@ from runtime.tiers.near import NearTier
 
 
 class StepOutput(Protocol):
-    """Computes and adds up the experts of a step: begin it, `add` and `add_near` experts in any order, `finish` it."""
+    """Computes and adds up the experts of a step: begin it, `add` and `add_near` experts in any
+    order, `finish` it."""
 
     name: str  # for a receipt
 
     def add(self, places: Sequence[Place]) -> None:
-        """Compute the experts in these slots, or on the replicas that stay beside them; all must be there."""
+        """Compute the experts in these slots, or on the replicas that stay beside them; all must be
+        there."""
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute `places` in the near tier, and before them or together with them what is `ready` for `add`."""
+        """Compute `places` in the near tier, and before them or together with them what is `ready`
+        for `add`."""
 
     def finish(self) -> torch.Tensor:
         """The layer's output [T, H]."""
@@ -40,7 +43,8 @@ class StepOutput(Protocol):
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]: [1, H]."""
+        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]:
+        [1, H]."""
 
 
 class TokenOutput(StepOutput, Protocol):
@@ -58,7 +62,8 @@ class BatchOutput(StepOutput, Protocol):
     def begin(
         self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor
     ) -> None:
-        """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K] where the tokens are."""
+        """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K] where the
+        tokens are."""
 
     def clear(self) -> None:
         """Drop an unfinished step and what is known of the contents of slots."""
@@ -67,8 +72,9 @@ class BatchOutput(StepOutput, Protocol):
 def choose_output(
     opened: MoeModel, *, num_devices: int = 1, has_replicas: bool = False
 ) -> type[CpuOutput] | type[GpuOutput] | None:
-    """The compiled output for experts of this model's kind where it is, whole or cut in two; None where only torch
-    computes them. A GPU's kernels know one arena of slots, and so one device; those of replicas, which may be used
-    beside experts as published, know SiLU's gate and no bias."""
+    """The compiled output for experts of this model's kind where it is, whole or cut in two; None
+    where only torch computes them. A GPU's kernels know one arena of slots, and so one device;
+    those of replicas, which may be used beside experts as published, know SiLU's gate and no
+    bias."""
     kinds = (CpuOutput, GpuOutput) if num_devices == 1 else (CpuOutput,)
     return next((kind for kind in kinds if kind.suits(opened, has_replicas=has_replicas)), None)

@@ -1,7 +1,9 @@
-"""One token's experts on a CPU in compiled code: weights are read once, where they lie, and one call takes all experts.
+"""One token's experts on a CPU in compiled code: weights are read once, where they lie, and one
+call takes all experts.
 
-The result is that of the model's own code up to the order of additions within a product: some 1e-7 in float32. In
-bfloat16, rounded wherever the module rounds, hardly ever does a bit differ. docs/performance.md has figures.
+The result is that of the model's own code up to the order of additions within a product: some 1e-7
+in float32. In bfloat16, rounded wherever the module rounds, hardly ever does a bit differ.
+docs/performance.md has figures.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +27,11 @@ from runtime.tiers.near import NearTier
 
 
 class CpuOutput:
-    """The output of a layer for one token, in compiled code on `threads`. It computes near experts as well.
+    """The output of a layer for one token, in compiled code on `threads`. It computes near experts
+    as well.
 
-    `whole` has, by layer, the kernel of layers whose experts, or the replicas in their place, never leave.
+    `whole` has, by layer, the kernel of layers whose experts, or the replicas in their place, never
+    leave.
     """
 
     name: ClassVar[str] = "fused"
@@ -45,8 +49,8 @@ class CpuOutput:
 
     @staticmethod
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
-        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows; and gpt-oss's as
-        published, where no replicas are computed beside them."""
+        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows;
+        and gpt-oss's as published, where no replicas are computed beside them."""
         has_kernels = has_form(
             opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas
         )
@@ -54,7 +58,8 @@ class CpuOutput:
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
-        """A function to be timed: it computes expert number i of `contents`, uint8 on the CPU, on one token."""
+        """A function to be timed: it computes expert number i of `contents`, uint8 on the CPU, on
+        one token."""
         first = opened.layers[0]
         form, hidden = (
             form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts)),
@@ -78,11 +83,13 @@ class CpuOutput:
         self._start(hidden, np.array([applied[expert] for expert in used], np.float32))
 
     def add(self, places: Sequence[Place]) -> None:
-        """Compute the experts in these slots, or on the replicas that stay beside them; all must be there."""
+        """Compute the experts in these slots, or on the replicas that stay beside them; all must be
+        there."""
         self._add(places, self._kernels.starts(places))
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute what is `ready` for `add` and `places` where they lie in the near tier, from RAM all in one call."""
+        """Compute what is `ready` for `add` and `places` where they lie in the near tier, from RAM
+        all in one call."""
         if contents := near.contents_in_ram(places):
             starts = [content.data_ptr() for content in contents]
             self._add([*ready, *places], self._kernels.starts(ready) + starts)
@@ -107,7 +114,8 @@ class CpuOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]: [1, H]."""
+        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]:
+        [1, H]."""
         order = sorted(range(len(experts)), key=experts.__getitem__)
         self._start(hidden, weights.float().numpy()[0, order])
         ordered = [places[rank] for rank in order]
@@ -143,8 +151,8 @@ class CpuOutput:
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor | None:
-        """A whole step of one token [1, H] in a layer that is noted, ids and weights [1, K] as the router left them;
-        None if an expert is absent."""
+        """A whole step of one token [1, H] in a layer that is noted, ids and weights [1, K] as the
+        router left them; None if an expert is absent."""
         hidden, ids, weights = hidden.contiguous(), ids.contiguous(), weights.contiguous()
         out, are_wide = torch.empty_like(hidden), weights.dtype is torch.float32
         if weights.dtype not in (hidden.dtype, torch.float32):
@@ -159,7 +167,8 @@ class CpuOutput:
         self.whole.clear()
 
     def _start(self, hidden: torch.Tensor, weights: np.ndarray) -> None:
-        """Take a token; `weights` are by ascending expert, the order in which the module adds experts up."""
+        """Take a token; `weights` are by ascending expert, the order in which the module adds
+        experts up."""
         self._hidden, self._weights = hidden, weights
         self._kernels.take(hidden)
         self._y[: len(weights)] = 0

@@ -1,7 +1,7 @@
 """A step's experts on a GPU in a few kernels, which find each expert in the arena of slots.
 
-The result is that of the model's own code up to the order of additions within a product, as it is in
-`runtime.engine.output_cpu`.
+The result is that of the model's own code up to the order of additions within a product, as it is
+in `runtime.engine.output_cpu`.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,16 +28,18 @@ from runtime.tiers.near import NearTier
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NONE = -1
-_FEW = 8  # tokens; for more, an expert as published is dequantised once. A guess; tools.gpu.check times both
+# tokens; for more, an expert as published is dequantised once. A guess; tools.gpu.check times both
+_FEW = 8
 
 
 class GpuOutput:
     """The output of a layer in Triton kernels.
 
-    Many tokens are sorted by expert, and a tile of them reads an expert's weights once; a single token reads them by
-    itself, and of experts as published each of a few does. Torch computes on many tokens replicas of
-    few bits and experts as published, which a kernel dequantises. What is near the host computes meanwhile. The last
-    kernel of a token's experts adds them up, where all that it computes lie as the checkpoint has them.
+    Many tokens are sorted by expert, and a tile of them reads an expert's weights once; a single
+    token reads them by itself, and of experts as published each of a few does. Torch computes on
+    many tokens replicas of few bits and experts as published, which a kernel dequantises. What is
+    near the host computes meanwhile. The last kernel of a token's experts adds them up, where all
+    that it computes lie as the checkpoint has them.
 
     `whole` has, by layer, where each expert begins [E], for layers whose experts are all resident.
     """
@@ -65,7 +67,8 @@ class GpuOutput:
 
     @staticmethod
     def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
-        """Whether kernels exist for such experts, and for the replicas that are computed beside them."""
+        """Whether kernels exist for such experts, and for the replicas that are computed beside
+        them."""
         layout = opened.store.layout
         has_kernels = (
             has_form(opened.layers[0].experts, layout, has_replicas=has_replicas)
@@ -75,7 +78,8 @@ class GpuOutput:
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
-        """A function to be timed: it computes expert number i of `contents`, uint8 on the GPU, on one token."""
+        """A function to be timed: it computes expert number i of `contents`, uint8 on the GPU, on
+        one token."""
         layout, device = opened.store.layout, contents[0].device
         first = opened.layers[0]
         x = torch.zeros(1, first.hidden_size, dtype=layout.dtype, device=device)
@@ -108,8 +112,8 @@ class GpuOutput:
         ids: torch.Tensor,
         weights: torch.Tensor,
     ) -> None:
-        """A token [1, H] that goes to `experts` [1, K] as its router chose: `ids` and `weights` [1, K] are where it
-        left them, on the device, so that nothing is copied there."""
+        """A token [1, H] that goes to `experts` [1, K] as its router chose: `ids` and `weights` [1,
+        K] are where it left them, on the device, so that nothing is copied there."""
         self._start(module, hidden, experts, ids.contiguous(), weights)
         self._groups = None
 
@@ -124,7 +128,8 @@ class GpuOutput:
         self._block_tokens = kernels("gpu.gated_tiles").tile_tokens(experts.size, self._num_experts)
 
     def add(self, places: Sequence[Place]) -> None:
-        """Compute the experts in these slots, or on the replicas that stay beside them; all must be there."""
+        """Compute the experts in these slots, or on the replicas that stay beside them; all must be
+        there."""
         num_experts = self._num_experts
         for form, alike in self._forms.grouped(places).items():
             numbers = {place.key % num_experts: form.number(place) for place in alike}
@@ -148,7 +153,8 @@ class GpuOutput:
             self._y.index_copy_(0, pairs, outputs.to(self._y.dtype))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
-        """Take an expert's output on its tokens [t, H], or that of a segment, computed elsewhere."""
+        """Take an expert's output on its tokens [t, H], or that of a segment, computed
+        elsewhere."""
         tokens, ranks = self._assigned_to(expert)
         by_token, rows = (
             self._y.view(*self._experts.shape, -1),
@@ -158,7 +164,8 @@ class GpuOutput:
         by_token[rows] = by_token[rows] + y if self._forms.are_cut else y
 
     def finish(self) -> torch.Tensor:
-        """The layer's output [T, H]. Drops the tensors of the step: a prompt's would stay while tokens follow it."""
+        """The layer's output [T, H]. Drops the tensors of the step: a prompt's would stay while
+        tokens follow it."""
         output = self._output
         if output is None:
             output = torch.empty_like(self._hidden)
@@ -178,7 +185,8 @@ class GpuOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]: [1, H]."""
+        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]:
+        [1, H]."""
         selected = np.array([experts], np.int32)
         self._start(module, hidden, selected, self._to_device(selected), weights)
         self._groups = None
@@ -192,8 +200,8 @@ class GpuOutput:
     def forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] in a layer that is noted as whole, ids and weights [1, K] as the router left
-        them on the device: the host neither reads them nor waits."""
+        """A whole step of one token [1, H] in a layer that is noted as whole, ids and weights [1,
+        K] as the router left them on the device: the host neither reads them nor waits."""
         ids = ids.contiguous()
         return self.forward_at(self.whole[layer], ids, hidden, ids, weights)
 
@@ -209,8 +217,8 @@ class GpuOutput:
         ids: torch.Tensor,
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose experts `ids` [1, K] begin at the `numbers` [1, K] of `starts`, with
-        `weights` [1, K]; all on the device."""
+        """A whole step of one token [1, H] whose experts `ids` [1, K] begin at the `numbers` [1, K]
+        of `starts`, with `weights` [1, K]; all on the device."""
         total = self._total(ids, weights, hidden)
         self._forms.full.multiply(
             hidden.contiguous(), numbers, self._outputs(ids.numel()), starts=starts, total=total
@@ -234,7 +242,8 @@ class GpuOutput:
         self._keys, self._weights = keys, weights
         self._assigned: dict[int, Assigned] = {}
         is_cut, self._output = self._forms.are_cut, None
-        # The experts of a token that are not computed yet; many tokens, and segments, are added up apart.
+        # The experts of a token that are not computed yet; many tokens, and segments, are added up
+        # apart.
         self._left = {_NONE}
         if hidden.shape[0] == 1:
             (self._ranks,), self._y = experts.tolist(), self._outputs(experts.size)
@@ -243,12 +252,14 @@ class GpuOutput:
             else:
                 self._left = set(self._ranks) - self._left
             return
-        # Segments add up to an output that is rounded once; the outputs of many tokens are as large as their experts.
+        # Segments add up to an output that is rounded once; the outputs of many tokens are as large
+        # as their experts.
         dtype, new = (torch.float32, torch.zeros) if is_cut else (hidden.dtype, torch.empty)
         self._y = new(experts.size, hidden.shape[1], dtype=dtype, device=self._device)
 
     def _outputs(self, count: int) -> torch.Tensor:
-        """Room for the outputs of a token's experts, float32 [count, H]. It is kept: one stream computes all steps."""
+        """Room for the outputs of a token's experts, float32 [count, H]. It is kept: one stream
+        computes all steps."""
         if count not in self._kept:
             with torch.inference_mode(
                 False

@@ -1,4 +1,5 @@
-"""The output of a layer step by torch: bit for bit the sum that the model's own code makes, unless it is fused."""
+"""The output of a layer step by torch: bit for bit the sum that the model's own code makes, unless
+it is fused."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -22,9 +23,9 @@ _slot = attrgetter("slot")
 class TorchOutput:
     """Takes experts as they are computed, in any order, and adds them up in the model's order.
 
-    `batched` computes several experts of one token in one call, if anything does so to the bit. `kernels` computes one
-    token's replicas of few bits, which have no bits of the model to keep; if `is_fused`, any expert on few tokens. The
-    model adds experts up in `sum_dtype`.
+    `batched` computes several experts of one token in one call, if anything does so to the bit.
+    `kernels` computes one token's replicas of few bits, which have no bits of the model to keep; if
+    `is_fused`, any expert on few tokens. The model adds experts up in `sum_dtype`.
     """
 
     name: ClassVar[str] = "torch"
@@ -55,7 +56,8 @@ class TorchOutput:
         self._module, self._hidden, self._weights = module, hidden, weights
         self._assigned = assign(experts, hidden.device)
         self._packed = self._kernels if len(hidden) == 1 else None  # the kernels take one token
-        # An expert that a token names twice is given it as two rows, which one product rounds otherwise than one row.
+        # An expert that a token names twice is given it as two rows, which one product rounds
+        # otherwise than one row.
         self._is_one_row = len(hidden) == 1 and all(
             each.tokens is None for each in self._assigned.values()
         )
@@ -63,7 +65,8 @@ class TorchOutput:
             self._across = AcrossDevices(self._resident, hidden, experts)
 
     def add(self, places: Sequence[Place]) -> None:
-        """Compute the experts in these slots, or on the replicas that stay beside them; all must be there."""
+        """Compute the experts in these slots, or on the replicas that stay beside them; all must be
+        there."""
         if packed := [place for place in places if self._is_packed(place)]:
             self._add_packed(packed, self._packed.starts(packed))
         others = [place for place in places if not self._is_packed(place)]
@@ -76,7 +79,8 @@ class TorchOutput:
             self.add_output(place.key % self._num_experts, self._forward(place))
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute `places` in the near tier, and before them or together with them what is `ready` for `add`."""
+        """Compute `places` in the near tier, and before them or together with them what is `ready`
+        for `add`."""
         if (
             self._can_batch(places)
             and self._can_batch(ready)
@@ -94,11 +98,13 @@ class TorchOutput:
                 self.add_output(key, self._forward_near(place, near, gather(host, own)))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
-        """Take an expert's output on its tokens [t, H], or that of one of its segments, which add up to it."""
+        """Take an expert's output on its tokens [t, H], or that of one of its segments, which add
+        up to it."""
         self._outputs[expert] = self._outputs[expert] + y if expert in self._outputs else y
 
     def finish(self) -> torch.Tensor:
-        """The layer's output [T, H]. Experts add up in ascending order, or the sum would round differently."""
+        """The layer's output [T, H]. Experts add up in ascending order, or the sum would round
+        differently."""
         out, dtype = torch.zeros_like(self._hidden, dtype=self._sum_dtype), self._hidden.dtype
         for expert in sorted(self._outputs):
             assigned = self._assigned[expert]
@@ -114,7 +120,8 @@ class TorchOutput:
         places: Sequence[Place],
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """A whole step of one token [1, H] whose `experts`, none twice, are all there, with `weights` [1, K]: [1, H].
+        """A whole step of one token [1, H] whose `experts`, none twice, are all there, with
+        `weights` [1, K]: [1, H].
 
         It makes few calls: one more takes as long as a small expert.
         """

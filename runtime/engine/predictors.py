@@ -23,7 +23,8 @@ class Features:
 
 
 class Predictor:
-    """Predictors of all layers, for the next `distance` layers. Raises Incompatible where they do not reach so far."""
+    """Predictors of all layers, for the next `distance` layers. Raises Incompatible where they do
+    not reach so far."""
 
     def __init__(self, predictors: Predictors, distance: int, device: torch.device) -> None:
         check_reach(predictors, distance)

@@ -18,19 +18,22 @@ _CARRIED = (
 
 
 class RouterAnswer(NamedTuple):
-    """What a router gives ahead: a distribution [T, E], and what the next router takes of it; None: nothing."""
+    """What a router gives ahead: a distribution [T, E], and what the next router takes of it; None:
+    nothing."""
 
     p: torch.Tensor
     carried: torch.Tensor | None = None
 
 
 class RouterAhead:
-    """Gives a router's distribution for any input [.., H]: the K experts that it would select there rank first.
+    """Gives a router's distribution for any input [.., H]: the K experts that it would select there
+    rank first.
 
-    A whole router takes ten times as long as its matrix. Where it selects the largest logits and these are its matrix
-    times the input (`is_matrix`), the distribution is the softmax of that product. Every other router runs whole, with
-    its correction bias, its groups and its further `arguments`, which are its block's tensors, the ids of the pass, or
-    what the router before it gave.
+    A whole router takes ten times as long as its matrix. Where it selects the largest logits and
+    these are its matrix times the input (`is_matrix`), the distribution is the softmax of that
+    product. Every other router runs whole, with its correction bias, its groups and its further
+    `arguments`, which are its block's tensors, the ids of the pass, or what the router before it
+    gave.
     """
 
     def __init__(
@@ -42,7 +45,8 @@ class RouterAhead:
     def answer(
         self, x: torch.Tensor, ids: torch.Tensor | None, carried: torch.Tensor | None = None
     ) -> RouterAnswer:
-        """The answer for x [.., H], the tokens of which have these ids; `carried` is of the router before."""
+        """The answer for x [.., H], the tokens of which have these ids; `carried` is of the router
+        before."""
         if self._is_matrix and x.dtype == self._gate.weight.dtype:
             return RouterAnswer(_product(self._gate, x).softmax(-1, dtype=torch.float32))
         given = {_OF_THE_PASS: ids, _CARRIED: carried}
@@ -71,8 +75,8 @@ def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
 
 
 def reason_not_asked(opened: MoeModel) -> str | None:
-    """One line on why routers of this model cannot be asked ahead: they take what only their own layer knows. None: all
-    can be asked."""
+    """One line on why routers of this model cannot be asked ahead: they take what only their own
+    layer knows. None: all can be asked."""
     for layer in opened.layers:
         _, unknown = _further(layer.gate, _block(opened, layer.name))
         if unknown:
@@ -86,11 +90,11 @@ def carried_on(output: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
 
 
 def ranked_first(p: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
-    """Give the values of distributions `p` [T, E] to experts anew: the largest K to the `selected` [T, K] and the rest
-    to the others, both in the order that they have in `p`.
+    """Give the values of distributions `p` [T, E] to experts anew: the largest K to the `selected`
+    [T, K] and the rest to the others, both in the order that they have in `p`.
 
-    The values of the other experts are reduced by one unit in the last place, so that none of them ties with a selected
-    expert.
+    The values of the other experts are reduced by one unit in the last place, so that none of them
+    ties with a selected expert.
     """
     values, experts = p.sort(dim=1, descending=True, stable=True)
     is_selected = torch.zeros_like(p).scatter_(1, selected, 1.0)
@@ -105,8 +109,8 @@ def _block(opened: MoeModel, experts: str) -> nn.Module:
 
 
 def _further(gate: nn.Module, block: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the router's arguments beside its input: those that its block, the pass or the router before has,
-    and the unknown.
+    """The names of the router's arguments beside its input: those that its block, the pass or the
+    router before has, and the unknown.
 
     One that may be left out is, if its block has no more to give than the router's input.
     """
@@ -125,10 +129,12 @@ def _parameters(module: nn.Module) -> list[Parameter]:
 
 
 def _selects_by_its_matrix(gate: nn.Module) -> bool:
-    """Whether the router selects the largest of its logits, and these are its matrix times its input.
+    """Whether the router selects the largest of its logits, and these are its matrix times its
+    input.
 
-    Any other state, such as a correction bias, says no: it may change the choice for few tokens. Without such state
-    only the code is left, and limits to groups show on some of a few hundred random tokens.
+    Any other state, such as a correction bias, says no: it may change the choice for few tokens.
+    Without such state only the code is left, and limits to groups show on some of a few hundred
+    random tokens.
     """
     state = {name for name, _ in (*gate.named_parameters(), *gate.named_buffers())}
     if "weight" not in state or not state <= {"weight", "bias"} or gate.weight.dim() != 2:

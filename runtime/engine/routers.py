@@ -1,4 +1,5 @@
-"""Observes a model's routers by hooks and makes the steps that policies see, with one copy from device to host each."""
+"""Observes a model's routers by hooks and makes the steps that policies see, with one copy from
+device to host each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from runtime.policies.step import Opening, Step, last_tokens
 
 @dataclass(slots=True)
 class _Routed:
-    """A router's input, its logits and what it carries to the next router, kept until its experts are called."""
+    """A router's input, its logits and what it carries to the next router, kept until its experts
+    are called."""
 
     x: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -28,8 +30,9 @@ class _Routed:
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way: its phase, the rows that are tokens (None: all), their requests, which are of prompts beside
-    decoded ones, the ids of all rows, each request's mean, and what the first routers carried to the next."""
+    """The pass under way: its phase, the rows that are tokens (None: all), their requests, which
+    are of prompts beside decoded ones, the ids of all rows, each request's mean, and what the first
+    routers carried to the next."""
 
     phase: int
     rows: np.ndarray | None
@@ -45,10 +48,11 @@ class _Pass:
 class Watcher:
     """Makes a `Step` of every layer.
 
-    `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_opening` once the input
-    of a pass is embedded. `first_request` is the number of the first request of the coming passes; with `decodes` they
-    count as decoding, however many tokens they have. `token_requests`, if given, has the request of each token of the
-    next pass, in place of one request for each row of it; the tokens of a request stand together. With `is_watching`
+    `on_pass` is called with the request of each row of a pass, `on_step` with every step,
+    `on_opening` once the input of a pass is embedded. `first_request` is the number of the first
+    request of the coming passes; with `decodes` they count as decoding, however many tokens they
+    have. `token_requests`, if given, has the request of each token of the next pass, in place of
+    one request for each row of it; the tokens of a request stand together. With `is_watching`
     routers are hooked, with `sees_embeddings` the embedding.
     """
 
@@ -90,9 +94,9 @@ class Watcher:
             self._watch_embedding()
 
     def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
-        """Make steps carry predictions from here on: what the routers of the next `distance` layers give for this
-        router's input, and what the fitted predictor, if there is one, gives for it. The routers' are left out where
-        there is a `reason_not_asked`."""
+        """Make steps carry predictions from here on: what the routers of the next `distance` layers
+        give for this router's input, and what the fitted predictor, if there is one, gives for it.
+        The routers' are left out where there is a `reason_not_asked`."""
         if distance and reason_not_asked(self._opened) is None:
             self._distance = max(self._distance, distance)
             self._ahead = self._ahead or routers_ahead(self._opened)
@@ -127,8 +131,9 @@ class Watcher:
         return len(requests)
 
     def _phases(self, requests: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Return the phase of a pass, and which tokens [T] are of prompts if others are decoded: those of requests with
-        several tokens in this pass, and of requests that were not seen before."""
+        """Return the phase of a pass, and which tokens [T] are of prompts if others are decoded:
+        those of requests with several tokens in this pass, and of requests that were not seen
+        before."""
         last = last_tokens(requests)
         counts = np.diff(last, prepend=-1)
         is_prompt = (counts > 1) | (requests[last] > self._newest)
@@ -138,12 +143,14 @@ class Watcher:
         return (PREFILL, np.repeat(is_prompt, counts)) if is_prompt.any() else (DECODE, None)
 
     def take_embedded(self, kwargs: dict) -> None:
-        """Note the input of a pass that is given embeddings in place of ids, once the pass has begun."""
+        """Note the input of a pass that is given embeddings in place of ids, once the pass has
+        begun."""
         if self.sees_embeddings and self._pass.ids is None:
             self._embed(kwargs["inputs_embeds"])
 
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
-        """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a step to the host."""
+        """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a
+        step to the host."""
         letter, self._letter = self._letter, None
         arrays = letter.read() if letter else self._to_host(self._to_be_seen(layer, ids, weights))
         self._forget(layer)
@@ -175,7 +182,8 @@ class Watcher:
         return step
 
     def foreseen(self, layer: int) -> torch.Tensor:
-        """What the next layer's router says of this one's input, [T, E], where the host sees nothing else of it."""
+        """What the next layer's router says of this one's input, [T, E], where the host sees
+        nothing else of it."""
         nearest, *_ = self._predictions(layer, self._routed[layer])
         self._forget(layer)
         return nearest
@@ -187,7 +195,8 @@ class Watcher:
 
     @contextmanager
     def captured(self, ids: torch.Tensor) -> Iterator[None]:
-        """While a pass is captured, take it for one of these `ids` [1, 1], which stay where they are."""
+        """While a pass is captured, take it for one of these `ids` [1, 1], which stay where they
+        are."""
         before, self._pass.ids = self._pass.ids, ids
         try:
             yield
@@ -227,7 +236,8 @@ class Watcher:
             self._pass.carried.clear()
 
     def _watch_routers(self) -> None:
-        """Hook the routers, once. Only when asked: a hook costs a layer of one token some five microseconds."""
+        """Hook the routers, once. Only when asked: a hook costs a layer of one token some five
+        microseconds."""
         if not self.is_watching:
             self.is_watching = True
             for layer in self._opened.layers:
@@ -242,8 +252,9 @@ class Watcher:
         self._handles.append(self._opened.model.get_input_embeddings().register_forward_hook(embed))
 
     def _embed(self, given: torch.Tensor) -> None:
-        """Copy the input of the pass [B, S, H] to the host at once, apart from the steps: a search by it runs while the
-        first layer attends. Once a pass: what else is embedded is not its input."""
+        """Copy the input of the pass [B, S, H] to the host at once, apart from the steps: a search
+        by it runs while the first layer attends. Once a pass: what else is embedded is not its
+        input."""
         if self._pass_index < 0 or self._pass.embedding is not None:
             return
         tokens = given.detach().flatten(0, -2).float().cpu().numpy()
@@ -261,8 +272,9 @@ class Watcher:
         return hook
 
     def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
-        """The distributions [T, E] of each of the next D routers on this router's input. The ids of the next pass are
-        not known yet, nor what its routers carry: routers that read them are asked with those of this pass."""
+        """The distributions [T, E] of each of the next D routers on this router's input. The ids of
+        the next pass are not known yet, nor what its routers carry: routers that read them are
+        asked with those of this pass."""
         if layer < self._distance:
             self._pass.carried.append(routed.carried)
         carried, answers = routed.carried, []

@@ -1,4 +1,5 @@
-"""One step: asks the controller for the plan of a layer, issues its loads, and computes its experts as they arrive."""
+"""One step: asks the controller for the plan of a layer, issues its loads, and computes its experts
+as they arrive."""
 
 from collections.abc import Callable, Sequence
 
@@ -28,10 +29,11 @@ from runtime.tiers.slots import Slots
 class StepExecutor:
     """Executes the controller's plans, one MoE layer of one pass at a time.
 
-    `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts experts that the
-    controller took for resident, that had not landed, and that were therefore computed on the replica beside the slots.
-    `last_token` has by layer what the last pass did that gave answers a token each: its plan, or the router's choice
-    [1, K] where nothing was left to plan. `on_plan` is called with every step that was planned, and its plan.
+    `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts
+    experts that the controller took for resident, that had not landed, and that were therefore
+    computed on the replica beside the slots. `last_token` has by layer what the last pass did that
+    gave answers a token each: its plan, or the router's choice [1, K] where nothing was left to
+    plan. `on_plan` is called with every step that was planned, and its plan.
     """
 
     def __init__(
@@ -96,7 +98,8 @@ class StepExecutor:
         self._batch_output: BatchOutput = self.gpu_output or self.torch_output
 
     def release_slots(self) -> None:
-        """Drop every reference to the slots. Raises OutOfResources where a copy into one does not end."""
+        """Drop every reference to the slots. Raises OutOfResources where a copy into one does not
+        end."""
         self.pending.clear()
         self.link.clear()
         self.link.wait_for_copies()
@@ -109,7 +112,8 @@ class StepExecutor:
         del self._fused_output, self._token_output, self._batch_output, self._whole_output
 
     def clear(self) -> None:
-        """Cancel every transfer and drop what outputs remember of slots and of an unfinished step."""
+        """Cancel every transfer and drop what outputs remember of slots and of an unfinished
+        step."""
         self.pending.clear()
         self.link.clear()  # also transfers that were issued and not yet noted as pending
         self._batch_output.clear()
@@ -129,7 +133,8 @@ class StepExecutor:
     def run(
         self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""
+        """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T,
+        H]."""
         is_token = hidden.shape[0] == 1
         if is_token and self.watcher.on_step is None:
             self.last_token[layer.index] = ids
@@ -156,8 +161,8 @@ class StepExecutor:
     def _forward_whole(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor | None:
-        """The output of one token where experts never leave, without asking the controller where they are; None where
-        one may be absent."""
+        """The output of one token where experts never leave, without asking the controller where
+        they are; None where one may be absent."""
         if self.pending or not self._can_skip_planning or not self._is_noted(layer):
             return None
         out = self._whole_output.forward_whole(layer, hidden, ids, weights)
@@ -168,7 +173,8 @@ class StepExecutor:
         return out
 
     def _is_noted(self, layer: int) -> bool:
-        """Note where a layer's experts are, unless that is done; False where the output needs one that is absent."""
+        """Note where a layer's experts are, unless that is done; False where the output needs one
+        that is absent."""
         output, cache, num_experts = (
             self._whole_output,
             self.controller.cache,
@@ -183,7 +189,8 @@ class StepExecutor:
         return True
 
     def whole(self) -> WholeExperts | None:
-        """Where the experts of all layers are, if one token can be computed without asking the controller."""
+        """Where the experts of all layers are, if one token can be computed without asking the
+        controller."""
         is_there = isinstance(self._whole_output, CpuOutput) and self.is_settled()
         return self._whole_output.all_whole if is_there else None
 
@@ -199,15 +206,16 @@ class StepExecutor:
         self._count_fixed(0, chosen)
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
-        """Count one token's use of n layers from number `first` on, by what routers chose in each, [n, K]."""
+        """Count one token's use of n layers from number `first` on, by what routers chose in each,
+        [n, K]."""
         if len(chosen):
             of_layers = chosen[:, None].unbind()
             self.last_token.update(enumerate(of_layers, first))
             self._count_fixed(first, of_layers)
 
     def _count_fixed(self, first: int, chosen: Sequence[torch.Tensor]) -> None:
-        """Count one token's use of layers by their ids, [1, K] each. Those on a device are read, which waits for it,
-        only where they are counted one by one."""
+        """Count one token's use of layers by their ids, [1, K] each. Those on a device are read,
+        which waits for it, only where they are counted one by one."""
         read = torch.cat(tuple(chosen)).cpu().numpy() if self.controller.counts_chosen else None
         self.controller.count_fixed(first, len(chosen), chosen=read)
 
@@ -242,7 +250,8 @@ class StepExecutor:
         return self._batch_output
 
     def _compute(self, plan: Plan, num_tokens: int, output: StepOutput) -> None:
-        """Every used expert: residents first, near ones while loads are under way, arrivals last."""
+        """Every used expert: residents first, near ones while loads are under way, arrivals
+        last."""
         self.near.begin(plan.near)
         self._issue(plan.placed, PREFETCH)
         if not plan.waves:
@@ -278,7 +287,8 @@ class StepExecutor:
         output: StepOutput,
         following: dict[int, Place],
     ) -> None:
-        """Compute the experts that are `ready`, then those `coming` as they land, all that have landed in one call."""
+        """Compute the experts that are `ready`, then those `coming` as they land, all that have
+        landed in one call."""
         if (
             self.link.is_queued and num_tokens == 1
         ):  # two calls: compute runs beside copies, and each is few kernels
@@ -305,7 +315,8 @@ class StepExecutor:
     def _add(
         self, places: Sequence[Place], output: StepOutput, following: dict[int, Place]
     ) -> None:
-        """Compute experts that are there; issue each load that is `following` into a slot as soon as that is free."""
+        """Compute experts that are there; issue each load that is `following` into a slot as soon
+        as that is free."""
         if not following:
             output.add(places)
             return
@@ -315,7 +326,8 @@ class StepExecutor:
                 self._issue((load,), DEMAND)
 
     def _arrived(self, place: Place) -> Place:
-        """Where to compute an expert: in its slot once it has landed, or without waiting on the replica that stays."""
+        """Where to compute an expert: in its slot once it has landed, or without waiting on the
+        replica that stays."""
         if self._shadows and not self.link.has_landed(self.pending[place.slot]):
             self.num_not_landed += 1
             return Place(place.key, NO_SLOT, self.controller.cache.shadows[place.key].item())
@@ -350,7 +362,8 @@ class StepExecutor:
         return full
 
     def _reweighted(self, planned: np.ndarray, weights: torch.Tensor) -> torch.Tensor:
-        """The plan's weights with rows for padding, on the device and in the type of the router's `weights`."""
+        """The plan's weights with rows for padding, on the device and in the type of the router's
+        `weights`."""
         full = torch.from_numpy(np.ascontiguousarray(planned)).to(weights)
         if self.watcher.rows is None:
             return full

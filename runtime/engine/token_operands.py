@@ -6,8 +6,8 @@ import numpy as np
 
 
 class TokenOperands(NamedTuple):
-    """The last arguments of every kernel: the token [H], the row of `y` [K, H] for each expert, and an empty array of
-    the weights' type."""
+    """The last arguments of every kernel: the token [H], the row of `y` [K, H] for each expert, and
+    an empty array of the weights' type."""
 
     x: np.ndarray
     rows: np.ndarray

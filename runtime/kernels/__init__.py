@@ -1,1 +1,2 @@
-"""Products, norms, attention and gated experts in compiled code: numbers and addresses in, arrays out."""
+"""Products, norms, attention and gated experts in compiled code: numbers and addresses in, arrays
+out."""

@@ -1,8 +1,9 @@
-"""A token's experts as one batch, on a CPU: one gate for all, and one product where that gives the same bits.
+"""A token's experts as one batch, on a CPU: one gate for all, and one product where that gives the
+same bits.
 
-A small expert costs more in calls than in arithmetic, and torch's matrix-vector kernels read memory at half the speed
-of a plain copy. A batch avoids both costs: the experts of a token are copied side by side into a buffer that stays in
-the processor's cache, and multiplied by one batched product.
+A small expert costs more in calls than in arithmetic, and torch's matrix-vector kernels read memory
+at half the speed of a plain copy. A batch avoids both costs: the experts of a token are copied side
+by side into a buffer that stays in the processor's cache, and multiplied by one batched product.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +27,8 @@ Views = dict[str, torch.Tensor]
 
 
 class ExpertBatch(NamedTuple):
-    """n experts, each as views of its parts, and, if they lie side by side, each part of all of them [n, *shape]."""
+    """n experts, each as views of its parts, and, if they lie side by side, each part of all of
+    them [n, *shape]."""
 
     alone: Sequence[Views]
     beside: Views | None
@@ -53,7 +55,8 @@ class SequentialExperts:
 
 
 class BatchedExperts:
-    """Computes up to `num_experts` experts on one token; the projections named in `batched` are one product each."""
+    """Computes up to `num_experts` experts on one token; the projections named in `batched` are one
+    product each."""
 
     def __init__(
         self, module: nn.Module, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]
@@ -78,8 +81,8 @@ class BatchedExperts:
         *,
         beside: Views | None = None,
     ) -> torch.Tensor:
-        """Compute n experts, given as views of their slots, on one token: x [1, H] -> [n, 1, H]. Nothing is copied if
-        `beside` gives each part of all of them as [n, *shape]."""
+        """Compute n experts, given as views of their slots, on one token: x [1, H] -> [n, 1, H].
+        Nothing is copied if `beside` gives each part of all of them as [n, *shape]."""
         return expert_forward(
             module,
             ExpertBatch(experts, beside),
@@ -116,9 +119,11 @@ def one_by_one(
 
 @torch.no_grad()
 def choose_batched(opened: MoeModel) -> BatchedExperts | SequentialExperts | None:
-    """Return an object that computes a token's experts with the bits of one expert after another on this machine.
+    """Return an object that computes a token's experts with the bits of one expert after another on
+    this machine.
 
-    None if no batch gives the same bits, on a GPU, and for experts that are too large to gain by it.
+    None if no batch gives the same bits, on a GPU, and for experts that are too large to gain by
+    it.
     """
     if not opened.store.layout.is_plain:
         return SequentialExperts(opened.store.layout.project)
@@ -143,8 +148,9 @@ def is_worth_batching(opened: MoeModel) -> bool:
 class _Trial:
     """Compares `BatchedExperts` with one expert after another, on random weights.
 
-    The order in which a kernel adds depends on shapes, not on values. Weights whose products cancel except for rounding
-    make the order visible, which rounding to bfloat16 would mostly hide. They cancel in pairs, so sizes must be even.
+    The order in which a kernel adds depends on shapes, not on values. Weights whose products cancel
+    except for rounding make the order visible, which rounding to bfloat16 would mostly hide. They
+    cancel in pairs, so sizes must be even.
     """
 
     def __init__(self, opened: MoeModel) -> None:
@@ -156,7 +162,8 @@ class _Trial:
         ]
 
     def exact_projections(self) -> list[str]:
-        """Return the projections for which one batched product gives the bits of separate products."""
+        """Return the projections for which one batched product gives the bits of separate
+        products."""
         names = [
             part.name
             for part in self.layout.parts
@@ -212,8 +219,8 @@ class _Trial:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether compiled kernels suit these experts: gated row by row, without bias, each matrix [out, in], gate
-    above up."""
+    """Return whether compiled kernels suit these experts: gated row by row, without bias, each
+    matrix [out, in], gate above up."""
     return (
         gates_by_row(module)
         and module.is_concatenated
@@ -224,8 +231,9 @@ def is_plain(module: nn.Module) -> bool:
 def gates_by_row(module: nn.Module) -> bool:
     """Return whether one call can gate several experts with the bits of one call for each.
 
-    A vectorised kernel rounds values of its full vectors in another way than the remainder of a row. SiLU of one half
-    of each row works row by row, because half rows are not contiguous; later kernels of other gates can join rows.
+    A vectorised kernel rounds values of its full vectors in another way than the remainder of a
+    row. SiLU of one half of each row works row by row, because half rows are not contiguous; later
+    kernels of other gates can join rows.
     """
     is_plain = module.has_gate and type(module)._apply_gate is _default_apply_gate
     has_norm = getattr(module, "has_post_expert_norm", False)

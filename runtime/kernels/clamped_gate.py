@@ -8,8 +8,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """gpt-oss's activation `(up + 1) * gate * sigmoid(alpha * gate)`, gate at most `limit`, up within it; rows of gate
-    and up take turns, and both have a bias."""
+    """gpt-oss's activation `(up + 1) * gate * sigmoid(alpha * gate)`, gate at most `limit`, up
+    within it; rows of gate and up take turns, and both have a bias."""
 
     alpha: float
     limit: float

@@ -1,6 +1,8 @@
-"""Products with low-bit weights (1 to 8 bits): one function for every width, device and number of tokens.
+"""Products with low-bit weights (1 to 8 bits): one function for every width, device and number of
+tokens.
 
-Few tokens are multiplied directly from the packed stream; for more, the matrix is dequantised first.
+Few tokens are multiplied directly from the packed stream; for more, the matrix is dequantised
+first.
 """
 
 from collections.abc import Iterable
@@ -12,13 +14,15 @@ from torch.nn import functional as F
 from artifacts.quantisation.packing import Packed
 from runtime.kernels.load import has_triton, kernels
 
-# From this number on, dequantising a matrix once beats reading its stream for each token: see docs/lowbit.md.
+# From this number on, dequantising a matrix once beats reading its stream for each token: see
+# docs/lowbit.md.
 MANY_TOKENS = 12
 _PANEL = 1 << 18  # weights that `dequantise` unpacks at a time; each needs several int32
 
 
 def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Multiply x [t, in] by the low-bit matrix on the same device: [t, out] in x's dtype, without gradients."""
+    """Multiply x [t, in] by the low-bit matrix on the same device: [t, out] in x's dtype, without
+    gradients."""
     compiled = _kernels(x.device)
     if compiled is None:
         return F.linear(x, dequantise(packed, x.dtype))
@@ -28,7 +32,8 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def dequantise(packed: Packed, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the matrix [out, in] with its outputs adjacent in memory, on any device: the oracle of every kernel."""
+    """Return the matrix [out, in] with its outputs adjacent in memory, on any device: the oracle of
+    every kernel."""
     groups = torch.arange(packed.num_inputs, device=packed.qweight.device) // packed.group_size
     out = torch.empty(
         packed.num_inputs, packed.num_outputs, dtype=dtype, device=packed.qweight.device
@@ -46,8 +51,8 @@ def dequantise(packed: Packed, dtype: torch.dtype = torch.float32) -> torch.Tens
 
 
 def make_ready(widths: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
-    """Compile the kernels of these widths, for x of this dtype, before the first token needs them; the first
-    compilation takes seconds."""
+    """Compile the kernels of these widths, for x of this dtype, before the first token needs them;
+    the first compilation takes seconds."""
     if device.type == "cpu":
         for bits in widths:
             _kernels(device).multiplier(bits, is_narrow=dtype is torch.bfloat16).compiled()
@@ -61,7 +66,8 @@ def kernel_name(device: torch.device) -> str:
 
 
 def _codes(words: torch.Tensor, bits: int, first: int, count: int) -> torch.Tensor:
-    """Read `count` codes, beginning with code `first`, of each stream in `words` [w, m]: int32 [count, m]."""
+    """Read `count` codes, beginning with code `first`, of each stream in `words` [w, m]: int32
+    [count, m]."""
     starts = torch.arange(first, first + count, device=words.device) * bits
     index, shift = starts // 32, (starts % 32).int()[:, None]
     num_low = (32 - shift).clamp(max=bits)  # bits of each code in its first word

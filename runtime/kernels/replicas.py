@@ -17,7 +17,8 @@ def project_replica(
     name: str,
     x: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute one projection of a replica, x [t, in] -> [t, out]; `expert_forward` takes it in place of `project`.
+    """Compute one projection of a replica, x [t, in] -> [t, out]; `expert_forward` takes it in
+    place of `project`.
 
     A replica's matrix is [out, in], whether or not the module transposes its own weights.
     """
@@ -29,8 +30,8 @@ def project_replica(
 def make_ready(
     packed: Iterable[int], *, has_trellis: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Compile the kernels of packed codes of these widths, and of trellis codes, for x of this dtype, before the first
-    token needs them; the first compilation takes seconds."""
+    """Compile the kernels of packed codes of these widths, and of trellis codes, for x of this
+    dtype, before the first token needs them; the first compilation takes seconds."""
     low_bit.make_ready(packed, dtype, device)
     if has_trellis and device.type == "cpu":
         kernels("cpu.trellis").make_ready()

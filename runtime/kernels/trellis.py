@@ -1,6 +1,8 @@
-"""Products with matrices in trellis codes: one function for every rate, device and number of tokens.
+"""Products with matrices in trellis codes: one function for every rate, device and number of
+tokens.
 
-Few tokens are multiplied from the codes where they lie; for more, the levels of a matrix are unpacked first.
+Few tokens are multiplied from the codes where they lie; for more, the levels of a matrix are
+unpacked first.
 """
 
 from types import ModuleType
@@ -13,7 +15,8 @@ from runtime.kernels.load import has_triton, kernels
 
 
 def linear(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
-    """Multiply x [t, in] by the matrix on the same device: [t, out] in x's dtype, without gradients."""
+    """Multiply x [t, in] by the matrix on the same device: [t, out] in x's dtype, without
+    gradients."""
     compiled = _kernels(x.device)
     if compiled is None:
         return F.linear(x, trellis.dequantised().to(x.dtype))

@@ -19,8 +19,8 @@ class Clock(Protocol):
 class WallClock:
     """Real time.
 
-    A sleep ends up to 0.1 ms late, so the end of a wait is a loop that asks for the time. Each turn releases the
-    interpreter, so that other threads can run.
+    A sleep ends up to 0.1 ms late, so the end of a wait is a loop that asks for the time. Each turn
+    releases the interpreter, so that other threads can run.
     """
 
     def now_s(self) -> float:
@@ -46,7 +46,8 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class Timeline:
-    """Transfers one at a time at `bandwidth` bytes per second, each after `latency_s` seconds of set-up."""
+    """Transfers one at a time at `bandwidth` bytes per second, each after `latency_s` seconds of
+    set-up."""
 
     bandwidth: float
     latency_s: float = 0.0

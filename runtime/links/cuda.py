@@ -1,4 +1,5 @@
-"""The link of a GPU: copies from pinned host memory to slots on two streams, ordered by events alone."""
+"""The link of a GPU: copies from pinned host memory to slots on two streams, ordered by events
+alone."""
 
 import threading
 from collections import deque
@@ -32,15 +33,17 @@ class _Staging:
 class CudaLink(ThreadLink):
     """Has two copy streams, one for demands and one for prefetches.
 
-    A demand from pinned memory is queued on its stream at once. A thread hands over prefetches piece by piece, and none
-    while demands are under way, so that a demand waits for two pieces at most. What is left of a prefetch that compute
-    asks for is queued as a demand; what is left of a cancelled one is not copied. From memory that is not pinned the
-    thread moves all transfers: it reads them through pinned buffers of `slot_nbytes`.
+    A demand from pinned memory is queued on its stream at once. A thread hands over prefetches
+    piece by piece, and none while demands are under way, so that a demand waits for two pieces at
+    most. What is left of a prefetch that compute asks for is queued as a demand; what is left of a
+    cancelled one is not copied. From memory that is not pinned the thread moves all transfers: it
+    reads them through pinned buffers of `slot_nbytes`.
 
-    Events order each slot's accesses. A slot is written after all compute that was queued when its transfer was issued,
-    as no other compute may still read it, and after the previous copy into it, which may be under way on the other
-    stream. It is read after its copy: the compute stream waits on collection. The slots are one tensor that outlives
-    the link, so that the allocator need not know of the streams.
+    Events order each slot's accesses. A slot is written after all compute that was queued when its
+    transfer was issued, as no other compute may still read it, and after the previous copy into it,
+    which may be under way on the other stream. It is read after its copy: the compute stream waits
+    on collection. The slots are one tensor that outlives the link, so that the allocator need not
+    know of the streams.
     """
 
     kind = "cuda"
@@ -131,7 +134,8 @@ class CudaLink(ThreadLink):
             self._waits.append((asked, resumed))
 
     def cancel(self, transfer: CudaTransfer) -> None:
-        """Nothing more of it is copied. What was handed over goes before the next copy into the slot."""
+        """Nothing more of it is copied. What was handed over goes before the next copy into the
+        slot."""
         with self._wake:
             if not transfer.started:
                 self._unqueue(transfer)
@@ -146,10 +150,12 @@ class CudaLink(ThreadLink):
         self._take(running)
 
     def wait_for_copies(self) -> None:
-        """Return at once: what was handed over goes before all transfers that are issued from here on."""
+        """Return at once: what was handed over goes before all transfers that are issued from here
+        on."""
 
     def drain_stalls(self) -> float:
-        """Seconds for which the compute stream waited, by its own events. Waits for the last of them."""
+        """Seconds for which the compute stream waited, by its own events. Waits for the last of
+        them."""
         super().drain_stalls()
         self._measure()
         if self._waits:
@@ -168,7 +174,8 @@ class CudaLink(ThreadLink):
     def close(self) -> None:
         super().close()
         for stream in (self._demands, self._prefetches):
-            stream.synchronize()  # a prefetch may be under way to a slot whose memory is used again next
+            # a prefetch may be under way to a slot whose memory is used again next
+            stream.synchronize()
 
     def _late(self, transfers: Sequence[CudaTransfer]) -> list[CudaTransfer]:
         """Those of these transfers that compute has to wait for; each copy is asked once."""
@@ -184,7 +191,8 @@ class CudaLink(ThreadLink):
         return late
 
     def _queue_all_of(self, transfers: Sequence[CudaTransfer]) -> None:
-        """Put all of these transfers on a stream: at once from pinned memory, else by the thread."""
+        """Put all of these transfers on a stream: at once from pinned memory, else by the
+        thread."""
         if not self._is_pinned:
             for transfer in transfers:
                 super().collect(transfer)
@@ -196,7 +204,8 @@ class CudaLink(ThreadLink):
             self._hand_over_all(transfers)
 
     def _hand_over_all(self, transfers: Sequence[CudaTransfer]) -> None:
-        """Queue what is left of these transfers, which the thread may be handing over, as demands."""
+        """Queue what is left of these transfers, which the thread may be handing over, as
+        demands."""
         with self._handing, torch.cuda.stream(self._demands):
             for transfer in transfers:
                 transfer.started = transfer.is_taken = True
@@ -206,8 +215,8 @@ class CudaLink(ThreadLink):
             transfer.landed.set()
 
     def _queue_demands(self, transfers: Sequence[CudaTransfer]) -> None:
-        """Queue what is left of these transfers between two events for all. Call it within `_handing`, while the stream
-        of demands is the current one."""
+        """Queue what is left of these transfers between two events for all. Call it within
+        `_handing`, while the stream of demands is the current one."""
         self._await_slots(transfers, self._demands)
         copy = self._times.begin(
             self._demands, sum([transfer.nbytes - transfer.num_handed for transfer in transfers])
@@ -219,7 +228,8 @@ class CudaLink(ThreadLink):
         self._demanded.record(self._demands)
 
     def _take(self, transfers: Sequence[CudaTransfer]) -> None:
-        """End the handing over of these transfers: the link's thread hands over no further piece of them."""
+        """End the handing over of these transfers: the link's thread hands over no further piece of
+        them."""
         with self._handing:
             for transfer in transfers:
                 transfer.is_taken, transfer.unread = True, None
@@ -257,7 +267,8 @@ class CudaLink(ThreadLink):
     def _hand_over_in_pieces(
         self, transfer: CudaTransfer, host: torch.Tensor, read: torch.cuda.Event | None = None
     ) -> None:
-        """Hand over a transfer piece by piece, to its end or until `_take` ends it; then record `read`."""
+        """Hand over a transfer piece by piece, to its end or until `_take` ends it; then record
+        `read`."""
         is_demand, nbytes = transfer.urgency == DEMAND, transfer.nbytes
         stream = self._demands if is_demand else self._prefetches
         with torch.cuda.stream(stream):
@@ -286,8 +297,8 @@ class CudaLink(ThreadLink):
     # Called on both threads, within `_handing`
 
     def _await_slots(self, transfers: Sequence[CudaTransfer], stream: torch.cuda.Stream) -> None:
-        """Make the stream wait until the slots may be written: until what they held is read, and what came into them on
-        another stream is there."""
+        """Make the stream wait until the slots may be written: until what they held is read, and
+        what came into them on another stream is there."""
         written = self._written
         for transfer in transfers:
             if transfer.unread is not None:
@@ -305,7 +316,8 @@ class CudaLink(ThreadLink):
         slot.copy_(host, non_blocking=True)
 
     def _note(self, transfers: Sequence[CudaTransfer], copy: Copy, stop: int | None = None) -> None:
-        """Note that these transfers were handed over up to `stop`, or whole, the last of their bytes by `copy`."""
+        """Note that these transfers were handed over up to `stop`, or whole, the last of their
+        bytes by `copy`."""
         for transfer in transfers:
             self._written[transfer.place] = transfer.copy = copy
             transfer.num_handed = (

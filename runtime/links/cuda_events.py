@@ -1,5 +1,5 @@
-"""Events of a GPU that are used again, and what is measured with them: making one for every copy would take longer than
-recording it."""
+"""Events of a GPU that are used again, and what is measured with them: making one for every copy
+would take longer than recording it."""
 
 from collections import deque
 from collections.abc import Collection
@@ -9,8 +9,8 @@ import torch
 
 
 class EventPool:
-    """Events with times. One may be given back while a stream still waits for it: a wait is for what was recorded when
-    it was queued."""
+    """Events with times. One may be given back while a stream still waits for it: a wait is for
+    what was recorded when it was queued."""
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
@@ -24,7 +24,8 @@ class EventPool:
 
 @dataclass(eq=False, slots=True)
 class StreamPoint:
-    """A point of a stream for which transfers wait. Its event goes back to `pool` with its last reference."""
+    """A point of a stream for which transfers wait. Its event goes back to `pool` with its last
+    reference."""
 
     event: torch.cuda.Event
     pool: EventPool
@@ -35,8 +36,8 @@ class StreamPoint:
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """A copy, or some together, between two events on `stream`, the `number`th of all. Events go back to `pool`
-    with the last reference to it: then nothing can ask for its end."""
+    """A copy, or some together, between two events on `stream`, the `number`th of all. Events go
+    back to `pool` with the last reference to it: then nothing can ask for its end."""
 
     begun: torch.cuda.Event
     done: torch.cuda.Event
@@ -80,7 +81,8 @@ class CopyTimes:
         return seconds, nbytes
 
     def _added_ms(self, copy: Copy) -> float:
-        """A copy's time without the part it shares with earlier copies: one stream waits while the other copies."""
+        """A copy's time without the part it shares with earlier copies: one stream waits while the
+        other copies."""
         duration = copy.begun.elapsed_time(copy.done)
         later = duration if self._latest is None else self._latest.done.elapsed_time(copy.done)
         if later > 0:

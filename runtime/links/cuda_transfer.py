@@ -1,4 +1,5 @@
-"""One expert on its way to a GPU: how much of it was handed over to a stream, and what its slot waits for."""
+"""One expert on its way to a GPU: how much of it was handed over to a stream, and what its slot
+waits for."""
 
 import threading
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from runtime.links.link import ThreadTransfer, Wanted
 
 @dataclass(eq=False, slots=True)
 class CudaTransfer(ThreadTransfer):
-    """`num_handed` of `nbytes` were handed over to a stream, the last of them by `copy`. `place` is the address of the
-    slot. `is_taken`: the thread hands over no more. `unread`: after it, compute no longer reads what the slot held;
-    None once a stream waits for it."""
+    """`num_handed` of `nbytes` were handed over to a stream, the last of them by `copy`. `place` is
+    the address of the slot. `is_taken`: the thread hands over no more. `unread`: after it, compute
+    no longer reads what the slot held; None once a stream waits for it."""
 
     nbytes: int = 0
     place: int = 0

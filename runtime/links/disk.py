@@ -1,4 +1,5 @@
-"""The link of experts that stay on disk: several reads are under way, so that the device always has a next one."""
+"""The link of experts that stay on disk: several reads are under way, so that the device always has
+a next one."""
 
 import time
 from typing import Protocol
@@ -24,10 +25,11 @@ class CachedSource(ExpertSource, Protocol):
 
 
 class DiskLink(ThreadLink):
-    """Reads experts from the checkpoint when they are wanted. `is_direct` says that its source bypasses the page cache.
+    """Reads experts from the checkpoint when they are wanted. `is_direct` says that its source
+    bypasses the page cache.
 
-    Small demands that `kept` has in the page cache are copied at once, on the caller's thread. The measured bandwidth
-    is bytes over the seconds in which at least one read was under way.
+    Small demands that `kept` has in the page cache are copied at once, on the caller's thread. The
+    measured bandwidth is bytes over the seconds in which at least one read was under way.
     """
 
     kind = "disk"

@@ -1,4 +1,5 @@
-"""A link of given bandwidth and latency between two parts of RAM: a real experiment on any machine."""
+"""A link of given bandwidth and latency between two parts of RAM: a real experiment on any
+machine."""
 
 from dataclasses import dataclass
 
@@ -18,10 +19,12 @@ class _TimedTransfer(Transfer):
 
 
 class EmulatedLink(Link):
-    """Transfers take their time on a timeline one after another, on the wall clock unless another is given.
+    """Transfers take their time on a timeline one after another, on the wall clock unless another
+    is given.
 
-    There is no thread: each call starts the queued transfers that would have begun by now, and bytes are copied on
-    collection. A thread that slept and woke beside the computing one would take the interpreter from it every time.
+    There is no thread: each call starts the queued transfers that would have begun by now, and
+    bytes are copied on collection. A thread that slept and woke beside the computing one would take
+    the interpreter from it every time.
     """
 
     kind = "emulated"

@@ -1,5 +1,5 @@
-"""The link between the slow tier and the fast tier: transfers are issued, then collected; demands overtake queued
-prefetches."""
+"""The link between the slow tier and the fast tier: transfers are issued, then collected; demands
+overtake queued prefetches."""
 
 import heapq
 import threading
@@ -50,15 +50,17 @@ class Wanted(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class ThreadTransfer(Transfer):
-    """A transfer that a thread moves. The thread sets `landed` at its end, and `error` if it failed."""
+    """A transfer that a thread moves. The thread sets `landed` at its end, and `error` if it
+    failed."""
 
     landed: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
 
 class Link(Protocol):
-    """`kind` and `conditions` go into the receipt. `is_concurrent`: transfers share the bandwidth, so that those of one
-    step land at about the same time. `is_queued`: a device waits for what is collected, and the host does not."""
+    """`kind` and `conditions` go into the receipt. `is_concurrent`: transfers share the bandwidth,
+    so that those of one step land at about the same time. `is_queued`: a device waits for what is
+    collected, and the host does not."""
 
     kind: str
     is_concurrent: bool
@@ -67,8 +69,8 @@ class Link(Protocol):
     def issue(
         self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS
     ) -> Transfer:
-        """Queue a transfer of as many bytes as `slot` has. Returns at once. The slot is written after all compute that
-        has been queued so far."""
+        """Queue a transfer of as many bytes as `slot` has. Returns at once. The slot is written
+        after all compute that has been queued so far."""
 
     def issue_all(self, loads: Iterable[Wanted], *, urgency: int) -> list[Transfer]:
         """As `issue`, for the loads of one step."""
@@ -78,7 +80,8 @@ class Link(Protocol):
         """Whether `collect` would return at once."""
 
     def collect(self, transfer: Transfer) -> None:
-        """Wait until compute may read the slot. Raises the error of the transfer, OutOfResources if nothing arrives."""
+        """Wait until compute may read the slot. Raises the error of the transfer, OutOfResources if
+        nothing arrives."""
 
     def collect_all(self, transfers: Sequence[Transfer]) -> None:
         """As `collect`, for all that compute needs next."""
@@ -86,14 +89,16 @@ class Link(Protocol):
             self.collect(transfer)
 
     def cancel(self, transfer: Transfer) -> None:
-        """Remove a transfer from the queue, or wait for its end if it has begun. Its slot may then be written again."""
+        """Remove a transfer from the queue, or wait for its end if it has begun. Its slot may then
+        be written again."""
 
     def clear(self) -> None:
-        """Remove every transfer from the queue without waiting, so that none may be collected. Those that have begun
-        continue."""
+        """Remove every transfer from the queue without waiting, so that none may be collected.
+        Those that have begun continue."""
 
     def wait_for_copies(self) -> None:
-        """Return when no transfer that had begun still writes to a slot. Raises OutOfResources if one does not end."""
+        """Return when no transfer that had begun still writes to a slot. Raises OutOfResources if
+        one does not end."""
 
     def drain_stalls(self) -> float:
         """Seconds for which compute waited for this link since the last call."""
@@ -104,12 +109,14 @@ class Link(Protocol):
 
 
 class ThreadLink(Link):
-    """A link whose transfers run on its own threads. Subclasses set the number of threads and move an expert.
+    """A link whose transfers run on its own threads. Subclasses set the number of threads and move
+    an expert.
 
-    Demands begin in order of issue, on all threads. A prefetch begins only when no other transfer is under way, so that
-    at most one delays a demand. A prefetch that failed is moved once more when it is collected. Subclasses also count
-    the seconds of moving so far, `copy_s`, and the bytes moved in them, `_copied_nbytes`. A caller that waits gets
-    OutOfResources when nothing at all has moved for `patience_s`.
+    Demands begin in order of issue, on all threads. A prefetch begins only when no other transfer
+    is under way, so that at most one delays a demand. A prefetch that failed is moved once more
+    when it is collected. Subclasses also count the seconds of moving so far, `copy_s`, and the
+    bytes moved in them, `_copied_nbytes`. A caller that waits gets OutOfResources when nothing at
+    all has moved for `patience_s`.
     """
 
     kind = "thread"
@@ -214,7 +221,8 @@ class ThreadLink(Link):
         heapq.heapify(self._queue)
 
     def _await(self, transfer: ThreadTransfer) -> None:
-        """Return when the transfer has landed. The patience begins anew whenever another one lands."""
+        """Return when the transfer has landed. The patience begins anew whenever another one
+        lands."""
         num_landed = self._num_landed
         while not transfer.landed.wait(self._patience_s):
             if self._num_landed == num_landed:

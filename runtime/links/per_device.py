@@ -1,4 +1,5 @@
-"""One link for each of several devices that share no memory: an expert comes over the link of its own device."""
+"""One link for each of several devices that share no memory: an expert comes over the link of its
+own device."""
 
 from collections.abc import Sequence
 
@@ -10,8 +11,8 @@ from runtime.links.link import Link, Transfer
 
 
 class LinkPerDevice(Link):
-    """`links` by device. A transfer concerns the link of its key alone; `clear`, `wait_for_copies` and `close` concern
-    all links."""
+    """`links` by device. A transfer concerns the link of its key alone; `clear`, `wait_for_copies`
+    and `close` concern all links."""
 
     def __init__(self, partitions: Partitions, links: Sequence[Link]) -> None:
         self._partitions, self._links = partitions, links

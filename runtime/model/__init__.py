@@ -1,1 +1,2 @@
-"""A checkpoint opened without its experts, its experts readable one by one, and the model's own arithmetic."""
+"""A checkpoint opened without its experts, its experts readable one by one, and the model's own
+arithmetic."""

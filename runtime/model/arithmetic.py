@@ -1,5 +1,5 @@
-"""The arithmetic of experts, following the flags of the model's own module: one expert on its tokens, and the sum over
-experts.
+"""The arithmetic of experts, following the flags of the model's own module: one expert on its
+tokens, and the sum over experts.
 
 In this order and in these dtypes the result is bit-identical to the model's own eager code.
 """
@@ -16,7 +16,8 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"  # the parameters of a gated expert
 
 
 class Assigned(NamedTuple):
-    """The tokens that selected one expert, and at which ranks. For a step of one token, `tokens` is None."""
+    """The tokens that selected one expert, and at which ranks. For a step of one token, `tokens` is
+    None."""
 
     tokens: torch.Tensor | None  # [t] int64, ranks ascending, then tokens
     ranks: torch.Tensor | int  # [t] int64
@@ -37,9 +38,11 @@ def expert_forward(
     *,
     project: Callable[..., torch.Tensor] = project,
 ) -> torch.Tensor:
-    """Compute one expert on its tokens, x [t, H] -> [t, H]; flags of `module` say if it is gated, biased or transposed.
+    """Compute one expert on its tokens, x [t, H] -> [t, H]; flags of `module` say if it is gated,
+    biased or transposed.
 
-    `weights` goes to `project`: one expert's parts by name, or several experts' if that `project` takes them.
+    `weights` goes to `project`: one expert's parts by name, or several experts' if that `project`
+    takes them.
     """
     up = "gate_up_proj" if module.has_gate else "up_proj"
     y = project(module, weights, up, x)
@@ -84,7 +87,8 @@ def weigh(y: torch.Tensor, weights: torch.Tensor, assigned: Assigned) -> torch.T
 
 
 def accumulate(out: torch.Tensor, y: torch.Tensor, assigned: Assigned) -> None:
-    """Add an expert's share to `out` [T, H]. In another than ascending order, sums round differently."""
+    """Add an expert's share to `out` [T, H]. In another than ascending order, sums round
+    differently."""
     if assigned.tokens is None:
         out.add_(y.to(out.dtype))
     else:

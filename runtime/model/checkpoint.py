@@ -1,4 +1,5 @@
-"""The safetensors shards of a checkpoint: where each tensor lies, and positional reads without memory-mapping."""
+"""The safetensors shards of a checkpoint: where each tensor lies, and positional reads without
+memory-mapping."""
 
 import hashlib
 import json
@@ -36,7 +37,8 @@ DTYPES = {
 }
 _MODEL = "model."
 _OUTER = ("module.", "base_model.model.", _MODEL)
-"""What wrappers put before every name: those of torch and DeepSpeed, PEFT's, and a module that has the whole model."""
+"""What wrappers put before every name: those of torch and DeepSpeed, PEFT's, and a module that has
+the whole model."""
 _INNER = re.compile(
     r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module|_forward_module)\."
 )
@@ -73,7 +75,8 @@ class RepeatedBytes:
 
 
 class Contents(NamedTuple):
-    """What the header of a file says: its sha256, strings stored beside the tensors, and the tensors by name."""
+    """What the header of a file says: its sha256, strings stored beside the tensors, and the
+    tensors by name."""
 
     header_digest: bytes
     metadata: dict[str, str]
@@ -83,8 +86,8 @@ class Contents(NamedTuple):
 class Shard:
     """One open safetensors file; reads are positional, so threads share it without a lock.
 
-    Raises BadInput if the file is missing, truncated or not safetensors. `header_digest` is the sha256 of its header,
-    `metadata` the strings that its writer stored beside the tensors.
+    Raises BadInput if the file is missing, truncated or not safetensors. `header_digest` is the
+    sha256 of its header, `metadata` the strings that its writer stored beside the tensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +103,8 @@ class Shard:
         self.header_digest, self.metadata, self.tensors = self._contents()
 
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
-        """Fill `targets` one after another with the bytes that follow `offset`; BadInput if the file ends before."""
+        """Fill `targets` one after another with the bytes that follow `offset`; BadInput if the
+        file ends before."""
         assert self._closer.alive, (
             f"{self.path} is closed: its descriptor may be another file's by now"
         )
@@ -117,7 +121,8 @@ class Shard:
     def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
         """Fill `targets` from the page cache, without waiting for the device.
 
-        Return False, with `targets` undefined, if the cache lacks part of it; the kernel then begins to read it.
+        Return False, with `targets` undefined, if the cache lacks part of it; the kernel then
+        begins to read it.
         """
         assert self._closer.alive, (
             f"{self.path} is closed: its descriptor may be another file's by now"
@@ -151,8 +156,8 @@ class Shard:
             os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def check_unchanged(self) -> None:
-        """Raise BadInput if the file was written into since it was opened. A file that was renamed over it is another
-        file, which this shard does not read."""
+        """Raise BadInput if the file was written into since it was opened. A file that was renamed
+        over it is another file, which this shard does not read."""
         if _stamp(self._descriptor) != self._stamp:
             raise BadInput(
                 f"{self.path} changed while it is in use: what was read is of two models, start again once it is whole"
@@ -195,7 +200,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as its shard's header describes it; `offset` is in bytes from the start of the file."""
+    """A tensor as its shard's header describes it; `offset` is in bytes from the start of the
+    file."""
 
     name: str
     dtype: torch.dtype
@@ -205,8 +211,8 @@ class StoredTensor:
     nbytes: int
 
     def read(self) -> torch.Tensor:
-        """Return a copy in memory, in the stored dtype, aligned to 64 bytes, unlike a mapped file; from 2 MiB on in
-        huge pages where there are any."""
+        """Return a copy in memory, in the stored dtype, aligned to 64 bytes, unlike a mapped file;
+        from 2 MiB on in huge pages where there are any."""
         raw = (
             anonymous(self.nbytes)
             if self.nbytes >= HUGE_PAGE
@@ -216,7 +222,8 @@ class StoredTensor:
         return raw.view(self.dtype).view(self.shape)
 
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
-        """Return the values for `tensor[...]`, by which transformers' loader reads a lazy tensor."""
+        """Return the values for `tensor[...]`, by which transformers' loader reads a lazy
+        tensor."""
         assert index is Ellipsis, f"only [...] is supported, not {index}"
         return self.read()
 
@@ -240,7 +247,8 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open every shard of `folder` and read only the headers; BadInput names the file that cannot be used."""
+    """Open every shard of `folder` and read only the headers; BadInput names the file that cannot
+    be used."""
     if is_gguf(folder):
         raise BadInput(
             f"{folder} is a GGUF file: moectl repacks and exports safetensors only, use it as it is"
@@ -289,8 +297,8 @@ def _by_name(folder: Path, shards: Sequence[Shard]) -> dict[str, StoredTensor]:
 
 
 def _unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by the names that the model gives them, without those of modules that training wrapped around it or
-    around its parts; as they are where two would have one name."""
+    """The tensors by the names that the model gives them, without those of modules that training
+    wrapped around it or around its parts; as they are where two would have one name."""
     names = {name: _INNER.sub("", name) for name in tensors}
     while prefix := next((prefix for prefix in _OUTER if _have(names.values(), prefix)), None):
         names = {name: own.removeprefix(prefix) for name, own in names.items()}
@@ -309,7 +317,8 @@ def _have(names: Collection[str], prefix: str) -> bool:
 
 
 def _check_whole(path: Path) -> None:
-    """Let safetensors validate the header, by the rules of its format: no hole, no overlap, every byte covered."""
+    """Let safetensors validate the header, by the rules of its format: no hole, no overlap, every
+    byte covered."""
     if not readable(path):
         raise BadInput(
             f"{path} is missing: the checkpoint's index names it, so download the model again"

@@ -1,4 +1,5 @@
-"""What transformers' conversion rules do to the experts of a checkpoint, as far as each can be read by itself."""
+"""What transformers' conversion rules do to the experts of a checkpoint, as far as each can be read
+by itself."""
 
 from transformers.core_model_loading import (
     Concatenate,
@@ -14,7 +15,8 @@ from runtime.model.quantised_tensor import QuantisedTensor
 
 
 def is_swap(converter: WeightConverter) -> bool:
-    """Whether the conversion swaps two dimensions of every expert: of its matrix, or of its rows in pairs."""
+    """Whether the conversion swaps two dimensions of every expert: of its matrix, or of its rows in
+    pairs."""
     if len(converter.operations) != 1 or len(converter.source_patterns) != 1:
         return False
     (step,) = converter.operations
@@ -26,7 +28,8 @@ def is_swap(converter: WeightConverter) -> bool:
 def is_turned(
     swap: WeightConverter, tensor: StoredTensor | QuantisedTensor, shape: tuple[int, ...]
 ) -> bool:
-    """Whether this tensor [E, ...] is stored transposed. Some rules say so for every tensor, some look at shapes."""
+    """Whether this tensor [E, ...] is stored transposed. Some rules say so for every tensor, some
+    look at shapes."""
     (step,) = swap.operations
     return isinstance(step, Transpose) and not (step.check_dims and tensor.shape[1:] == shape)
 
@@ -34,8 +37,8 @@ def is_turned(
 def stored_shape(
     swap: WeightConverter | None, tensor: StoredTensor | QuantisedTensor, *, is_turned: bool
 ) -> tuple[int, ...] | None:
-    """The stored shape of one expert, if the module has the first two dimensions swapped. Raises BadInput for rows in
-    pairs in few bits."""
+    """The stored shape of one expert, if the module has the first two dimensions swapped. Raises
+    BadInput for rows in pairs in few bits."""
     is_quantised = isinstance(tensor, QuantisedTensor)
     if is_turned:
         return None if is_quantised else tensor.shape[1:]
@@ -49,7 +52,8 @@ def stored_shape(
 
 
 def check_plain(converter: WeightConverter, name: str) -> None:
-    """Raise BadInput unless the conversion copies bytes unchanged: it stacks experts, then at most joins rows."""
+    """Raise BadInput unless the conversion copies bytes unchanged: it stacks experts, then at most
+    joins rows."""
     kinds = [
         (type(step), step.dim)
         for step in converter.operations
@@ -63,7 +67,8 @@ def check_plain(converter: WeightConverter, name: str) -> None:
 
 
 def is_joined(converter: WeightConverter) -> bool:
-    """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is one expert's."""
+    """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is
+    one expert's."""
     first, *others = converter.operations
     is_join = (
         isinstance(first, Concatenate) and first.dim == 1 and (not others or takes_turns(converter))
@@ -72,7 +77,8 @@ def is_joined(converter: WeightConverter) -> bool:
 
 
 def takes_turns(converter: WeightConverter) -> bool:
-    """Whether the conversion, once it has joined the rows of two tensors [E, ...], takes them by turns."""
+    """Whether the conversion, once it has joined the rows of two tensors [E, ...], takes them by
+    turns."""
     *_, last = converter.operations
     is_turning = isinstance(last, Interleave) and last.dim == 1 and last.inverse
     return is_turning and len(converter.operations) == len(converter.source_patterns) == 2

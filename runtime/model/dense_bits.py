@@ -1,8 +1,8 @@
-"""Weights besides routed experts at few bits: a linear layer is quantised while the checkpoint is read, before the next
-one is, so that the model is never in memory at full width.
+"""Weights besides routed experts at few bits: a linear layer is quantised while the checkpoint is
+read, before the next one is, so that the model is never in memory at full width.
 
-transformers' loader asks an on-the-fly quantiser for each parameter (`param_needs_quantization`) and hands it what it
-has read (`get_quantize_ops`); it then reads one tensor after another.
+transformers' loader asks an on-the-fly quantiser for each parameter (`param_needs_quantization`)
+and hands it what it has read (`get_quantize_ops`); it then reads one tensor after another.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,8 +22,8 @@ from runtime.model.quantised_linear import QuantisedEmbedding, QuantisedLinear
 
 
 class DenseWidth(NamedTuple):
-    """The bits of linear layers besides experts and routers: how many have them, and how many stay as published because
-    of their shape."""
+    """The bits of linear layers besides experts and routers: how many have them, and how many stay
+    as published because of their shape."""
 
     bits: int
     num_packed: int
@@ -31,8 +31,8 @@ class DenseWidth(NamedTuple):
 
 
 class DenseQuantiser:
-    """Quantises the linear layers of `model` to `bits`, but for those in the routers of `layers`. Raises BadUsage for
-    other widths than 8 and 4, BadInput where no layer can have them."""
+    """Quantises the linear layers of `model` to `bits`, but for those in the routers of `layers`.
+    Raises BadUsage for other widths than 8 and 4, BadInput where no layer can have them."""
 
     pre_quantized = False  # an attribute that transformers reads
 
@@ -64,8 +64,8 @@ class DenseQuantiser:
     def convert(
         self, tensors: Mapping[str, object], *, missing_keys: set[str] | None = None, **_: object
     ) -> dict[str, object]:
-        """Quantise what was read and put it into the model. Returns what is left to transformers: other tensors, and
-        those of a wrong shape, which it reports."""
+        """Quantise what was read and put it into the model. Returns what is left to transformers:
+        other tensors, and those of a wrong shape, which it reports."""
         left = {}
         for name, value in tensors.items():
             matrix, layer_name = (
@@ -88,8 +88,9 @@ class DenseQuantiser:
     # The rest, once everything is read
 
     def finish(self) -> None:
-        """Quantise what was not read by itself: matrices that modules share, and parts of a fused one. Raises BadInput
-        for matrices that hold NaN or infinity, and for those shared otherwise than by embedding and head."""
+        """Quantise what was not read by itself: matrices that modules share, and parts of a fused
+        one. Raises BadInput for matrices that hold NaN or infinity, and for those shared otherwise
+        than by embedding and head."""
         for name in self._names:
             layer = self._model.get_submodule(name)
             if type(layer) is not nn.Linear:

@@ -1,4 +1,5 @@
-"""The weights of a model outside its experts, together in one piece of memory, in huge pages where there are any."""
+"""The weights of a model outside its experts, together in one piece of memory, in huge pages where
+there are any."""
 
 from collections import defaultdict
 
@@ -19,11 +20,12 @@ def on_cpu(model: nn.Module) -> list[nn.Parameter]:
 
 
 def gather(model: nn.Module) -> None:
-    """Move the parameters on the CPU together, each on a 64-byte border; those that share memory go on sharing it.
+    """Move the parameters on the CPU together, each on a 64-byte border; those that share memory go
+    on sharing it.
 
-    Those that were read into huge pages and not converted since stay there. All stay where they are if there are no
-    huge pages, or less than one would be filled. They are moved one by one, so that never two copies of all are held.
-    Raises OSError.
+    Those that were read into huge pages and not converted since stay there. All stay where they are
+    if there are no huge pages, or less than one would be filled. They are moved one by one, so that
+    never two copies of all are held. Raises OSError.
     """
     of_storage = defaultdict(list)
     for parameter in on_cpu(model):

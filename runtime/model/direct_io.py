@@ -19,8 +19,9 @@ _bounce = threading.local()
 class DirectFile:
     """One file opened with O_DIRECT, for the lifetime of this object; reads are positional.
 
-    Bytes that are page-aligned both in the file and in memory are read in place; all others go through a buffer of the
-    calling thread. Raises BadInput where the file system or the platform has no direct reads.
+    Bytes that are page-aligned both in the file and in memory are read in place; all others go
+    through a buffer of the calling thread. Raises BadInput where the file system or the platform
+    has no direct reads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +35,8 @@ class DirectFile:
         weakref.finalize(self, os.close, self._descriptor)
 
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
-        """Fill `targets` one after another with the bytes that follow `offset`; BadInput if the file ends before."""
+        """Fill `targets` one after another with the bytes that follow `offset`; BadInput if the
+        file ends before."""
         for target in targets:
             done = self._read_straight(offset, target)
             while done < target.nbytes:
@@ -53,7 +55,8 @@ class DirectFile:
             offset += target.nbytes
 
     def _read_straight(self, offset: int, target: memoryview) -> int:
-        """Read the whole pages of `target` in place and return their bytes; 0 if it or the offset is not aligned."""
+        """Read the whole pages of `target` in place and return their bytes; 0 if it or the offset
+        is not aligned."""
         whole = target.nbytes // PAGE * PAGE
         if not whole or offset % PAGE or addressof(c_char.from_buffer(target)) % PAGE:
             return 0

@@ -20,11 +20,13 @@ StoredLayout = ExpertLayout | QuantisedLayout | MixedLayout
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Contiguous stored bytes of one expert, and their place in its slot, from `start` to `stop`, as `slot_dtype`.
+    """Contiguous stored bytes of one expert, and their place in its slot, from `start` to `stop`,
+    as `slot_dtype`.
 
-    Where the slot has the first two dimensions of what is stored swapped, `swapped` is the stored shape. Such bytes are
-    always read whole: the place begins `skipped` numbers behind their first in the slot. Where it fills every second
-    row of the place, from the first on, `num_rows` is how many it has.
+    Where the slot has the first two dimensions of what is stored swapped, `swapped` is the stored
+    shape. Such bytes are always read whole: the place begins `skipped` numbers behind their first
+    in the slot. Where it fills every second row of the place, from the first on, `num_rows` is how
+    many it has.
     """
 
     shard: Shard | RepeatedBytes
@@ -44,8 +46,8 @@ class Extent:
         return self.dtype == self.slot_dtype and self.swapped is None and self.num_rows is None
 
     def within(self, start: int, stop: int) -> "Extent | None":
-        """Return the part that belongs between `start` and `stop` of the slot, multiples of an element; None if none
-        does."""
+        """Return the part that belongs between `start` and `stop` of the slot, multiples of an
+        element; None if none does."""
         assert self.num_rows is None, (
             "only experts that are packed have rows by turns, and these are read whole"
         )
@@ -100,8 +102,8 @@ class DiskStore:
         self._direct: dict[Path, DirectFile] = {}
 
     def direct(self) -> "DiskStore":
-        """Return a store that bypasses the page cache. Raises BadInput where the file system cannot, and where another
-        file has taken the name of one that is open."""
+        """Return a store that bypasses the page cache. Raises BadInput where the file system
+        cannot, and where another file has taken the name of one that is open."""
         store = copy(self)
         store._direct = {shard.path: DirectFile(shard.path) for shard in self._checkpoint.shards}
         for shard in self._checkpoint.shards:
@@ -109,9 +111,11 @@ class DiskStore:
         return store
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, spans: Spans = ()) -> None:
-        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert, or only these spans of it.
+        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert, or only these
+        spans of it.
 
-        Raises BadInput if the file has shrunk, or if bytes that are read for the first time are not finite.
+        Raises BadInput if the file has shrunk, or if bytes that are read for the first time are not
+        finite.
         """
         key = layer * self.shape.num_experts + expert
         reads = _Reads.of(_within(self._extents[key], spans)) if spans else self._reads[key]
@@ -131,7 +135,8 @@ class DiskStore:
     def read_kept(self, layer: int, expert: int, out: torch.Tensor) -> bool:
         """Fill `out` with a whole expert from the page cache, without waiting for the device.
 
-        Return False, with `out` undefined, if the page cache lacks part of it or the expert was never read before.
+        Return False, with `out` undefined, if the page cache lacks part of it or the expert was
+        never read before.
         """
         key = layer * self.shape.num_experts + expert
         reads, target = self._reads[key], memoryview(out.numpy())
@@ -152,8 +157,8 @@ class DiskStore:
         ]
 
     def check_unchanged(self) -> None:
-        """Raise BadInput that names a file which was written into since it was opened. It costs a system call a file,
-        so that it is called once a pass."""
+        """Raise BadInput that names a file which was written into since it was opened. It costs a
+        system call a file, so that it is called once a pass."""
         self._checkpoint.check_unchanged()
 
     def close(self) -> None:
@@ -188,7 +193,8 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """The reads that load an expert: runs of bytes as the slot has them, and extents that must be converted."""
+    """The reads that load an expert: runs of bytes as the slot has them, and extents that must be
+    converted."""
 
     runs: tuple[_Run, ...]
     conversions: tuple[Extent, ...]

@@ -1,4 +1,5 @@
-"""Which stored bytes belong to which expert, in both checkpoint layouts, by transformers' own conversion rules."""
+"""Which stored bytes belong to which expert, in both checkpoint layouts, by transformers' own
+conversion rules."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +42,8 @@ from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
 @dataclass(frozen=True, slots=True)
 class LocatedExperts:
-    """How an expert lies in a slot, the stored bytes of every expert, `extents[key]`, and the rest of the model."""
+    """How an expert lies in a slot, the stored bytes of every expert, `extents[key]`, and the rest
+    of the model."""
 
     layout: StoredLayout
     extents: tuple[tuple[Extent, ...], ...]
@@ -57,13 +59,14 @@ def locate_experts(
     tensors: Tensors,
     mapping: Sequence[WeightTransform] | None = None,
 ) -> LocatedExperts:
-    """Find every expert's bytes among `tensors`, stored as fused [E, ...] or as one tensor per expert and projection.
+    """Find every expert's bytes among `tensors`, stored as fused [E, ...] or as one tensor per
+    expert and projection.
 
-    `layout` is that of the module's own numbers, in which experts lie unless they are quantised. `mapping` leads from
-    stored names to the model's, by default as the model's own checkpoints are.
+    `layout` is that of the module's own numbers, in which experts lie unless they are quantised.
+    `mapping` leads from stored names to the model's, by default as the model's own checkpoints are.
 
-    Raises BadInput, which names the tensor, for a missing or surplus expert, a wrong shape, and a layout whose
-    conversion is more than copying.
+    Raises BadInput, which names the tensor, for a missing or surplus expert, a wrong shape, and a
+    layout whose conversion is more than copying.
     """
     names = _Names(model, get_model_conversion_mapping(model) if mapping is None else mapping)
     search = _Search(shape, layout, layers)
@@ -97,7 +100,8 @@ def locate_experts(
 
 
 class _Names:
-    """Maps stored names to the model's parameters, by private functions of transformers: hence its pinned version."""
+    """Maps stored names to the model's parameters, by private functions of transformers: hence its
+    pinned version."""
 
     def __init__(self, model: PreTrainedModel, mapping: Sequence[WeightTransform]) -> None:
         self._prefix, self._state = model.base_model_prefix, model.state_dict()
@@ -108,7 +112,8 @@ class _Names:
         }
 
     def target(self, name: str) -> tuple[str, WeightConverter | None, str]:
-        """Return the parameter that the tensor becomes, its converter, and the converter's pattern that it matched."""
+        """Return the parameter that the tensor becomes, its converter, and the converter's pattern
+        that it matched."""
         target, source = rename_source_key(
             name, self._renamings, self._converters, self._prefix, self._state
         )
@@ -123,8 +128,9 @@ class _Names:
 
 
 class _Slice(NamedTuple):
-    """One expert's part of a stored tensor: a matrix that is not quantised, or one component of a quantised one. `turn`
-    is 0 or 1 where its rows are every second one of a matrix, from the first or the second on."""
+    """One expert's part of a stored tensor: a matrix that is not quantised, or one component of a
+    quantised one. `turn` is 0 or 1 where its rows are every second one of a matrix, from the first
+    or the second on."""
 
     role: str
     format: Format | None
@@ -156,7 +162,8 @@ class _Slice(NamedTuple):
 
 
 class _Search:
-    """The slices found so far: `_slices[key][part, i]` is source i of the n that make up that part's rows."""
+    """The slices found so far: `_slices[key][part, i]` is source i of the n that make up that
+    part's rows."""
 
     def __init__(self, shape: Shape, layout: ExpertLayout, layers: tuple[MoeLayer, ...]) -> None:
         self._shape, self._layers, self._layout = shape, layers, layout
@@ -182,8 +189,8 @@ class _Search:
         source: str = "",
         by_turns: bool = False,
     ) -> None:
-        """Add a tensor [E, ...], whose e-th slice is expert e but for `swap`, or the source i of n of its rows, which
-        follow each other or are taken `by_turns`."""
+        """Add a tensor [E, ...], whose e-th slice is expert e but for `swap`, or the source i of n
+        of its rows, which follow each other or are taken `by_turns`."""
         is_quantised = isinstance(tensor, QuantisedTensor)
         shape = (
             tuple(reversed(part.shape)) if self._is_transposed and is_quantised else part.shape
@@ -217,7 +224,8 @@ class _Search:
         source: str,
         renamed: str,
     ) -> None:
-        """Add a tensor of one expert: source i of n fills the i-th of n equal blocks of the part's rows."""
+        """Add a tensor of one expert: source i of n fills the i-th of n equal blocks of the part's
+        rows."""
         check_plain(converter, tensor.name)
         sources = tuple(converter.source_patterns)
         self._sources[layer.index, part.name] = sources
@@ -227,7 +235,8 @@ class _Search:
         self._slices[self._key(layer, expert)][part.name, index] = _whole(tensor)
 
     def complete(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
-        """Return the layout and the extents by key; BadInput for the first expert that lacks a slice."""
+        """Return the layout and the extents by key; BadInput for the first expert that lacks a
+        slice."""
         for layer in self._layers:
             for expert in range(self._shape.num_experts):
                 self._check_complete(layer, expert)
@@ -241,7 +250,8 @@ class _Search:
         return self._layout, tuple(tuple(self._plain(key)) for key in range(self._shape.num_keys))
 
     def _plain(self, key: int) -> Iterator[Extent]:
-        """The extents of an expert that is not quantised: the sources of a part fill equal blocks of it."""
+        """The extents of an expert that is not quantised: the sources of a part fill equal blocks
+        of it."""
         layer = key // self._shape.num_experts
         for part in self._layout.parts:
             count = len(self._sources[layer, part.name])
@@ -252,8 +262,8 @@ class _Search:
                 yield slice_.extent(start, start + nbytes, self._layout.dtype)
 
     def _quantised(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
-        """The layout of experts that are all stored alike, or the one that has every way in which some are, and the
-        extents."""
+        """The layout of experts that are all stored alike, or the one that has every way in which
+        some are, and the extents."""
         pieces = [self._pieces(key) for key in range(self._shape.num_keys)]
         layouts = {
             each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed)
@@ -346,5 +356,6 @@ def _check_shape(tensor: StoredTensor | QuantisedTensor, expected: Iterable[int]
 
 
 def _projection(source: str) -> str:
-    """`mlp.experts.*.up_proj.weight` -> `up_proj.weight`; `\\.ffn_up_exps\\.weight` -> `ffn_up_exps.weight`."""
+    """`mlp.experts.*.up_proj.weight` -> `up_proj.weight`; `\\.ffn_up_exps\\.weight` ->
+    `ffn_up_exps.weight`."""
     return source.rpartition("*.")[2].replace("\\", "").removeprefix(".")

@@ -1,4 +1,5 @@
-"""Families with experts that moectl cannot open, each with its reason; all others of transformers open."""
+"""Families with experts that moectl cannot open, each with its reason; all others of transformers
+open."""
 
 from collections.abc import Mapping
 
@@ -21,7 +22,8 @@ REFUSED: Mapping[str, str] = {
 
 
 def check_family(config: Mapping) -> None:
-    """Raise BadInput for a config.json of a family in `REFUSED`, also where it describes the text part of another."""
+    """Raise BadInput for a config.json of a family in `REFUSED`, also where it describes the text
+    part of another."""
     for given in (config, config.get("text_config")):
         family = given.get("model_type") if isinstance(given, Mapping) else None
         if isinstance(family, str) and family in REFUSED:

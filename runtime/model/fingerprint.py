@@ -1,4 +1,5 @@
-"""Tells models apart: by their config, the headers of their files and samples of every tensor's bytes."""
+"""Tells models apart: by their config, the headers of their files and samples of every tensor's
+bytes."""
 
 import hashlib
 import json
@@ -10,14 +11,17 @@ from runtime.model.checkpoint import Checkpoint, StoredTensor
 from runtime.model.locate import read_config
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # config entries that do not change the model
-# Entries in the headers that `moectl pack` writes: the origin's fingerprint, the config, and samples of the new files.
+# Entries in the headers that `moectl pack` writes: the origin's fingerprint, the config, and
+# samples of the new files.
 REPACKED_FROM, REPACKED_CONFIG, REPACKED_CONTENT = (
     "moectl_packed_from",
     "moectl_packed_config",
     "moectl_packed_content",
 )
 SAMPLE = 512  # bytes read at a place
-_WHOLE = 4096  # bytes: a tensor up to this size is read whole, and places in a tensor are this far apart on average
+# bytes: a tensor up to this size is read whole, and places in a tensor are this far apart on
+# average
+_WHOLE = 4096
 _FINGERPRINT = re.compile("[0-9a-f]{64}")  # safe in the names of files
 _RULE = b"moectl fingerprint 2"  # tells the fingerprints of this rule from those of another
 
@@ -28,10 +32,11 @@ def config_digest(folder: Path) -> str:
 
 
 def fingerprint(config: dict, checkpoint: Checkpoint) -> str:
-    """Return the sha256 of the canonical config, each shard's header and size, and samples of every tensor.
+    """Return the sha256 of the canonical config, each shard's header and size, and samples of every
+    tensor.
 
-    A repacked checkpoint has the fingerprint of its origin, as artefacts of the weights hold for both, unless its
-    config or a sample is not as `moectl pack` wrote it.
+    A repacked checkpoint has the fingerprint of its origin, as artefacts of the weights hold for
+    both, unless its config or a sample is not as `moectl pack` wrote it.
     """
     content = content_digest(checkpoint.tensors.values())
     digest = _config_digest(config)
@@ -46,7 +51,8 @@ def fingerprint(config: dict, checkpoint: Checkpoint) -> str:
 
 
 def former_fingerprint(config: dict, checkpoint: Checkpoint) -> str:
-    """Return the fingerprint that moectl 0.1 gave: without samples, so that it does not show other weights."""
+    """Return the fingerprint that moectl 0.1 gave: without samples, so that it does not show other
+    weights."""
     digest = _config_digest(config)
     if origin := _origin(checkpoint, {REPACKED_CONFIG: digest.hexdigest()}):
         return origin
@@ -55,11 +61,12 @@ def former_fingerprint(config: dict, checkpoint: Checkpoint) -> str:
 
 
 def content_digest(tensors: Iterable[StoredTensor]) -> str:
-    """Return the sha256 of samples of every tensor, by name: of its first and last bytes and of places in between.
+    """Return the sha256 of samples of every tensor, by name: of its first and last bytes and of
+    places in between.
 
-    The places follow from name, shape and size: one in each slice of a tensor of three dimensions or more, such as the
-    fused experts of a layer, and one in any other tensor. They are independent of the order of tensors in the files.
-    Raises BadInput for a file that ends early.
+    The places follow from name, shape and size: one in each slice of a tensor of three dimensions
+    or more, such as the fused experts of a layer, and one in any other tensor. They are independent
+    of the order of tensors in the files. Raises BadInput for a file that ends early.
     """
     tensors = sorted(tensors, key=lambda tensor: (tensor.shard.path, tensor.offset))
     places = [_places(tensor) for tensor in tensors]
@@ -93,7 +100,8 @@ def _places(tensor: StoredTensor) -> list[tuple[int, int]]:
 
 
 def _origin(checkpoint: Checkpoint, expected: dict[str, str]) -> str | None:
-    """Return the fingerprint that every shard names as its origin's, None unless all have the expected entries."""
+    """Return the fingerprint that every shard names as its origin's, None unless all have the
+    expected entries."""
     entries = {
         tuple(shard.metadata.get(name) for name in (REPACKED_FROM, *expected))
         for shard in checkpoint.shards

@@ -1,4 +1,5 @@
-"""The generation settings of a checkpoint: those that generate() follows, those left out, and those refused."""
+"""The generation settings of a checkpoint: those that generate() follows, those left out, and those
+refused."""
 
 import json
 import warnings
@@ -62,10 +63,12 @@ _LONGEST = 60  # characters of a name or a value within one of our lines
 def load_generation_config(
     model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[str, ...]:
-    """Give `model` the settings of generation_config.json, else those in config.json, as `from_pretrained` does, but
-    for those that moectl does not follow. Returns a line for each reason why some are left out.
+    """Give `model` the settings of generation_config.json, else those in config.json, as
+    `from_pretrained` does, but for those that moectl does not follow. Returns a line for each
+    reason why some are left out.
 
-    Raises BadInput, with the name of the setting where one alone is at fault, if transformers cannot use them.
+    Raises BadInput, with the name of the setting where one alone is at fault, if transformers
+    cannot use them.
     """
     path, is_own, stored = source_of(folder).generation_settings()
     parse = GenerationConfig.from_dict if is_own else GenerationConfig.from_model_config
@@ -87,7 +90,8 @@ def load_generation_config(
 
     try:
         model.generation_config, lines = load(stored)
-    except Exception as error:  # transformers raises anything on a bad value, most of it in the midst of generate()
+    # transformers raises anything on a bad value, most of it in the midst of generate()
+    except Exception as error:
         raise BadInput(
             f"transformers cannot use {path}: {_fault(stored, load) or first_line(error)}"
         ) from error
@@ -95,8 +99,8 @@ def load_generation_config(
 
 
 def _fault(settings: dict[str, object], load: Callable[[dict[str, object]], object]) -> str | None:
-    """The first setting that cannot be used even by itself, its value and the error; None if only several together
-    cannot. What ends a text is tried first, as other settings need it."""
+    """The first setting that cannot be used even by itself, its value and the error; None if only
+    several together cannot. What ends a text is tried first, as other settings need it."""
     end = "eos_token_id"
     for name in sorted(settings, key=lambda name: name != end):
         try:
@@ -107,8 +111,8 @@ def _fault(settings: dict[str, object], load: Callable[[dict[str, object]], obje
 
 
 def _leave_out(config: GenerationConfig, given: dict[str, object], file: str) -> tuple[str, ...]:
-    """Take out of `config` what is not followed, and return a line for each reason. Of what was `given`, transformers
-    may have dropped what it does not know."""
+    """Take out of `config` what is not followed, and return a line for each reason. Of what was
+    `given`, transformers may have dropped what it does not know."""
     known = vars(GenerationConfig())
     left_out: dict[str, list[str]] = {}
     for name, value in (given | vars(config)).items():
@@ -126,7 +130,8 @@ def _leave_out(config: GenerationConfig, given: dict[str, object], file: str) ->
 
 
 def _asks_nothing(name: str, value: object) -> bool:
-    """Whether generate() would do the same without this value, and a request too, whose defaults are not its."""
+    """Whether generate() would do the same without this value, and a request too, whose defaults
+    are not its."""
     if value is None or name in _REQUESTED.split():
         return value is None
     return value == _DEFAULTS[name] if name in _DEFAULTS else value is False
@@ -140,8 +145,8 @@ def _shown(name: str, value: object) -> str:
 
 
 def _endless(config: GenerationConfig, file: str, vocabulary: int) -> tuple[str, ...]:
-    """A line on tokens that should end a text and never come. Raises ValueError for what is no token: torch would cut a
-    fraction off, and take true for 1."""
+    """A line on tokens that should end a text and never come. Raises ValueError for what is no
+    token: torch would cut a fraction off, and take true for 1."""
     ids = config.eos_token_id
     ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(type(token_id) is int for token_id in ids):
@@ -152,7 +157,8 @@ def _endless(config: GenerationConfig, file: str, vocabulary: int) -> tuple[str,
 
 
 class _Shallow(PreTrainedModel, GenerationMixin):
-    """A model without layers, with the same logits for every token: generate() runs on it in milliseconds."""
+    """A model without layers, with the same logits for every token: generate() runs on it in
+    milliseconds."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__(PreTrainedConfig(vocab_size=vocabulary))

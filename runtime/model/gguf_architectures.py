@@ -1,5 +1,6 @@
-"""The architectures of GGUF files that are read, in the terms of transformers: their family, config fields and names of
-tensors, as the package `gguf` (constants.py) and llama.cpp's convert_hf_to_gguf.py write them."""
+"""The architectures of GGUF files that are read, in the terms of transformers: their family, config
+fields and names of tensors, as the package `gguf` (constants.py) and llama.cpp's
+convert_hf_to_gguf.py write them."""
 
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -238,8 +239,8 @@ def head_dim(own: Entries) -> int:
 def architecture_of(
     path: Path, entries: Mapping[str, object]
 ) -> tuple[Architecture, dict[str, object]]:
-    """Return the architecture of a file, and its own entries without their prefix. Raises BadInput for another, and for
-    a model without experts."""
+    """Return the architecture of a file, and its own entries without their prefix. Raises BadInput
+    for another, and for a model without experts."""
     name = str(entries.get("general.architecture"))
     if name not in ARCHITECTURES:
         raise BadInput(

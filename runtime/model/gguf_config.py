@@ -28,7 +28,8 @@ _OF_NO_USE = ("rope.scaling.finetuned",)
 
 
 def read_headers(path: Path) -> list[GgufHeader]:
-    """Read the headers of a GGUF file, and where its name says that it is one of several parts, of all of them.
+    """Read the headers of a GGUF file, and where its name says that it is one of several parts, of
+    all of them.
 
     Raises BadInput, also for parts that do not belong together.
     """
@@ -68,7 +69,8 @@ def _check_place(part: Path, number: int, headers: list[GgufHeader]) -> None:
 
 
 def gguf_config(path: Path) -> dict:
-    """Return the config of transformers that a GGUF file describes, as a dict with its `model_type`.
+    """Return the config of transformers that a GGUF file describes, as a dict with its
+    `model_type`.
 
     Raises BadInput for an architecture that is not read, and for what the family does not compute.
     """
@@ -118,8 +120,8 @@ def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
 
 
 def _check_experts(path: Path, form: Architecture, tensors: Mapping[str, GgufTensor]) -> None:
-    """Raise BadInput for experts that could not be put in the order of the module: those that are not packed, and gate
-    and up in one tensor."""
+    """Raise BadInput for experts that could not be put in the order of the module: those that are
+    not packed, and gate and up in one tensor."""
     for name, tensor in tensors.items():
         if "_gate_up_exps." in name or name.endswith("_exps.weight") and tensor.type in PLAIN:
             raise BadInput(
@@ -149,8 +151,8 @@ def _rope_parameters(
 
 
 def _weighted(path: Path, own: Mapping[str, object]) -> dict[str, float]:
-    """DeepSeek's factors of attention, which are alike in all its models: of turned positions alone there is then
-    none. Raises BadInput without them."""
+    """DeepSeek's factors of attention, which are alike in all its models: of turned positions alone
+    there is then none. Raises BadInput without them."""
     if not (multiplier := own.get(_LOG_MULTIPLIER)):
         raise BadInput(
             f"{path} scales its positions by yarn and does not say {_LOG_MULTIPLIER}: take a newer file"

@@ -14,9 +14,11 @@ _DTYPES = dict(zip(PLAIN, (torch.float32, torch.float16, torch.bfloat16), strict
 
 
 class GgufShard(Shard):
-    """One open GGUF file; a tensor in few bits is uint8 [..., bytes of a row], and `types` has the name of its type.
+    """One open GGUF file; a tensor in few bits is uint8 [..., bytes of a row], and `types` has the
+    name of its type.
 
-    Raises BadInput if the file is missing, truncated, no GGUF file, or has a tensor of a type that is not read.
+    Raises BadInput if the file is missing, truncated, no GGUF file, or has a tensor of a type that
+    is not read.
     """
 
     types: dict[str, str]
@@ -49,7 +51,8 @@ class GgufShard(Shard):
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Open the files of a model and read only their headers; BadInput names the file that cannot be used."""
+    """Open the files of a model and read only their headers; BadInput names the file that cannot be
+    used."""
     shards = tuple(GgufShard(part) for part in parts_of(path))
     return Checkpoint(
         path, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()}

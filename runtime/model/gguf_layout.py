@@ -37,16 +37,18 @@ def _nothing(own: Entries, tensors: Container[str]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`own_fields` are config fields by the file's entries, and `own_names` names of tensors, besides those that are
-    alike, before which they are tried; `experts` is where a layer has its experts, and `shared_gate_up` the parameter
-    that has both rows of its shared ones, where there is one. `fixed` and `fixed_scaling` have fields of the config,
-    and of its scaling of positions, of which files say nothing, or not always; `counted` gives those that are made of
-    several entries, or of the names of tensors. Files without the entries `required` are refused, and those with others
-    than `usual`. Where scores are sigmoids the family is `of_sigmoid`, if there is one. `is_permuted` says that the
-    rows of q and k are stored in pairs of a head's halves, as llama.cpp turns them; `is_partly_turned` that only some
-    of a head's numbers are turned by their position; `takes_turns` that the module has rows of gate and up by turns;
-    `is_latent` that attention is multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); `has_rules` that
-    transformers has the rules for its tensors."""
+    """`own_fields` are config fields by the file's entries, and `own_names` names of tensors,
+    besides those that are alike, before which they are tried; `experts` is where a layer has its
+    experts, and `shared_gate_up` the parameter that has both rows of its shared ones, where there
+    is one. `fixed` and `fixed_scaling` have fields of the config, and of its scaling of positions,
+    of which files say nothing, or not always; `counted` gives those that are made of several
+    entries, or of the names of tensors. Files without the entries `required` are refused, and those
+    with others than `usual`. Where scores are sigmoids the family is `of_sigmoid`, if there is one.
+    `is_permuted` says that the rows of q and k are stored in pairs of a head's halves, as llama.cpp
+    turns them; `is_partly_turned` that only some of a head's numbers are turned by their position;
+    `takes_turns` that the module has rows of gate and up by turns; `is_latent` that attention is
+    multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); `has_rules` that transformers has
+    the rules for its tensors."""
 
     family: str
     own_fields: Mapping[str, str]

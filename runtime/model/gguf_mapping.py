@@ -34,8 +34,8 @@ _ROWS = (
 
 
 def gguf_mapping(path: Path, model: PreTrainedModel) -> list[WeightTransform]:
-    """The rules for the tensors of a file: new ones, as matching changes them. One that computes ends in a `Cast`, and
-    wants its tensor in float32."""
+    """The rules for the tensors of a file: new ones, as matching changes them. One that computes
+    ends in a `Cast`, and wants its tensor in float32."""
     entries = read_header(parts_of(path)[0]).entries
     form, _ = architecture_of(path, entries)
     if form.has_rules:
@@ -97,8 +97,8 @@ def _heads() -> WeightConverter:
 
 
 class JoinHeads(ConversionOps):
-    """k_b [heads, latent, k] and v_b [heads, v, latent] as one matrix [heads * (k + v), latent]: llama.cpp multiplies a
-    query by the first, and has it transposed for that."""
+    """k_b [heads, latent, k] and v_b [heads, v, latent] as one matrix [heads * (k + v), latent]:
+    llama.cpp multiplies a query by the first, and has it transposed for that."""
 
     @torch.no_grad
     def convert(
@@ -114,7 +114,8 @@ class JoinHeads(ConversionOps):
 
 
 def _permuted_back(config: PreTrainedConfig) -> list[WeightConverter]:
-    """Put the rows of q and k, which llama.cpp takes by turns from both halves of a head, in transformers' order."""
+    """Put the rows of q and k, which llama.cpp takes by turns from both halves of a head, in
+    transformers' order."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     names = {

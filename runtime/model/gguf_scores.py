@@ -1,4 +1,5 @@
-"""Text as tokens of a SentencePiece vocabulary by their scores, where no order of merges says the same."""
+"""Text as tokens of a SentencePiece vocabulary by their scores, where no order of merges says the
+same."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
@@ -11,8 +12,8 @@ _WORDS = f"{SPACE}+[^{SPACE}]*"
 
 
 def by_score(ids: Mapping[str, int], scores: Sequence[float]) -> PreTokenizer:
-    """Return the step of a tokenizer that splits a text into tokens: of the neighbours that make a token together,
-    those of the highest score are joined first, the leftmost of several.
+    """Return the step of a tokenizer that splits a text into tokens: of the neighbours that make a
+    token together, those of the highest score are joined first, the leftmost of several.
 
     A tokenizer with this step, which is in Python, cannot be stored.
     """

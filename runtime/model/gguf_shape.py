@@ -1,4 +1,5 @@
-"""What a model in GGUF files costs, by their headers alone: without torch, so that a plan takes no time."""
+"""What a model in GGUF files costs, by their headers alone: without torch, so that a plan takes no
+time."""
 
 import re
 from collections import Counter
@@ -21,8 +22,8 @@ _Tensors = list[GgufTensor]
 
 
 def gguf_shape(path: Path, *, dense: int | None = None) -> tuple[ModelShape, BackboneMemory]:
-    """Return the shape of the model of a GGUF file, and what it needs besides experts, with linear layers at `dense`
-    bits if that is given. Raises BadInput."""
+    """Return the shape of the model of a GGUF file, and what it needs besides experts, with linear
+    layers at `dense` bits if that is given. Raises BadInput."""
     headers = read_headers(path)
     _, own = architecture_of(path, headers[0].entries)
     tensors = [tensor for header in headers for tensor in header.tensors.values()]
@@ -39,7 +40,8 @@ def gguf_shape(path: Path, *, dense: int | None = None) -> tuple[ModelShape, Bac
 
 
 def gguf_dtype(path: Path) -> str:
-    """The dtype that a model is computed in, which no file names: that of its largest tensor, or bfloat16."""
+    """The dtype that a model is computed in, which no file names: that of its largest tensor, or
+    bfloat16."""
     tensors = (tensor for header in read_headers(path) for tensor in header.tensors.values())
     return _DTYPES.get(max(tensors, key=lambda tensor: tensor.nbytes).type.name, "bfloat16")
 
@@ -104,7 +106,8 @@ def _memory(
 
 
 def _cached(own: dict) -> int:
-    """Numbers that a layer keeps of a token: keys and values, or where attention is latent what both are made of."""
+    """Numbers that a layer keeps of a token: keys and values, or where attention is latent what
+    both are made of."""
     if "attention.kv_lora_rank" in own:
         return own["attention.kv_lora_rank"] + own["rope.dimension_count"]
     heads = own.get("attention.head_count_kv", own["attention.head_count"])

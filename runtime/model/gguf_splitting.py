@@ -1,5 +1,5 @@
-"""How the byte-level tokenizer of a GGUF file splits text before its merges, by the name that the file gives it, as
-llama.cpp understands the name (llama-vocab.cpp)."""
+"""How the byte-level tokenizer of a GGUF file splits text before its merges, by the name that the
+file gives it, as llama.cpp understands the name (llama-vocab.cpp)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -44,8 +44,9 @@ _FALCON = (r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9][0-9][0-9]")
 
 
 class Splitting(NamedTuple):
-    """Expressions, each of which splits what the one before it left; whether a piece that is a token stays whole
-    whatever the merges, and whether texts begin with the token for that, unless a file says otherwise."""
+    """Expressions, each of which splits what the one before it left; whether a piece that is a
+    token stays whole whatever the merges, and whether texts begin with the token for that, unless a
+    file says otherwise."""
 
     expressions: tuple[str, ...]
     ignores_merges: bool = False

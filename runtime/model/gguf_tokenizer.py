@@ -1,4 +1,5 @@
-"""The tokenizer of a GGUF file, built of what the file says of it: its ids are those of llama.cpp."""
+"""The tokenizer of a GGUF file, built of what the file says of it: its ids are those of
+llama.cpp."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -141,9 +142,9 @@ def _sentencepiece(
 
 
 def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]] | None:
-    """The merges that make each token of two others, best first. None where they cannot say what scores say: where
-    tokens have one score, of which the leftmost in the text is made first, and where a token is made of a character
-    that is none."""
+    """The merges that make each token of two others, best first. None where they cannot say what
+    scores say: where tokens have one score, of which the leftmost in the text is made first, and
+    where a token is made of a character that is none."""
     ids = vocabulary.ids
     found = []
     for text, token in ids.items():
@@ -165,8 +166,8 @@ def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, 
 def _add_tokens(
     backend: Tokenizer, vocabulary: Vocabulary, model: str, unfollowed: list[str]
 ) -> None:
-    """Have the tokens that are found in a text before all else. The model's name tells llama.cpp, and only that, where
-    spaces beside them are dropped."""
+    """Have the tokens that are found in a text before all else. The model's name tells llama.cpp,
+    and only that, where spaces beside them are dropped."""
     drops_after = any(name in model.lower() for name in ("phi-3", "phi3"))
     drops_before = "modern-bert" in model.lower()
     if drops_after or drops_before:
@@ -190,8 +191,8 @@ def _add_tokens(
 
 
 def _overlaps(vocabulary: Vocabulary) -> Iterator[str]:
-    """A line if one token that is found before all else can begin within another one: the first in the text is taken,
-    where llama.cpp takes the longer."""
+    """A line if one token that is found before all else can begin within another one: the first in
+    the text is taken, where llama.cpp takes the longer."""
     texts = [text for text, token in vocabulary.ids.items() if vocabulary.types[token] in _MATCHED]
     begun = {text[:length]: text for text in texts for length in range(1, len(text))}
     for text in texts:

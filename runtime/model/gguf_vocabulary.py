@@ -1,7 +1,8 @@
-"""The vocabulary of a GGUF file: the types of its tokens, which of them have a role, and which end an answer.
+"""The vocabulary of a GGUF file: the types of its tokens, which of them have a role, and which end
+an answer.
 
-Files say this in part only; the rest follows from the texts of tokens, by the rules of llama.cpp (llama-vocab.cpp), for
-which files are made. Without torch.
+Files say this in part only; the rest follows from the texts of tokens, by the rules of llama.cpp
+(llama-vocab.cpp), for which files are made. Without torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,14 +50,14 @@ _ENDING = (
 
 _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _FRAMING = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-"""gpt-oss's, found in a text whatever their type. llama.cpp shows them in an answer; here they are left out, as for the
-model in safetensors."""
+"""gpt-oss's, found in a text whatever their type. llama.cpp shows them in an answer; here they are
+left out, as for the model in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`kind` is how text becomes tokens; `tokens` and `types` are by id, `ids` by token; `roles` has the ids of special
-    tokens by their role, and `ends` those that end an answer."""
+    """`kind` is how text becomes tokens; `tokens` and `types` are by id, `ids` by token; `roles`
+    has the ids of special tokens by their role, and `ends` those that end an answer."""
 
     kind: str
     tokens: Sequence[str]
@@ -95,8 +96,8 @@ def read_vocabulary(path: Path) -> Vocabulary | None:
 
 
 def vocabulary_numbers(path: Path, name: str, count: int) -> Sequence[float] | None:
-    """Return the numbers of tokens that are called `name`, None if the file has none. Raises BadInput for fewer than
-    `count` tokens."""
+    """Return the numbers of tokens that are called `name`, None if the file has none. Raises
+    BadInput for fewer than `count` tokens."""
     key = f"{_PREFIX}{name}"
     entry = read_header(path).entries.get(key)
     numbers = entry if isinstance(entry, list) else read_array(path, key)
@@ -108,7 +109,8 @@ def vocabulary_numbers(path: Path, name: str, count: int) -> Sequence[float] | N
 
 
 def _stated(entries: Mapping[str, object], kind: str, num_tokens: int) -> dict[str, int]:
-    """The ids that the file names, or that files of its kind have without it; one outside the vocabulary is none."""
+    """The ids that the file names, or that files of its kind have without it; one outside the
+    vocabulary is none."""
     roles = dict(_DEFAULTS[kind])
     if entries.get(f"{_PREFIX}pre") in ("glm4", "chatglm-bpe"):
         del roles["bos"]
@@ -120,8 +122,8 @@ def _stated(entries: Mapping[str, object], kind: str, num_tokens: int) -> dict[s
 
 
 def _complete(ids: Mapping[str, int], types: list[int], roles: dict[str, int]) -> set[int]:
-    """Add to `roles` the tokens that are known by their text, correct the types of tokens, and return those that end an
-    answer."""
+    """Add to `roles` the tokens that are known by their text, correct the types of tokens, and
+    return those that end an answer."""
     for name, texts in _BY_TEXT.items():
         found = next((ids[text] for text in texts.split() if text in ids), None)
         if name not in roles and found is not None:
@@ -139,8 +141,8 @@ def _complete(ids: Mapping[str, int], types: list[int], roles: dict[str, int]) -
 
 
 def _take_out(ends: set[int], ids: Mapping[str, int], types: list[int]) -> None:
-    """Take out of `ends` what ends only a part of an answer: `<|end|>` where other tokens end it (gpt-oss, solar-open),
-    and a `</s>` beside Gemma 4's tokens, where it is plain text."""
+    """Take out of `ends` what ends only a part of an answer: `<|end|>` where other tokens end it
+    (gpt-oss, solar-open), and a `</s>` beside Gemma 4's tokens, where it is plain text."""
 
     def has(*texts: str) -> bool:
         return any(ids.get(text) in ends for text in texts)

@@ -1,7 +1,8 @@
-"""Memory in pages of 2 MiB where the system gives them. One thread reads weights in pages of 4 KiB at two thirds of the
-speed, because it looks up an address for each.
+"""Memory in pages of 2 MiB where the system gives them. One thread reads weights in pages of 4 KiB
+at two thirds of the speed, because it looks up an address for each.
 
-Linux gives them to memory that asks for them (`madvise`); what it really gave stands in /proc/self/smaps.
+Linux gives them to memory that asks for them (`madvise`); what it really gave stands in
+/proc/self/smaps.
 """
 
 import mmap
@@ -23,7 +24,8 @@ _MODE, _MAPPINGS = Path("/sys/kernel/mm/transparent_hugepage/enabled"), Path("/p
 
 
 class _Held(NamedTuple):
-    """What of a mapping from address `start` to `stop` is resident, and how much of that in huge pages."""
+    """What of a mapping from address `start` to `stop` is resident, and how much of that in huge
+    pages."""
 
     start: int
     stop: int
@@ -32,9 +34,9 @@ class _Held(NamedTuple):
 
 
 def anonymous(nbytes: int) -> torch.Tensor:
-    """New memory of zeros, uint8 [nbytes], on the border of a page; from 2 MiB on it begins on a border of 2 MiB, and
-    all that fills huge pages lies in such pages where there are any. A page takes memory when it is first written, and
-    returns it with the tensor. Raises OSError."""
+    """New memory of zeros, uint8 [nbytes], on the border of a page; from 2 MiB on it begins on a
+    border of 2 MiB, and all that fills huge pages lies in such pages where there are any. A page
+    takes memory when it is first written, and returns it with the tensor. Raises OSError."""
     if nbytes < HUGE_PAGE or not _IS_OFFERED:
         return torch.frombuffer(_mapped(nbytes), dtype=torch.uint8)
     mapping = _mapped(nbytes + HUGE_PAGE)  # the bytes before the border stay unwritten
@@ -47,14 +49,16 @@ def anonymous(nbytes: int) -> torch.Tensor:
 
 
 def mode() -> str:
-    """When the system gives huge pages: `always`, `madvise` (to whom asks), `never`; `none` where it has none."""
+    """When the system gives huge pages: `always`, `madvise` (to whom asks), `never`; `none` where
+    it has none."""
     chosen = re.search(r"\[(\w+)\]", _MODE.read_text()) if _MODE.exists() else None
     return chosen[1] if chosen else "none"
 
 
 def shares(memory: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, float | None]:
-    """By name, how much of the resident memory of some tensors on the CPU lies in huge pages, from 0 to 1; None where
-    nothing was written yet. The system counts by mapping; a tensor may be part of one."""
+    """By name, how much of the resident memory of some tensors on the CPU lies in huge pages, from
+    0 to 1; None where nothing was written yet. The system counts by mapping; a tensor may be part
+    of one."""
     mappings = _read_mappings() if _MAPPINGS.exists() else []
     return {name: _share(tensors, mappings) for name, tensors in memory.items()}
 

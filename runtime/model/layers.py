@@ -22,7 +22,8 @@ TOP_K_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class MoeLayer:
-    """One MoE layer; `index` counts MoE layers only, `name` is the path of its experts module in the model."""
+    """One MoE layer; `index` counts MoE layers only, `name` is the path of its experts module in
+    the model."""
 
     index: int
     name: str
@@ -32,7 +33,8 @@ class MoeLayer:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of ONE expert's parameters by name: those of the module without their first dimension."""
+        """Shapes of ONE expert's parameters by name: those of the module without their first
+        dimension."""
         return {
             name: tuple(parameter.shape[1:])
             for name, parameter in self.experts.named_parameters(recurse=False)
@@ -59,8 +61,8 @@ class MoeLayer:
         return next(self.experts.parameters(recurse=False)).shape[0]
 
     def distribution(self, scores: torch.Tensor) -> torch.Tensor:
-        """The router's distribution [T, E], float32, from the first of its outputs: the softmax of the experts'
-        logits."""
+        """The router's distribution [T, E], float32, from the first of its outputs: the softmax of
+        the experts' logits."""
         scores, kind = scores.float(), type(self.gate).__name__
         if kind in _GIVE_PROBABILITIES:
             return scores
@@ -70,7 +72,8 @@ class MoeLayer:
 def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
     """Return the MoE layers in order of depth.
 
-    Raises BadInput if there are none, if a router cannot be found, or if layers differ in experts, shapes or top-k.
+    Raises BadInput if there are none, if a router cannot be found, or if layers differ in experts,
+    shapes or top-k.
     """
     named = [name for name, module in model.named_modules() if _is_experts(module)]
     if not named:

@@ -15,7 +15,8 @@ from runtime.model.arithmetic import project
 from runtime.model.direct_io import PAGE
 from runtime.model.huge_pages import HUGE_PAGE, anonymous
 
-ALIGNMENT = 64  # bytes; CPU kernels round differently at other alignments, and results stop being bit-identical
+# bytes; CPU kernels round differently at other alignments, and results stop being bit-identical
+ALIGNMENT = 64
 Spans = tuple[tuple[int, int], ...]  # of a slot: bytes from start to stop
 
 
@@ -44,12 +45,14 @@ class ExpertStore(Protocol):
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
 
     def check_unchanged(self) -> None:
-        """Raise BadInput if files whose experts were read have been written into since they were opened."""
+        """Raise BadInput if files whose experts were read have been written into since they were
+        opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One parameter of one expert, in its module's own orientation; `offset` is in bytes from the start of the slot."""
+    """One parameter of one expert, in its module's own orientation; `offset` is in bytes from the
+    start of the slot."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,7 +62,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """The parts of one expert at full precision in a slot: each 64-byte aligned, all of one dtype."""
+    """The parts of one expert at full precision in a slot: each 64-byte aligned, all of one
+    dtype."""
 
     is_plain: ClassVar[bool] = True
     project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project)
@@ -69,7 +73,8 @@ class ExpertLayout:
 
     @classmethod
     def of(cls, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> "ExpertLayout":
-        """Lay out parameters of the given shapes (one expert's, without the expert dimension) in their order."""
+        """Lay out parameters of the given shapes (one expert's, without the expert dimension) in
+        their order."""
         parts, offset = [], 0
         for name, shape in shapes.items():
             part = Part(name, shape, offset, prod(shape) * dtype.itemsize)
@@ -87,7 +92,8 @@ class ExpertLayout:
         return round_up(self.parts[-1].offset + self.parts[-1].nbytes)
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device; nothing is copied."""
+        """Return the parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device;
+        nothing is copied."""
         return {
             part.name: buffer[part.offset : part.offset + part.nbytes]
             .view(self.dtype)
@@ -96,8 +102,8 @@ class ExpertLayout:
         }
 
     def digest(self, buffer: torch.Tensor) -> str:
-        """Return the sha256 of an expert in `buffer`, uint8 [nbytes] or longer on the CPU, without the bytes between
-        its parts: the same wherever the checkpoint keeps the expert."""
+        """Return the sha256 of an expert in `buffer`, uint8 [nbytes] or longer on the CPU, without
+        the bytes between its parts: the same wherever the checkpoint keeps the expert."""
         digest = hashlib.sha256()
         for part in self.parts:
             digest.update(memoryview(buffer[part.offset : part.offset + part.nbytes].numpy()))
@@ -108,7 +114,8 @@ class ExpertLayout:
         return self.views(buffer)
 
     def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:
-        """The fault of a part within these spans of `buffer`, with its name; None if all numbers are finite."""
+        """The fault of a part within these spans of `buffer`, with its name; None if all numbers
+        are finite."""
         for part in self.parts:
             for start, stop in _overlaps(spans, part.offset, part.offset + part.nbytes):
                 if not is_finite(buffer[start:stop].view(self.dtype)):
@@ -116,13 +123,15 @@ class ExpertLayout:
         return None
 
     def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:
-        """View one part of several experts that are adjacent in `memory`, uint8, as [n, *shape]; nothing is copied."""
+        """View one part of several experts that are adjacent in `memory`, uint8, as [n, *shape];
+        nothing is copied."""
         return memory.view(self.dtype).view(-1, *part.shape)
 
 
 def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
-    """Allocate a uint8 CPU tensor [nbytes]: page-aligned, so that a device can write to it past the page cache, and
-    from 2 MiB on in huge pages; or page-locked and 64-byte aligned if `pin`. Raises OutOfResources."""
+    """Allocate a uint8 CPU tensor [nbytes]: page-aligned, so that a device can write to it past the
+    page cache, and from 2 MiB on in huge pages; or page-locked and 64-byte aligned if `pin`. Raises
+    OutOfResources."""
     try:
         if nbytes >= HUGE_PAGE and not pin:
             return anonymous(nbytes)
@@ -142,14 +151,15 @@ def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
 
 
 def fill(out: torch.Tensor, content: torch.Tensor) -> None:
-    """Copy `content`, uint8, to the start of `out`; without a slice where sizes are equal, which would cost as much as
-    copying a small expert."""
+    """Copy `content`, uint8, to the start of `out`; without a slice where sizes are equal, which
+    would cost as much as copying a small expert."""
     (out if out.numel() == content.numel() else out[: content.numel()]).copy_(content)
 
 
 def is_finite(values: torch.Tensor) -> bool:
     """Return whether a floating-point tensor holds neither NaN nor infinity."""
-    # The extremes show both; isfinite of every element would take 20 times as long and a mask in memory.
+    # The extremes show both; isfinite of every element would take 20 times as long and a mask in
+    # memory.
     return values.numel() == 0 or all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
 
 

@@ -1,4 +1,5 @@
-"""Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise the hub."""
+"""Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise
+the hub."""
 
 import os
 import re
@@ -22,8 +23,8 @@ WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def locate(name: str) -> Path:
-    """Return the folder of the model `name`, a local folder or a hub id, or its GGUF file, by its path or by the folder
-    that holds it and no other weights; download only if no such path exists.
+    """Return the folder of the model `name`, a local folder or a hub id, or its GGUF file, by its
+    path or by the folder that holds it and no other weights; download only if no such path exists.
 
     Raises BadInput for a name that is neither, within seconds also where the hub does not answer.
     """
@@ -41,7 +42,8 @@ def locate(name: str) -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raise BadInput for a name that is no path here and cannot be a hub id, which is owner/name."""
+    """Raise BadInput for a name that is no path here and cannot be a hub id, which is
+    owner/name."""
     if existing(name) is None and (name.startswith(("/", ".", "~")) or name.count("/") != 1):
         raise BadInput(f"{_missing(name)}: check the path; a hub id is owner/name")
 
@@ -63,9 +65,11 @@ def read_config(folder: Path) -> dict:
 
 
 def only_gguf(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder, of a model in several parts the first; None if the folder has other weights.
+    """Return the GGUF file of a folder, of a model in several parts the first; None if the folder
+    has other weights.
 
-    Raises BadInput if the folder has several models; what belongs to one, as the encoder of its images, is none.
+    Raises BadInput if the folder has several models; what belongs to one, as the encoder of its
+    images, is none.
     """
     files = sorted(
         path for path in folder.glob("*") if path.suffix.lower() == GGUF and not path.is_dir()
@@ -131,7 +135,8 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 def read_index(index: Path) -> Mapping[str, str]:
-    """Return by the name of a tensor that of its file, which is in the folder of the index. Raises BadInput."""
+    """Return by the name of a tensor that of its file, which is in the folder of the index. Raises
+    BadInput."""
     try:
         files = read_json(index)["weight_map"]
         names = files.values()
@@ -159,8 +164,8 @@ def _is_file_name(name: object) -> bool:
 
 
 def other_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder of safetensors besides its weights and their index. Raises BadInput for one that
-    cannot be read."""
+    """Yield the files of a folder of safetensors besides its weights and their index. Raises
+    BadInput for one that cannot be read."""
     for path in (path for pattern in WANTED for path in sorted(folder.glob(pattern))):
         if (
             path.suffix != ".safetensors"
@@ -172,7 +177,8 @@ def other_files(folder: Path) -> Iterator[Path]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of a model, all of them where a GGUF file's name says that it is one of several.
+    """Return the files of a model, all of them where a GGUF file's name says that it is one of
+    several.
 
     Raises BadInput where one of several is missing.
     """
@@ -197,7 +203,8 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def local_gguf(name: str) -> Path | None:
-    """Return the GGUF file that a local path is or whose folder it is; None for another model. Raises BadInput."""
+    """Return the GGUF file that a local path is or whose folder it is; None for another model.
+    Raises BadInput."""
     path = existing(name)
     if path is None or path.is_file():
         return path if path and path.suffix.lower() == GGUF else None
@@ -224,7 +231,8 @@ def _download(name: str) -> Path:
 
 
 def _missing(name: str) -> str:
-    """The beginning of the refusal: what the name is not, and the nearest model folder beside it."""
+    """The beginning of the refusal: what the name is not, and the nearest model folder beside
+    it."""
     path = Path(name)
     try:
         folders = [

@@ -1,5 +1,5 @@
-"""How experts that a checkpoint stores in different ways lie in slots: some layers in more bits, as GGUF files have
-them, or not quantised."""
+"""How experts that a checkpoint stores in different ways lie in slots: some layers in more bits, as
+GGUF files have them, or not quantised."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from runtime.model.quantised_matrix import Parts, project_quantised
 
 @dataclass(frozen=True, slots=True)
 class MixedLayout:
-    """A slot has room for the largest expert, after a byte that says which of the layouts the expert in it has."""
+    """A slot has room for the largest expert, after a byte that says which of the layouts the
+    expert in it has."""
 
     is_plain: ClassVar[bool] = False
     start: ClassVar[int] = ALIGNMENT  # of the expert in its slot
@@ -41,8 +42,8 @@ class MixedLayout:
         return project_quantised
 
     def views(self, buffer: torch.Tensor) -> Mapping[str, object]:
-        """Views of the expert that is in `buffer`, uint8 [nbytes] or longer, when they are used. On a GPU each use
-        waits for the byte."""
+        """Views of the expert that is in `buffer`, uint8 [nbytes] or longer, when they are used. On
+        a GPU each use waits for the byte."""
         return _Views(buffer, [layout.views(buffer[self.start :]) for layout in self.layouts])
 
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -54,7 +55,8 @@ class MixedLayout:
         return self._of(buffer).digest(buffer[self.start :])
 
     def arrange(self, buffer: torch.Tensor) -> str | None:
-        """Put codes into the order of their groups; the fault of a part whose index leads beyond them, or None."""
+        """Put codes into the order of their groups; the fault of a part whose index leads beyond
+        them, or None."""
         return self._of(buffer).arrange(buffer[self.start :])
 
     def fault(self, buffer: torch.Tensor, spans: Spans) -> str | None:

@@ -1,4 +1,5 @@
-"""Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
+"""Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be
+read one by one."""
 
 from dataclasses import dataclass, replace
 from math import inf, isnan, prod
@@ -36,14 +37,17 @@ DEPTHS = (
 
 @dataclass(frozen=True, slots=True)
 class MoeModel:
-    """`model` in evaluation mode, experts on `meta`; `store` reads them from the checkpoint by layer and expert.
+    """`model` in evaluation mode, experts on `meta`; `store` reads them from the checkpoint by
+    layer and expert.
 
-    `tokenizer` is None if the folder has none. `fingerprint` identifies the model, wherever its folder lies; older
-    stores call it by `former_fingerprint`. On a low-bit `base` (runtime/session/equip.py), `store` reads replicas and
-    `shape` has their bytes; `dtype` and `stored_shape`, by which the artefact store identifies the model, stay the
-    checkpoint's. `sum_dtype` is that in which the model adds experts up. `unfollowed` has a line for each generation
-    setting of the checkpoint that is left out, and one for the part of a multimodal model that is not loaded. `dense`
-    says how linear layers besides experts and routers are quantised; None: they are as published.
+    `tokenizer` is None if the folder has none. `fingerprint` identifies the model, wherever its
+    folder lies; older stores call it by `former_fingerprint`. On a low-bit `base`
+    (runtime/session/equip.py), `store` reads replicas and `shape` has their bytes; `dtype` and
+    `stored_shape`, by which the artefact store identifies the model, stay the checkpoint's.
+    `sum_dtype` is that in which the model adds experts up. `unfollowed` has a line for each
+    generation setting of the checkpoint that is left out, and one for the part of a multimodal
+    model that is not loaded. `dense` says how linear layers besides experts and routers are
+    quantised; None: they are as published.
     """
 
     model: PreTrainedModel
@@ -82,8 +86,9 @@ def open_model(
 ) -> MoeModel:
     """Open a local folder or a hub id without ever holding its experts in memory.
 
-    `dtype` defaults to the checkpoint's own; `dense` keeps linear layers besides experts and routers at 8 or 4 bits.
-    Raises BadInput for a model that is incomplete, damaged or refused, BadUsage for another number of bits.
+    `dtype` defaults to the checkpoint's own; `dense` keeps linear layers besides experts and
+    routers at 8 or 4 bits. Raises BadInput for a model that is incomplete, damaged or refused,
+    BadUsage for another number of bits.
     """
     source = source_of(locate(name))
     stored_config, checkpoint = source.read_config(), source.open()
@@ -146,8 +151,9 @@ def _parsed(source: Source, stored: dict) -> PreTrainedConfig:
 
 
 def _check_windows(config: PreTrainedConfig, path: Path) -> None:
-    """Raise BadInput for a window of attention below two tokens. None is left to attend to with 0; with 1 transformers'
-    cache keeps all tokens and its masks none but the last, so that what it computes depends on the sizes of passes."""
+    """Raise BadInput for a window of attention below two tokens. None is left to attend to with 0;
+    with 1 transformers' cache keeps all tokens and its masks none but the last, so that what it
+    computes depends on the sizes of passes."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     if kinds is not None and set(kinds) <= {"full_attention"}:
@@ -182,7 +188,8 @@ def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
 
 
 def _as_stored(shape: Shape, layout: StoredLayout) -> Shape:
-    """The shape with the bytes of experts as they are stored; packed ones have no neurons that could be cut."""
+    """The shape with the bytes of experts as they are stored; packed ones have no neurons that
+    could be cut."""
     if layout.is_plain:
         return shape
     return replace(shape, expert_nbytes=layout.nbytes, num_neurons=0, neuron_nbytes=1)
@@ -196,8 +203,8 @@ def _check_dtype(dtype: torch.dtype, source: Source) -> None:
 
 
 def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
-    """Raise BadInput for NaN and for a number beyond every dtype, for a field that no model has so, and for more layers
-    than tensors, which would take forever to build."""
+    """Raise BadInput for NaN and for a number beyond every dtype, for a field that no model has so,
+    and for more layers than tensors, which would take forever to build."""
     parts = (
         config.items()
         if isinstance(config, dict)
@@ -221,7 +228,8 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
 
 
 def _tokenizer(source: Source, vocabulary: int) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer, None if there is none. Tokens that were added to it are checked when they are used."""
+    """Load the tokenizer, None if there is none. Tokens that were added to it are checked when they
+    are used."""
     try:
         tokenizer = source.tokenizer()
         if tokenizer is not None:

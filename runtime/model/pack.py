@@ -1,7 +1,8 @@
 """Repacks a checkpoint so that the bytes of each expert are contiguous, and an expert is one read.
 
-The result is an ordinary safetensors checkpoint of the published layout (one tensor per expert and projection), which
-plain transformers opens too. Only the order of tensors differs, and headers are padded to a multiple of 4096 bytes.
+The result is an ordinary safetensors checkpoint of the published layout (one tensor per expert and
+projection), which plain transformers opens too. Only the order of tensors differs, and headers are
+padded to a multiple of 4096 bytes.
 """
 
 import json
@@ -42,7 +43,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """A folder that was written: its bytes, and the most reads that an expert takes from the old and the new files."""
+    """A folder that was written: its bytes, and the most reads that an expert takes from the old
+    and the new files."""
 
     folder: Path
     nbytes: int
@@ -57,11 +59,12 @@ def pack(
     *,
     progress: Progress = lambda done, total: None,
 ) -> Repacked:
-    """Write `out`, a new folder, completely or not at all; files that an interrupted run completed are kept.
+    """Write `out`, a new folder, completely or not at all; files that an interrupted run completed
+    are kept.
 
-    Raises BadInput if the folder exists or cannot be made, and if `checkpoint` is not `opened` or changes meanwhile;
-    Incompatible for a family whose experts transformers stores only by layer; OutOfResources if the disk has no room or
-    another process packs to the same folder.
+    Raises BadInput if the folder exists or cannot be made, and if `checkpoint` is not `opened` or
+    changes meanwhile; Incompatible for a family whose experts transformers stores only by layer;
+    OutOfResources if the disk has no room or another process packs to the same folder.
     """
     if fingerprint(read_config(checkpoint.folder), checkpoint) != opened.fingerprint:
         raise BadInput(f"{checkpoint.folder} was replaced since it was opened: start again")
@@ -99,7 +102,8 @@ def _located(opened: MoeModel, checkpoint: Checkpoint) -> LocatedExperts:
 
 
 def _shards(opened: MoeModel, located: LocatedExperts) -> dict[str, list[StoredTensor]]:
-    """Return by file name the tensors to write, in order, under their new names and at their present places."""
+    """Return by file name the tensors to write, in order, under their new names and at their
+    present places."""
     places, num_experts = _published(opened), opened.shape.num_experts
     shards = {}
     for layer in range(opened.shape.num_layers):
@@ -110,7 +114,8 @@ def _shards(opened: MoeModel, located: LocatedExperts) -> dict[str, list[StoredT
 
 
 def _published(opened: MoeModel) -> list[list[tuple[StoredTensor, Extent]]]:
-    """Return by key, in the order of a slot, the tensors of the published layout and the extents that they fill.
+    """Return by key, in the order of a slot, the tensors of the published layout and the extents
+    that they fill.
 
     `offset` of these tensors is their index, by which they are found again in the extents.
     """
@@ -140,7 +145,8 @@ def _published(opened: MoeModel) -> list[list[tuple[StoredTensor, Extent]]]:
 
 
 def _stored(target: tuple[StoredTensor, Extent], extents: Sequence[Extent]) -> StoredTensor:
-    """Return a tensor of the published layout at the present place of its bytes, in their present dtype."""
+    """Return a tensor of the published layout at the present place of its bytes, in their present
+    dtype."""
     tensor, place = target
     parts = [part for extent in extents if (part := extent.within(place.start, place.stop))]
     assert len(parts) == 1, f"{tensor.name} is spread over {len(parts)} stored tensors"
@@ -160,8 +166,8 @@ def _write(
     *,
     check: Callable[[], None],
 ) -> None:
-    """Write one safetensors file with the tensors in this order, unless it is complete already. `check` raises where
-    what was read is not to be kept."""
+    """Write one safetensors file with the tensors in this order, unless it is complete already.
+    `check` raises where what was read is not to be kept."""
     header, nbytes = _header(tensors, metadata), sum(tensor.nbytes for tensor in tensors)
     if (
         path.is_file()
@@ -212,7 +218,8 @@ def _write_texts(source: Path, folder: Path, weight_map: dict[str, str]) -> None
 
 
 def _checked(opened: MoeModel, folder: Path) -> tuple[int, int]:
-    """Return the bytes of the new files and the most reads of an expert from them; BadInput if an expert is missing."""
+    """Return the bytes of the new files and the most reads of an expert from them; BadInput if an
+    expert is missing."""
     repacked = open_checkpoint(folder)
     try:
         return sum(shard.nbytes for shard in repacked.shards), _most_reads(
@@ -228,7 +235,8 @@ def _most_reads(opened: MoeModel, located: LocatedExperts) -> int:
 
 @contextmanager
 def _folder(out: Path, nbytes: int) -> Iterator[Path]:
-    """Lend a folder beside `out` that is renamed to `out` on success, and kept for the next run on failure."""
+    """Lend a folder beside `out` that is renamed to `out` on success, and kept for the next run on
+    failure."""
     if os.path.lexists(out):
         raise BadInput(f"{out} is there already: name a new folder")
     check_writable(out)

@@ -15,8 +15,9 @@ from runtime.model.quantised_matrix import PLAIN, Parts, QuantisedMatrix, joined
 
 
 class Piece(NamedTuple):
-    """One stored tensor of an expert, in its role in the format of a matrix; `source` counts the matrices that are the
-    rows of one part of the module. `format` is None for numbers as they are."""
+    """One stored tensor of an expert, in its role in the format of a matrix; `source` counts the
+    matrices that are the rows of one part of the module. `format` is None for numbers as they
+    are."""
 
     part: str
     source: int
@@ -36,8 +37,8 @@ PlacedPieces = dict[str, tuple[Piece, int]]
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLayout:
-    """The pieces of one expert in a slot, each 64-byte aligned. `dtype` is the module's; `is_transposed` says whether
-    it has its matrices as [in, out]."""
+    """The pieces of one expert in a slot, each 64-byte aligned. `dtype` is the module's;
+    `is_transposed` says whether it has its matrices as [in, out]."""
 
     is_plain: ClassVar[bool] = False
 
@@ -88,15 +89,16 @@ class QuantisedLayout:
         return project_quantised
 
     def views(self, buffer: torch.Tensor) -> Parts:
-        """Views of `buffer`, uint8 [nbytes] or longer, on any device: of each part the matrices that are its rows, or
-        its numbers where it has one tensor that is not quantised."""
+        """Views of `buffer`, uint8 [nbytes] or longer, on any device: of each part the matrices
+        that are its rows, or its numbers where it has one tensor that is not quantised."""
         return {
             part: _plain([_views(buffer, placed) for placed in stored])
             for part, stored in self.matrices.items()
         }
 
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The numbers of each part, as the module has them; copies, but for parts that are not quantised."""
+        """The numbers of each part, as the module has them; copies, but for parts that are not
+        quantised."""
         return {
             name: part
             if isinstance(part, torch.Tensor)
@@ -105,8 +107,8 @@ class QuantisedLayout:
         }
 
     def digest(self, buffer: torch.Tensor) -> str:
-        """Return the sha256 of an expert in `buffer`, uint8 [nbytes] or longer on the CPU, without the bytes between
-        its pieces: the same wherever the checkpoint keeps the expert."""
+        """Return the sha256 of an expert in `buffer`, uint8 [nbytes] or longer on the CPU, without
+        the bytes between its pieces: the same wherever the checkpoint keeps the expert."""
         digest = hashlib.sha256()
         for piece, offset in zip(self.pieces, self.offsets, strict=True):
             content = buffer[offset : offset + piece.nbytes]
@@ -118,8 +120,9 @@ class QuantisedLayout:
         return digest.hexdigest()
 
     def arrange(self, buffer: torch.Tensor) -> str | None:
-        """Put the codes of an expert, whose stored bytes lie in `buffer`, uint8 [nbytes] or longer on the CPU, into the
-        order of their groups. Return the fault of a part whose index leads beyond its groups; None if none does."""
+        """Put the codes of an expert, whose stored bytes lie in `buffer`, uint8 [nbytes] or longer
+        on the CPU, into the order of their groups. Return the fault of a part whose index leads
+        beyond its groups; None if none does."""
         for name, placed in self.ordered:
             matrix = _views(buffer, placed)
             if not arrange(matrix.tensors, matrix.format.lacking):

@@ -1,5 +1,5 @@
-"""Linear layers and embeddings whose matrix lies in memory in few bits: what they compute has the bits of the plain
-modules with the dequantised matrix."""
+"""Linear layers and embeddings whose matrix lies in memory in few bits: what they compute has the
+bits of the plain modules with the dequantised matrix."""
 
 import torch
 from torch import nn
@@ -11,8 +11,9 @@ from runtime.model.quantised_matrix import QuantisedMatrix
 
 
 class QuantisedLinear(nn.Module):
-    """In the place of `nn.Linear`: x [.., I] -> [.., O]. `blocks` uint8 [O, bytes of a row] has the matrix in `form`;
-    `dtype` is that of the plain layer's matrix, and of the product. The matrix is dequantised at each use."""
+    """In the place of `nn.Linear`: x [.., I] -> [.., O]. `blocks` uint8 [O, bytes of a row] has the
+    matrix in `form`; `dtype` is that of the plain layer's matrix, and of the product. The matrix is
+    dequantised at each use."""
 
     def __init__(
         self,
@@ -42,7 +43,8 @@ class QuantisedLinear(nn.Module):
 
 
 class QuantisedEmbedding(nn.Module):
-    """In the place of `nn.Embedding`, where the head shares its matrix: ids [..] -> rows [.., H] of `blocks`."""
+    """In the place of `nn.Embedding`, where the head shares its matrix: ids [..] -> rows [.., H] of
+    `blocks`."""
 
     def __init__(
         self, blocks: nn.Parameter, form: GgmlBlocks, *, shape: torch.Size, dtype: torch.dtype

@@ -1,4 +1,5 @@
-"""Matrices that lie in a slot in few bits: their numbers, whole or in tiles of rows, and products with tokens."""
+"""Matrices that lie in a slot in few bits: their numbers, whole or in tiles of rows, and products
+with tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -52,7 +53,8 @@ Parts = dict[str, list[QuantisedMatrix] | torch.Tensor]
 def project_quantised(
     module: nn.Module, weights: Parts, name: str, x: torch.Tensor
 ) -> torch.Tensor:
-    """Compute one projection of one expert, x [t, in] -> [t, out], on numbers in x's dtype that lie as in the module.
+    """Compute one projection of one expert, x [t, in] -> [t, out], on numbers in x's dtype that lie
+    as in the module.
 
     The result has the bits of the module with dequantised weights.
     """
@@ -64,8 +66,8 @@ def project_quantised(
 
 
 def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
-    """As `project_quantised`, without ever writing the whole matrix to memory; products may be summed in another
-    order."""
+    """As `project_quantised`, without ever writing the whole matrix to memory; products may be
+    summed in another order."""
     matrices = weights[name]
     if isinstance(matrices, torch.Tensor):
         if x.dtype is not torch.float16 or module.is_transposed:
@@ -76,8 +78,8 @@ def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tens
 
 
 def linear_in_tiles(matrices: Sequence[QuantisedMatrix], x: torch.Tensor) -> torch.Tensor:
-    """x [t, in] times the rows of all matrices, [t, out], without ever writing a whole matrix to memory. Products of
-    float16 are made in float32, in which torch multiplies faster."""
+    """x [t, in] times the rows of all matrices, [t, out], without ever writing a whole matrix to
+    memory. Products of float16 are made in float32, in which torch multiplies faster."""
     dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
     y, wide = x.new_empty(len(x), sum(matrix.shape[0] for matrix in matrices)), x.to(dtype)
     for first, tile in _tiles(matrices, dtype, _MULTIPLIED):
@@ -106,8 +108,8 @@ def joined(
 def _tiles(
     matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, num_weights: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of all matrices in turn, a tile of about so many weights at a time in the same memory, each with the number
-    of its first."""
+    """Rows of all matrices in turn, a tile of about so many weights at a time in the same memory,
+    each with the number of its first."""
     num_columns, start = matrices[0].shape[1], 0
     height = max(1, num_weights // (num_columns * ROWS_STEP)) * ROWS_STEP
     room = torch.empty(height, num_columns, dtype=dtype, device=matrices[0].device)

@@ -1,4 +1,5 @@
-"""Matrices that a checkpoint stores in few bits, each in several tensors, found by the names of these."""
+"""Matrices that a checkpoint stores in few bits, each in several tensors, found by the names of
+these."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -45,7 +46,8 @@ _OF_WEIGHTS = (
 
 @dataclass(frozen=True, slots=True)
 class QuantisedTensor:
-    """A matrix [out, in], or one of each expert [E, out, in], in few bits; `components` has its tensors by role."""
+    """A matrix [out, in], or one of each expert [E, out, in], in few bits; `components` has its
+    tensors by role."""
 
     name: str
     format: Format
@@ -53,7 +55,8 @@ class QuantisedTensor:
     shape: tuple[int, ...]
 
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
-        """The numbers, float32, for `tensor[...]`, by which transformers' loader reads a lazy tensor."""
+        """The numbers, float32, for `tensor[...]`, by which transformers' loader reads a lazy
+        tensor."""
         assert index is Ellipsis, f"only [...] is supported, not {index}"
         tensors = {role: tensor.read() for role, tensor in self.components.items()}
         if len(self.shape) == 2:
@@ -89,11 +92,13 @@ Tensors = dict[str, StoredTensor | QuantisedTensor]
 def gather_matrices(
     tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None
 ) -> Tensors:
-    """The tensors of the model by the names of its parameters: those that hold one matrix together become one.
+    """The tensors of the model by the names of its parameters: those that hold one matrix together
+    become one.
 
-    Scales of activations are left out: products are computed on activations of the model's own dtype. Of each format
-    the first matrix is read, so that numbers that contradict the config are seen now. Raises BadInput for weights of
-    few bits without scales, for scales without weights, and for tensors that do not fit each other or the config.
+    Scales of activations are left out: products are computed on activations of the model's own
+    dtype. Of each format the first matrix is read, so that numbers that contradict the config are
+    seen now. Raises BadInput for weights of few bits without scales, for scales without weights,
+    and for tensors that do not fit each other or the config.
     """
     rest: Tensors = {
         name: tensor for name, tensor in tensors.items() if not name.endswith(_OF_ACTIVATIONS)
@@ -117,8 +122,8 @@ def gather_matrices(
 def _found(
     quantisation: Quantisation, spelling: Spelling, tensors: Tensors
 ) -> Iterator[tuple[str, str, dict[str, StoredTensor]]]:
-    """Each matrix of this spelling: its name, that with which those of its tensors begin, and these by role. Empty ones
-    are as if they were missing where they may."""
+    """Each matrix of this spelling: its name, that with which those of its tensors begin, and these
+    by role. Empty ones are as if they were missing where they may."""
     suffix = spelling.anchor
     for anchor in tensors:
         if not anchor.endswith(suffix) or isinstance(tensors[anchor], QuantisedTensor):
@@ -151,7 +156,8 @@ def _settled(spelling: Spelling, components: Mapping[str, StoredTensor]) -> Form
 def _completed(
     spelling: Spelling, form: Format | Gptq, components: dict[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """The tensors of a matrix, with zero-points where they are all one number and the file lacks them."""
+    """The tensors of a matrix, with zero-points where they are all one number and the file lacks
+    them."""
     if spelling.symmetric is None or ZEROS in components:
         return components
     scales = components["scales"]
@@ -166,8 +172,8 @@ def _first(tensor: StoredTensor) -> StoredTensor:
 
 
 def _quantised(name: str, format: Format, components: dict[str, StoredTensor]) -> QuantisedTensor:
-    """Check that the tensors fit each other, as those of one matrix or, with a dimension before, of one for each
-    expert."""
+    """Check that the tensors fit each other, as those of one matrix or, with a dimension before, of
+    one for each expert."""
     stored = {role: Stored(tensor.dtype, tensor.shape) for role, tensor in components.items()}
     leading = {tensor.shape[:1] for tensor in components.values()}
     try:
@@ -191,7 +197,8 @@ def _unfit(name: str, format: Format, problem: Unfit) -> BadInput:
 def _check_claimed(
     name: str, tensor: StoredTensor | QuantisedTensor, quantisation: Quantisation | None
 ) -> None:
-    """Raise BadInput for a weight of few bits that has no scales, and for scales that have no weight."""
+    """Raise BadInput for a weight of few bits that has no scales, and for scales that have no
+    weight."""
     if isinstance(tensor, QuantisedTensor):
         return
     by_config = (

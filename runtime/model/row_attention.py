@@ -1,8 +1,9 @@
-"""Attention of many requests in one pass: their tokens lie one after the other, [1, T], and each attends to its own.
+"""Attention of many requests in one pass: their tokens lie one after the other, [1, T], and each
+attends to its own.
 
-transformers lets an attention function be registered by name, and hands it what a model's forward is given besides. It
-makes no mask for a name that has none. The model's own function (sdpa or eager) then computes each piece of the pass,
-so that heads, scales, sinks and windows are its own.
+transformers lets an attention function be registered by name, and hands it what a model's forward
+is given besides. It makes no mask for a name that has none. The model's own function (sdpa or
+eager) then computes each piece of the pass, so that heads, scales, sinks and windows are its own.
 """
 
 import sys
@@ -29,8 +30,8 @@ _OWN = ("sdpa", "eager")
 
 @dataclass(slots=True, eq=False)
 class RowPiece:
-    """Tokens of a pass that one product attends for: S tokens each of the first n rows of `block`, from position
-    `first` [n] on. Either n or S is 1."""
+    """Tokens of a pass that one product attends for: S tokens each of the first n rows of `block`,
+    from position `first` [n] on. Either n or S is 1."""
 
     block: Block
     num_rows: int
@@ -41,7 +42,8 @@ class RowPiece:
     def mask(
         self, window: int | None, like: torch.Tensor, *, is_causal: bool
     ) -> torch.Tensor | None:
-        """What is added to the scores [n, 1, S, C']; None where all is seen, or as a causal function has it."""
+        """What is added to the scores [n, 1, S, C']; None where all is seen, or as a causal
+        function has it."""
         if window not in self.masks:
             self.masks[window] = self._mask(window, like, is_causal=is_causal)
         return self.masks[window]
@@ -70,7 +72,8 @@ class RowPiece:
 
 @dataclass(slots=True, eq=False)
 class RowPass:
-    """One pass: its pieces, whose tokens follow each other, and the name of the model's own attention."""
+    """One pass: its pieces, whose tokens follow each other, and the name of the model's own
+    attention."""
 
     pieces: list[RowPiece]
     own: str
@@ -96,8 +99,8 @@ def _attend(
     sliding_window: int | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """The entry of AttentionInterface: queries [1, heads, T, D], keys and values of these tokens -> [1, T, heads, D].
-    Writes keys and values into the rows of the pass."""
+    """The entry of AttentionInterface: queries [1, heads, T, D], keys and values of these tokens ->
+    [1, T, heads, D]. Writes keys and values into the rows of the pass."""
     own, is_causal = _own(module, moectl_rows.own), moectl_rows.own != "eager"
     begin, outputs = 0, []
     for piece in moectl_rows.pieces:
@@ -129,8 +132,8 @@ def _own(module: nn.Module, name: str) -> Callable:
 
 @contextmanager
 def attended(model: PreTrainedModel, way: str = NAME) -> Iterator[str]:
-    """Have the model attend in one of its own ways, or by `RowPass`, which each forward is then given as
-    `moectl_rows`. Yields the name of the way before, which is back at the end."""
+    """Have the model attend in one of its own ways, or by `RowPass`, which each forward is then
+    given as `moectl_rows`. Yields the name of the way before, which is back at the end."""
     before = model.config.get_text_config()._attn_implementation
     model.set_attn_implementation(way)
     try:

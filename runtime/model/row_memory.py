@@ -1,7 +1,7 @@
 """Keys and values of many requests, each at its own length: blocks of rows that have equal room.
 
-A line refers to its block and no block to its lines, so that the tensors of a request that is over are freed at once:
-Python's collector, which would find a cycle, counts objects and not bytes.
+A line refers to its block and no block to its lines, so that the tensors of a request that is over
+are freed at once: Python's collector, which would find a cycle, counts objects and not bytes.
 
 Shapes: R rows of a block, A heads of keys, C tokens of room, D numbers a head, S tokens.
 """
@@ -29,8 +29,8 @@ class RowLine:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Rows with room for C tokens each. Layers are made at their first write, [R, A, C, D], in RAM if `in_ram`,
-    page-locked beside a GPU, and else where they are computed."""
+    """Rows with room for C tokens each. Layers are made at their first write, [R, A, C, D], in RAM
+    if `in_ram`, page-locked beside a GPU, and else where they are computed."""
 
     room: int
     num_rows: int
@@ -56,16 +56,16 @@ class Block:
     def read(
         self, layer: int, num_rows: int, end: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [n, A, end, D] of the first rows on a device. Those in RAM are brought there whole, in one
-        copy each, since parts of rows would be many small ones."""
+        """Keys and values [n, A, end, D] of the first rows on a device. Those in RAM are brought
+        there whole, in one copy each, since parts of rows would be many small ones."""
         return tuple(
             held[layer][:num_rows].to(device, non_blocking=True)[:, :, :end]
             for held in (self.keys, self.values)
         )
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
-        """Room for the keys or values of a layer, of which `like` [n, A, S, D] are some. Zeros, because what is masked
-        is multiplied by 0, which leaves a NaN a NaN."""
+        """Room for the keys or values of a layer, of which `like` [n, A, S, D] are some. Zeros,
+        because what is masked is multiplied by 0, which leaves a NaN a NaN."""
         shape = (self.num_rows, like.shape[1], self.room, like.shape[3])
         if not self.in_ram:
             return like.new_zeros(shape)
@@ -99,12 +99,13 @@ class Block:
 
 
 class RowMemory:
-    """The keys and values of running requests. A prompt that is being read lies by itself (`begin`); it then joins a
-    block of rows with as much room (`join`), so that one product attends for all of them.
+    """The keys and values of running requests. A prompt that is being read lies by itself
+    (`begin`); it then joins a block of rows with as much room (`join`), so that one product attends
+    for all of them.
 
-    `blocks` has the lines of each block: row i is that of line i, without gaps. `token_nbytes`: bytes of one token in
-    all layers, 0 until a pass has been run. With `in_ram` they lie in RAM and are brought to the device of the model
-    layer by layer.
+    `blocks` has the lines of each block: row i is that of line i, without gaps. `token_nbytes`:
+    bytes of one token in all layers, 0 until a pass has been run. With `in_ram` they lie in RAM and
+    are brought to the device of the model layer by layer.
     """
 
     def __init__(self, *, in_ram: bool = False) -> None:
@@ -113,7 +114,8 @@ class RowMemory:
         self.token_nbytes = 0
 
     def begin(self, num_tokens: int, beginning: RowLine | None = None, length: int = 0) -> RowLine:
-        """Room for a prompt of so many tokens, whose first `length` ones are those of `beginning`."""
+        """Room for a prompt of so many tokens, whose first `length` ones are those of
+        `beginning`."""
         line = RowLine(Block(room_for(num_tokens), 1, self._in_ram), 0)
         if beginning is not None:
             line.block.copy_beginning(beginning, 0, length)
@@ -121,8 +123,8 @@ class RowMemory:
         return line
 
     def join(self, prompt: RowLine, num_tokens: int) -> RowLine:
-        """Move a prompt that was read into a block of rows that get `num_tokens` tokens in all. `prompt` stays as it
-        is."""
+        """Move a prompt that was read into a block of rows that get `num_tokens` tokens in all.
+        `prompt` stays as it is."""
         self.token_nbytes = self.token_nbytes or prompt.block.token_nbytes
         block = self._block(room_for(num_tokens))
         lines = self.blocks[block]
@@ -132,7 +134,8 @@ class RowMemory:
         return line
 
     def drop(self, line: RowLine) -> None:
-        """Free the row of a request that is over: the last row of its block moves into its place."""
+        """Free the row of a request that is over: the last row of its block moves into its
+        place."""
         block, lines = line.block, self.blocks[line.block]
         last = lines.pop()
         if last is not line:

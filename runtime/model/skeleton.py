@@ -1,4 +1,5 @@
-"""A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
+"""A transformers model without its routed experts: built on `meta`, the other tensors loaded as
+transformers does."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -41,8 +42,8 @@ _SUPERFLUOUS = (
 
 
 def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model in evaluation mode, every tensor on `meta`, experts dispatched eagerly; of a multimodal model
-    only what a text uses."""
+    """Build the model in evaluation mode, every tensor on `meta`, experts dispatched eagerly; of a
+    multimodal model only what a text uses."""
     try:
         with torch.device("meta"), init.no_tie_weights():
             model = auto_class(config).from_config(
@@ -59,8 +60,8 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 def auto_class(
     config: PreTrainedConfig,
 ) -> type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]:
-    """The class by which transformers opens what is published with such a config: a whole multimodal model where there
-    is one, since the names of its weights are that model's."""
+    """The class by which transformers opens what is published with such a config: a whole
+    multimodal model where there is one, since the names of its weights are that model's."""
     is_multimodal = (
         config.get_text_config() is not config
         and type(config) in AutoModelForMultimodalLM._model_mapping
@@ -70,8 +71,8 @@ def auto_class(
 
 
 def _keep_text_model(model: PreTrainedModel) -> None:
-    """Drop the modules of a multimodal model that a text does not use, such as its vision tower; their weights in the
-    checkpoint are then ignored."""
+    """Drop the modules of a multimodal model that a text does not use, such as its vision tower;
+    their weights in the checkpoint are then ignored."""
     if model.config.get_text_config() is model.config:
         return
     kept = {model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()}
@@ -87,8 +88,8 @@ def _keep_text_model(model: PreTrainedModel) -> None:
 
 
 def _others(module: nn.Module, prefix: str, kept: set[nn.Module | None]) -> Iterator[str]:
-    """Yield the names of the largest modules with weights that neither are in `kept`, nor hold or belong to one that
-    is."""
+    """Yield the names of the largest modules with weights that neither are in `kept`, nor hold or
+    belong to one that is."""
     for name, child in module.named_children():
         if child in kept:
             continue
@@ -108,11 +109,12 @@ def load_resident(
     source: Source,
     dense: int | None = None,
 ) -> DenseWidth | None:
-    """Load `tensors` into `model` on `device`, all but the experts of `layers`, which stay on `meta`. Linear layers
-    besides experts and routers are quantised to `dense` bits if that is given, which the result describes.
+    """Load `tensors` into `model` on `device`, all but the experts of `layers`, which stay on
+    `meta`. Linear layers besides experts and routers are quantised to `dense` bits if that is
+    given, which the result describes.
 
-    Raises BadInput for the first parameter that is missing, of the wrong shape or not finite, and BadUsage for
-    another width; none is initialised at random.
+    Raises BadInput for the first parameter that is missing, of the wrong shape or not finite, and
+    BadUsage for another width; none is initialised at random.
     """
     experts = {f"{layer.name}.{name}" for layer in layers for name in layer.shapes}
     quantiser = None if dense is None else DenseQuantiser(model, dense, layers)
@@ -173,7 +175,8 @@ def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
 
 
 def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
-    """Return the missing names without those tied to a loaded tensor and those that the family declares optional."""
+    """Return the missing names without those tied to a loaded tensor and those that the family
+    declares optional."""
     pairs = model.all_tied_weights_keys.items()
     tied = {name for pair in pairs for name in pair if not missing.issuperset(pair)}
     optional = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
@@ -181,8 +184,8 @@ def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
 
 
 def _really_unexpected(model: PreTrainedModel, unexpected: set[str]) -> set[str]:
-    """Return the unexpected names without those that the family declares superfluous, and those of parts that predict
-    further tokens, see, hear or were once stored and are computed now."""
+    """Return the unexpected names without those that the family declares superfluous, and those of
+    parts that predict further tokens, see, hear or were once stored and are computed now."""
     patterns = [*_SUPERFLUOUS, *(model._keys_to_ignore_on_load_unexpected or ())]
     depth = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     return {
@@ -193,7 +196,8 @@ def _really_unexpected(model: PreTrainedModel, unexpected: set[str]) -> set[str]
 
 
 def _is_beyond(name: str, depth: int | None) -> bool:
-    """Whether it is of a layer behind the last, as DeepSeek, GLM and others store those that predict further tokens."""
+    """Whether it is of a layer behind the last, as DeepSeek, GLM and others store those that
+    predict further tokens."""
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     return layer is not None and depth is not None and int(layer.group(1)) >= depth
 

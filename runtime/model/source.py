@@ -1,4 +1,5 @@
-"""What a model is opened from: a folder of safetensors with a config.json, or GGUF files, which say everything."""
+"""What a model is opened from: a folder of safetensors with a config.json, or GGUF files, which say
+everything."""
 
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +42,8 @@ class GenerationSettings(NamedTuple):
 
 
 class Source(Protocol):
-    """A model as it is stored, `path`. What reads it raises BadInput, `tokenizer` whatever transformers raises."""
+    """A model as it is stored, `path`. What reads it raises BadInput, `tokenizer` whatever
+    transformers raises."""
 
     path: Path
 
@@ -49,7 +51,8 @@ class Source(Protocol):
         """The config as stored."""
 
     def parse_config(self, stored: dict) -> PreTrainedConfig:
-        """Parse the config with transformers; raises what that raises. Code that comes with a model is never run."""
+        """Parse the config with transformers; raises what that raises. Code that comes with a model
+        is never run."""
 
     def open(self) -> Checkpoint: ...
 
@@ -60,7 +63,8 @@ class Source(Protocol):
         """That of the numbers, for a config that names none."""
 
     def mapping(self, model: PreTrainedModel) -> list[WeightTransform]:
-        """The way from stored names to the parameters of a model: new rules, as matching changes them."""
+        """The way from stored names to the parameters of a model: new rules, as matching changes
+        them."""
 
     def generation_settings(self) -> GenerationSettings: ...
 
@@ -149,7 +153,8 @@ class GgufFile:
         return gguf_mapping(self.path, model)
 
     def generation_settings(self) -> GenerationSettings:
-        """As the config has them, but for the tokens that end an answer, of which it names one at most."""
+        """As the config has them, but for the tokens that end an answer, of which it names one at
+        most."""
         settings = gguf_config(self.path)
         if vocabulary := read_vocabulary(parts_of(self.path)[0]):
             settings |= {"eos_token_id": sorted(vocabulary.ends) or None}

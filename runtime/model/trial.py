@@ -1,7 +1,8 @@
-"""Tries a model before it is used: one pass without its experts, and the arithmetic of experts on a few random weights.
+"""Tries a model before it is used: one pass without its experts, and the arithmetic of experts on a
+few random weights.
 
-What a config asks for and the family's own code cannot do, or does in another way than moectl, is refused here in one
-line. It would end the first request or change its tokens otherwise.
+What a config asks for and the family's own code cannot do, or does in another way than moectl, is
+refused here in one line. It would end the first request or change its tokens otherwise.
 """
 
 import copy
@@ -21,9 +22,9 @@ _NUM_TOKENS, _NUM_EXPERTS, _NUM_NEURONS = 6, 8, 4  # of the random experts
 
 
 def try_model(model: PreTrainedModel, layers: tuple[MoeLayer, ...]) -> torch.dtype:
-    """Run one pass of two tokens in which experts give zeros. Returns the dtype in which the family adds experts up.
-    Raises BadInput if the pass fails, if a router takes another number of experts than its config says, or if the
-    family adds its experts up in another way than moectl."""
+    """Run one pass of two tokens in which experts give zeros. Returns the dtype in which the family
+    adds experts up. Raises BadInput if the pass fails, if a router takes another number of experts
+    than its config says, or if the family adds its experts up in another way than moectl."""
     family = model.config.model_type
     if model.config.is_encoder_decoder:
         raise BadInput(
@@ -74,8 +75,8 @@ def _zeros(
 
 
 def _sum_dtype(layer: MoeLayer, like: torch.Tensor, weights_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the sum with which `runtime.model.arithmetic` gives the bits of the module's own eager code, tried
-    on a few narrow experts. Raises BadInput if there is none."""
+    """The dtype of the sum with which `runtime.model.arithmetic` gives the bits of the module's own
+    eager code, tried on a few narrow experts. Raises BadInput if there is none."""
     random = torch.Generator().manual_seed(0)
     experts, top_k = _narrow(layer, like, random), min(layer.top_k, _NUM_EXPERTS)
     hidden = torch.randn(_NUM_TOKENS, like.shape[-1], generator=random).to(like)

@@ -138,15 +138,16 @@ class Policies:
 
     @property
     def widths(self) -> list[int]:
-        """Bits below full precision that the slow tier must hold; known once the policies are prepared."""
+        """Bits below full precision that the slow tier must hold; known once the policies are
+        prepared."""
         return sorted(
             {bits for axis in POLICIES for bits in getattr(self, axis).widths} - {FULL_BITS}
         )
 
     @property
     def matching(self) -> Matching | None:
-        """The matching of expert maps that the policies share; None if no policy matches maps. Known once they are
-        prepared."""
+        """The matching of expert maps that the policies share; None if no policy matches maps.
+        Known once they are prepared."""
         return next(
             (
                 policy.matching
@@ -176,8 +177,8 @@ def build(texts: dict[str, str]) -> Policies:
 
 
 def parse(axis: str, text: str) -> Any:
-    """Parse `name` or `name:field=value,...` of one axis. Raises BadUsage for an unknown name, field or value; the
-    message lists the known ones."""
+    """Parse `name` or `name:field=value,...` of one axis. Raises BadUsage for an unknown name,
+    field or value; the message lists the known ones."""
     name, _, options = text.partition(":")
     if name not in POLICIES[axis]:
         raise BadUsage(unknown(f"{axis} policy", name, POLICIES[axis]))
@@ -186,7 +187,8 @@ def parse(axis: str, text: str) -> Any:
 
 
 def describe(policy: Any) -> str:
-    """Return the text that `parse` turns back into the same policy; parameters at their defaults are left out."""
+    """Return the text that `parse` turns back into the same policy; parameters at their defaults
+    are left out."""
     names = {cls: name for table in POLICIES.values() for name, cls in table.items()}
     changed = [
         f"{f.name}={getattr(policy, f.name)}"

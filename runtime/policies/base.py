@@ -1,5 +1,5 @@
-"""The contracts of the five axes, and what a policy may see: ids, scores, states and step numbers, but no device and no
-clock.
+"""The contracts of the five axes, and what a policy may see: ids, scores, states and step numbers,
+but no device and no clock.
 
 Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
 """
@@ -22,8 +22,8 @@ from runtime.policies.step import Now, Opening, Step, most_wanted
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The run that wrote an artefact, for a receipt. `note` says what an older run of its command was made with, where
-    that differs: the newest is taken."""
+    """The run that wrote an artefact, for a receipt. `note` says what an older run of its command
+    was made with, where that differs: the newest is taken."""
 
     run: int
     command: str
@@ -33,7 +33,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Artefacts:
-    """What the store knows of this model. A policy names in `requires` the artefacts that it cannot run without."""
+    """What the store knows of this model. A policy names in `requires` the artefacts that it cannot
+    run without."""
 
     buddies: np.ndarray | None = None  # [L, E, R] expert ids by rank, padded with -1
     buddy_q: np.ndarray | None = None  # [L, E, R] their share of what ranked them
@@ -90,8 +91,8 @@ class Residents:
     num_free: Sequence[int]  # empty slots of this layer's scope, on each device
 
     def missing(self, step: Step) -> list[int]:
-        """Return the distinct absent experts that a step of this layer wants, those of most tokens first, of equals in
-        order of first appearance."""
+        """Return the distinct absent experts that a step of this layer wants, those of most tokens
+        first, of equals in order of first appearance."""
         return most_wanted(
             list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist())), step.selected
         )
@@ -99,8 +100,8 @@ class Residents:
 
 @dataclass(slots=True)
 class Choice:
-    """What a miss policy chooses for a step. Absent experts in `selected` are fetched, unless they are computed in the
-    near tier or on their resident low-bit replicas."""
+    """What a miss policy chooses for a step. Absent experts in `selected` are fetched, unless they
+    are computed in the near tier or on their resident low-bit replicas."""
 
     selected: np.ndarray  # [T, K] with stand-ins; -1 where a rank is dropped
     near: frozenset[int] = frozenset()
@@ -119,11 +120,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Experts cut in two: the top of an expert of layer l has `top_neurons[l]` neurons, all of them if the layer is not
-    cut.
+    """Experts cut in two: the top of an expert of layer l has `top_neurons[l]` neurons, all of them
+    if the layer is not cut.
 
-    Slots hold `num_tops[l]` tops of each layer, and `num_bottoms` bottoms of any layer. `solved`: the solved split that
-    it follows, if any.
+    Slots hold `num_tops[l]` tops of each layer, and `num_bottoms` bottoms of any layer. `solved`:
+    the solved split that it follows, if any.
     """
 
     top_neurons: np.ndarray  # [L]
@@ -134,8 +135,8 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class FastTier:
-    """What a budget holds: slots, for experts or for the segments of a `split`, and resident replicas beside them,
-    whose bits are `shadows` [L * E]."""
+    """What a budget holds: slots, for experts or for the segments of a `split`, and resident
+    replicas beside them, whose bits are `shadows` [L * E]."""
 
     num_slots: int
     shadows: np.ndarray | None = None
@@ -164,9 +165,11 @@ class FastTier:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Of one layer: the experts that are to be resident, and the bits [E] at which the others are computed near.
+    """Of one layer: the experts that are to be resident, and the bits [E] at which the others are
+    computed near.
 
-    If the placement `is_awaited`, its experts count as resident at once, and compute waits for those that it uses.
+    If the placement `is_awaited`, its experts count as resident at once, and compute waits for
+    those that it uses.
     """
 
     resident: np.ndarray
@@ -175,7 +178,8 @@ class Placement:
 
 
 class Policy(Protocol):
-    """Every policy is a dataclass whose fields are its parameters. `prepare` runs once, before the first step."""
+    """Every policy is a dataclass whose fields are its parameters. `prepare` runs once, before the
+    first step."""
 
     requires: ClassVar[frozenset[str]]  # names of the `Artefacts` it cannot run without
     wants: ClassVar[frozenset[str]]  # those, and the names of others that it uses if they exist
@@ -195,42 +199,44 @@ class Routing(Policy, Protocol):
     follows_predictions: ClassVar[bool]  # whether steps must carry `predicted`
 
     def route(self, step: Step, resident: np.ndarray) -> Step:
-        """Return the step with the experts and weights that are to serve it; `resident` [E] bool."""
+        """Return the step with the experts and weights that are to serve it; `resident` [E]
+        bool."""
 
 
 class Eviction(Policy, Protocol):
     """Keeps its own history of every key, resident or not, and ranks residents by it."""
 
-    # Known once prepared: sort keys [L * E] of all keys, float64 and int64, which `order` selects from; None if there
-    # are no such arrays.
+    # Known once prepared: sort keys [L * E] of all keys, float64 and int64, which `order` selects
+    # from; None if there are no such arrays.
     ranks: tuple[np.ndarray, np.ndarray] | None
     follows_proposals: ClassVar[bool]  # whether `proposed` is to be called
-    # The parameters of lcp under which uses rank keys as this policy does; None if it goes by something else.
+    # The parameters of lcp under which uses rank keys as this policy does; None if it goes by
+    # something else.
     as_lcp: Mapping[str, object] | None
 
     def queues(self) -> Sequence[Iterable[int]] | None:
-        """Return by layer all keys in the order in which they are evicted, as they stand at any time from here on; None
-        where the policy does not keep them so. Called once, before the first step, and only if layers have slots of
-        their own."""
+        """Return by layer all keys in the order in which they are evicted, as they stand at any
+        time from here on; None where the policy does not keep them so. Called once, before the
+        first step, and only if layers have slots of their own."""
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
-        """Note that this step fetches keys at these bits. Called before `used`, and only if the miss policy picks
-        bits."""
+        """Note that this step fetches keys at these bits. Called before `used`, and only if the
+        miss policy picks bits."""
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        """Note that this step uses `keys`, in order of first appearance, in whatever tier. Called before any
-        `order`."""
+        """Note that this step uses `keys`, in order of first appearance, in whatever tier. Called
+        before any `order`."""
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         """Note that this step prefetches `keys`."""
 
     def proposed(self, keys: list[int], now: Now) -> None:
-        """Note what the prefetch policy proposes in this step, be it absent, loading or resident. Called before any of
-        it is sent for."""
+        """Note what the prefetch policy proposes in this step, be it absent, loading or resident.
+        Called before any of it is sent for."""
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        """Return sort keys, most significant first, by which `keys` (ascending) are evicted; ties go by the lower
-        key."""
+        """Return sort keys, most significant first, by which `keys` (ascending) are evicted; ties
+        go by the lower key."""
 
 
 class Miss(Policy, Protocol):
@@ -239,7 +245,8 @@ class Miss(Policy, Protocol):
     reads_shadows: ClassVar[bool]  # whether choices name experts in `low` or `behind`
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        """Choose what becomes of absent experts. Loading experts are waited for unless they are near or low."""
+        """Choose what becomes of absent experts. Loading experts are waited for unless they are
+        near or low."""
 
 
 class Prefetch(Policy, Protocol):
@@ -254,12 +261,12 @@ class Prefetch(Policy, Protocol):
     )
 
     def propose_first(self, opening: Opening, now: Now) -> np.ndarray:
-        """Return keys to prefetch before the first layer has run, as `propose` does. Called once a pass, and only if it
-        `opens_passes`."""
+        """Return keys to prefetch before the first layer has run, as `propose` does. Called once a
+        pass, and only if it `opens_passes`."""
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        """Return keys to prefetch, best first. Keys that are loading or resident are kept from eviction, and not loaded
-        again."""
+        """Return keys to prefetch, best first. Keys that are loading or resident are kept from
+        eviction, and not loaded again."""
 
 
 class Residency(Policy, Protocol):
@@ -267,8 +274,8 @@ class Residency(Policy, Protocol):
         """Return the slots [L] of each layer, in layer scope."""
 
     def share(self, budget_nbytes: int) -> FastTier | None:
-        """Return how the budget is divided between slots and resident replicas; None: slots only. Raises BadUsage if it
-        is too small."""
+        """Return how the budget is divided between slots and resident replicas; None: slots only.
+        Raises BadUsage if it is too small."""
 
     cuts: ClassVar[bool]  # whether `share` returns a split
     places: ClassVar[bool]  # whether it observes steps and places experts
@@ -277,12 +284,13 @@ class Residency(Policy, Protocol):
         """Called at every step, before anything is decided."""
 
     def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
-        """Return what is to be resident in the step's layer from now on; None: no change. Called at every step after
-        `observe`; `num_slots`: the layer's, on each device."""
+        """Return what is to be resident in the step's layer from now on; None: no change. Called at
+        every step after `observe`; `num_slots`: the layer's, on each device."""
 
 
 class Simple:
-    """The defaults of most policies: nothing required, nothing to prepare, no probabilities, full precision."""
+    """The defaults of most policies: nothing required, nothing to prepare, no probabilities, full
+    precision."""
 
     requires: ClassVar[frozenset[str]] = frozenset()
     fallbacks: ClassVar[Collection[str]] = ()

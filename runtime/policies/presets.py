@@ -28,12 +28,13 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named set of policies, one per axis, with the paper it comes from and how it differs from that paper. The
-    summary is of 42 characters at most, so that a table of all fits 80 columns.
+    """A named set of policies, one per axis, with the paper it comes from and how it differs from
+    that paper. The summary is of 42 characters at most, so that a table of all fits 80 columns.
 
-    `budget` is given only if the preset fixes it. `is_study`: it is there to be compared with, not to run a model by.
-    A preset that `waits_for` something cannot run; its axes name only the policies that exist. A tuned preset is
-    `tuned_for` a budget and a machine, of the model `model_id`. A `note` says what was not looked at for the choice.
+    `budget` is given only if the preset fixes it. `is_study`: it is there to be compared with, not
+    to run a model by. A preset that `waits_for` something cannot run; its axes name only the
+    policies that exist. A tuned preset is `tuned_for` a budget and a machine, of the model
+    `model_id`. A `note` says what was not looked at for the choice.
     """
 
     name: str
@@ -55,8 +56,9 @@ class Preset:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether it gives the full model's output: the model's own routing, every expert it wants, at full precision.
-        `tests/runtime/policies` holds this to what the policies say of themselves."""
+        """Whether it gives the full model's output: the model's own routing, every expert it wants,
+        at full precision. `tests/runtime/policies` holds this to what the policies say of
+        themselves."""
         return is_lossless(self.routing, self.miss, self.residency)
 
     def texts(self) -> dict[str, str]:
@@ -79,9 +81,9 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str | Preset) -> Preset:
-    """Return the preset of a name, or of `name:parameter=value,...` with those parameters of its policies; a preset
-    from a store is returned unchanged. Raises BadUsage for an unknown name or parameter, Incompatible for a preset that
-    waits for something."""
+    """Return the preset of a name, or of `name:parameter=value,...` with those parameters of its
+    policies; a preset from a store is returned unchanged. Raises BadUsage for an unknown name or
+    parameter, Incompatible for a preset that waits for something."""
     if isinstance(name, Preset):
         return name
     if name == TUNED:

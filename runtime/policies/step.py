@@ -1,6 +1,8 @@
-"""The step that policies decide on: what a router chose and predicted, and what is known before the first one.
+"""The step that policies decide on: what a router chose and predicted, and what is known before the
+first one.
 
-Shapes: T tokens, R requests, K selected per token, E experts a layer, D prefetch distances, H the model's width.
+Shapes: T tokens, R requests, K selected per token, E experts a layer, D prefetch distances, H the
+model's width.
 """
 
 from collections.abc import Sequence
@@ -14,20 +16,23 @@ from artifacts.traces.trace import PREFILL
 
 @dataclass(slots=True)
 class Now:
-    """The current step. Steps, passes and tokens are counted over the whole run, the current step included."""
+    """The current step. Steps, passes and tokens are counted over the whole run, the current step
+    included."""
 
     step: int = -1
     pass_index: int = -1
     layer: int = 0
     num_tokens: int = 0
-    # Keys of the layer that are still to be served and may be evicted before they are: none while a step is pinned.
+    # Keys of the layer that are still to be served and may be evicted before they are: none while a
+    # step is pinned.
     unserved: AbstractSet[int] = frozenset()
 
 
 @dataclass(slots=True)
 class Step:
-    """One MoE layer in one pass, as its router left it. `phase` is PREFILL when any of its tokens is of a prompt. It is
-    never changed after it is made; a frozen dataclass would take three times as long to make."""
+    """One MoE layer in one pass, as its router left it. `phase` is PREFILL when any of its tokens
+    is of a prompt. It is never changed after it is made; a frozen dataclass would take three times
+    as long to make."""
 
     pass_index: int
     phase: int
@@ -35,8 +40,8 @@ class Step:
     selected: np.ndarray  # [T, K] expert ids, rank 0 the strongest
     weights: np.ndarray  # [T, K] float32 routing weights as the model applies them
     probabilities: np.ndarray | None = None  # [T, E] float32, the router's softmax
-    # [T, D, E] float32: distributions of the routers of the next D layers for this router's input; the K experts that a
-    # router would select there have its largest values
+    # [T, D, E] float32: distributions of the routers of the next D layers for this router's input;
+    # the K experts that a router would select there have its largest values
     predicted: np.ndarray | None = None
     # [R] rows of the last token of each request; only these predict layers of the next pass
     last: np.ndarray | None = None
@@ -102,7 +107,8 @@ def last_tokens(requests: np.ndarray) -> np.ndarray:
 
 
 def most_wanted(experts: list[int], selected: np.ndarray) -> list[int]:
-    """Return the experts by falling number of tokens that select them, `selected` [T, K]; equals keep their order."""
+    """Return the experts by falling number of tokens that select them, `selected` [T, K]; equals
+    keep their order."""
     if len(selected) == 1 or len(experts) < 2:
         return experts
     counts = np.bincount(selected[selected >= 0], minlength=max(experts) + 1).tolist()
@@ -110,8 +116,8 @@ def most_wanted(experts: list[int], selected: np.ndarray) -> list[int]:
 
 
 def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
-    """Return those of a layer's experts that find room on their devices, first come, first served. Expert e belongs to
-    device e % N, which has `room` [N] for so many."""
+    """Return those of a layer's experts that find room on their devices, first come, first served.
+    Expert e belongs to device e % N, which has `room` [N] for so many."""
     if len(room) == 1:
         return list(experts[: room[0]])
     left, placed = list(room), []

@@ -1,4 +1,5 @@
-"""Fits the dials of a synthetic trace to what is known of a real one: its statistics, or its hit rates."""
+"""Fits the dials of a synthetic trace to what is known of a real one: its statistics, or its hit
+rates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,8 +54,8 @@ def parse_hit_rates(text: str) -> HitRates:
 
 
 def fit_statistics(target: Statistics, shape: Shape, start: Dials) -> Dials:
-    """Return dials whose trace has the statistics of `target`, by bisecting each dial in turn. Dials whose statistic
-    `target` lacks stay as in `start`."""
+    """Return dials whose trace has the statistics of `target`, by bisecting each dial in turn.
+    Dials whose statistic `target` lacks stay as in `start`."""
     dials = (
         start
         if target.prediction is None
@@ -75,8 +76,8 @@ def fit_statistics(target: Statistics, shape: Shape, start: Dials) -> Dials:
 
 
 def _grading(target: Statistics, shape: Shape, dials: Dials) -> float:
-    """Return the share of predictions that must be graded for the near predictions of `target`, to which it is
-    proportional."""
+    """Return the share of predictions that must be graded for the near predictions of `target`, to
+    which it is proportional."""
     width = min(2 * shape.top_k, shape.num_experts)
     most = recall(generate(replace(dials, grading=1.0), shape), width) - target.prediction
     gained = target.near_prediction - target.prediction
@@ -92,7 +93,8 @@ def _response(dials: Dials, name: str, statistic: str, shape: Shape) -> Callable
 
 
 def _halved(rising: Callable[[float], float], wanted: float, most: float) -> float:
-    """Return where a rising function takes the wanted value, to `most / 2**_HALVINGS`, in four decimals."""
+    """Return where a rising function takes the wanted value, to `most / 2**_HALVINGS`, in four
+    decimals."""
     low, high = 0.0, most
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -103,7 +105,8 @@ def _halved(rising: Callable[[float], float], wanted: float, most: float) -> flo
 def hit_rates(
     dials: Dials, model: ModelShape, wanted: Sequence[HitRates], *, num_layers: int
 ) -> list[HitRates]:
-    """Return the hit rates that the policies of `wanted` reach on a synthetic trace, with as many experts held."""
+    """Return the hit rates that the policies of `wanted` reach on a synthetic trace, with as many
+    experts held."""
     shape = replace(model.shape, num_layers=num_layers)
     workload = Workload(
         generate(dials, shape, detailed=False), replace(model, shape=shape), machine("a100-pcie4")
@@ -138,8 +141,8 @@ def fit_hit_rates(
     *,
     progress: Callable[[int], None] = lambda tried: None,
 ) -> Dials:
-    """Return `start` with the skew and locality whose hit rates come nearest: from the best of a coarse grid, move to
-    the best neighbour until there is none, then with half the step.
+    """Return `start` with the skew and locality whose hit rates come nearest: from the best of a
+    coarse grid, move to the best neighbour until there is none, then with half the step.
 
     The synthetic trace has two layers, since all its layers are alike.
     """

@@ -33,8 +33,8 @@ _ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
 
 
 def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Return buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation. Raises BadInput for a trace
-    in which a token selects an expert twice."""
+    """Return buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation. Raises
+    BadInput for a trace in which a token selects an expert twice."""
     ordered = np.sort(trace.experts, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise BadInput(
@@ -55,7 +55,8 @@ def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entropy(trace: Trace, shape: Shape) -> np.ndarray:
-    """Return percentiles [L, 101] of token activating entropy; zeros for a layer that does not occur."""
+    """Return percentiles [L, 101] of token activating entropy; zeros for a layer that does not
+    occur."""
     rows = np.zeros((shape.num_layers, NUM_PERCENTILES), np.float32)
     for layer in np.unique(trace.layer):
         histogram = EntropyHistogram()
@@ -65,8 +66,8 @@ def entropy(trace: Trace, shape: Shape) -> np.ndarray:
 
 
 def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Return embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's iterations in order.
-    Raises BadInput when it lacks embeddings, probabilities or layers."""
+    """Return embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's
+    iterations in order. Raises BadInput when it lacks embeddings, probabilities or layers."""
     if trace.iteration is None or trace.probabilities is None:
         raise BadInput(
             "the trace holds no embeddings, or no probabilities: record one with `moectl run --trace FILE`"
@@ -89,7 +90,8 @@ def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> ExpertMaps:
-    """Return expert maps of the trace's iterations, at most `capacity`. Raises BadInput as `iterations` does."""
+    """Return expert maps of the trace's iterations, at most `capacity`. Raises BadInput as
+    `iterations` does."""
     embeddings, probabilities = iterations(trace, shape)
     sizes = {
         "num_layers": shape.num_layers,
@@ -102,8 +104,8 @@ def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> Exp
 
 
 def replicas(trace: Trace, model: ModelShape, *, named: Collection[int] = ()) -> Replicas:
-    """Return replicas of typical size and loss, at the usual widths and those that are `named`; an expert's use is
-    counted in the trace, weighted as its routers do."""
+    """Return replicas of typical size and loss, at the usual widths and those that are `named`; an
+    expert's use is counted in the trace, weighted as its routers do."""
     shape = model.shape
     use = np.zeros((shape.num_layers, shape.num_experts))
     shares = trace.weights / trace.weights.sum(axis=1, keepdims=True)
@@ -116,8 +118,8 @@ def replicas(trace: Trace, model: ModelShape, *, named: Collection[int] = ()) ->
 
 
 class TraceArtefacts:
-    """Returns artefacts for policies: those `stored`, and what they lack, counted in the trace. `assumed` lists every
-    such count in a sentence."""
+    """Returns artefacts for policies: those `stored`, and what they lack, counted in the trace.
+    `assumed` lists every such count in a sentence."""
 
     def __init__(
         self, trace: Trace, model: ModelShape, stored: Artefacts, assumed: list[str]
@@ -135,7 +137,8 @@ class TraceArtefacts:
             self.assumed.append(note)
 
     def for_policies(self, policies: Policies) -> Artefacts:
-        """Return what these policies require and want, except splits, and no more: some of it takes long to count."""
+        """Return what these policies require and want, except splits, and no more: some of it takes
+        long to count."""
         artefacts, needs = self.stored, policies.requires
         if "next_use" in needs:
             artefacts = replace(artefacts, next_use=self._next_use)
@@ -158,8 +161,8 @@ class TraceArtefacts:
         return artefacts
 
     def _with_maps(self, artefacts: Artefacts) -> Artefacts:
-        """Return the artefacts with expert maps: the store's, else none at first, and the trace's iterations join them
-        as they end."""
+        """Return the artefacts with expert maps: the store's, else none at first, and the trace's
+        iterations join them as they end."""
         hidden = self._trace.embeddings.shape[1]
         if artefacts.maps is None:
             shape = self._model.shape
@@ -178,7 +181,8 @@ class TraceArtefacts:
         return artefacts
 
     def curves(self, eviction: Eviction) -> Curves:
-        """Return the curves of caches that evict so. Raises BadInput when the trace does not have what that takes."""
+        """Return the curves of caches that evict so. Raises BadInput when the trace does not have
+        what that takes."""
         key = tuple((eviction.as_lcp or {}).items())
         if key not in self._curves:
             self._curves[key] = curves_of(self._trace, self._model.shape, eviction)

@@ -21,11 +21,13 @@ from runtime.control import sizes
 def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Costs:
     """Return the costs of the measured model, with loads over `link`, by default the profile's own.
 
-    A step whose experts are resident takes as long as it did when measured: the engine's work per step counts with the
-    rest of the layer, its work per load with the load. Raises BadInput for a link that was not measured.
+    A step whose experts are resident takes as long as it did when measured: the engine's work per
+    step counts with the rest of the layer, its work per load with the load. Raises BadInput for a
+    link that was not measured.
     """
     single, many = profile.decode, profile.compute[-1]
-    # A layer's expert time is a difference between passes, which other work on the machine can make zero or negative.
+    # A layer's expert time is a difference between passes, which other work on the machine can make
+    # zero or negative.
     expert_s = (
         min(single.expert.median, single.moe.median / shape.top_k)
         if single.moe.median > 0
@@ -67,8 +69,8 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
 
 
 def _over_rate(costs: Costs, load: Load, shape: Shape, copy_s: float) -> Costs:
-    """Return costs with loads over an emulated link. The link keeps its rate exactly; besides, compute copies what
-    arrives while the link goes on, and waits end late."""
+    """Return costs with loads over an emulated link. The link keeps its rate exactly; besides,
+    compute copies what arrives while the link goes on, and waits end late."""
     bandwidth, latency_s = sizes.rate(load.link)
     load_s, left_s = shape.expert_nbytes / bandwidth, _host_seconds(load)
     host_s = min(left_s, costs.deciding.get(EACH_LOAD, 0.0))
@@ -85,15 +87,16 @@ def _over_rate(costs: Costs, load: Load, shape: Shape, copy_s: float) -> Costs:
 
 
 def _host_seconds(load: Load) -> float:
-    """Return the host's seconds per load; a profile without them has the time of a miss less that of its load."""
+    """Return the host's seconds per load; a profile without them has the time of a miss less that
+    of its load."""
     if load.host is not None:
         return max(0.0, load.host.median)
     return 0.0 if load.miss is None else max(0.0, load.miss.median - load.seconds.median)
 
 
 def machine_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Machine:
-    """Return the same costs as bandwidths: one expert's bytes over its seconds. Arithmetic is not measured apart from
-    memory, so that peak arithmetic is infinite."""
+    """Return the same costs as bandwidths: one expert's bytes over its seconds. Arithmetic is not
+    measured apart from memory, so that peak arithmetic is infinite."""
     costs, nbytes = costs_of(profile, shape, link=link), shape.expert_nbytes / 1e9
     return Machine(
         HERE,

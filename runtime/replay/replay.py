@@ -1,4 +1,5 @@
-"""Replays a trace through the controller: the decisions of the live run, without the model, on virtual time."""
+"""Replays a trace through the controller: the decisions of the live run, without the model, on
+virtual time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,8 +23,8 @@ def replay(
     reconfiguration: Reconfiguration | None = None,
     watch: Callable[[Step, Plan], None] | None = None,
 ) -> None:
-    """Replay every step of `trace` in order; results are in `controller.counters` and `timing`. `watch` is called with
-    every step and its plan."""
+    """Replay every step of `trace` in order; results are in `controller.counters` and `timing`.
+    `watch` is called with every step and its plan."""
     if trace.num_layers > controller.shape.num_layers:
         raise BadInput(
             f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
@@ -83,7 +84,8 @@ def _begin_idle(trace: Trace) -> frozenset[int]:
 def _step(
     trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, controller: Controller
 ) -> Step:
-    """Return the step as the live run saw it, with predictions and embeddings only if policies read them."""
+    """Return the step as the live run saw it, with predictions and embeddings only if policies read
+    them."""
     predicted = learned = last = embedding = None
     if controller.num_predicted and trace.predicted is not None:
         predicted, last = (

@@ -11,8 +11,8 @@ from runtime.replay.virtual_time import PassTime
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a replay runs with. `policies` overrides axes of the preset; a preset's own scope and budget apply where it
-    has them."""
+    """What a replay runs with. `policies` overrides axes of the preset; a preset's own scope and
+    budget apply where it has them."""
 
     label: str
     preset: str | Preset = "on-demand"
@@ -33,7 +33,8 @@ class Setting:
 
 
 def oracles(setting: Setting) -> tuple[Setting, Setting]:
-    """Return the bounds of a setting: Belady with demand loads only, and with perfect prefetching."""
+    """Return the bounds of a setting: Belady with demand loads only, and with perfect
+    prefetching."""
     scope = setting.scope or preset(setting.preset).scope
     plain = {
         "scope": scope,
@@ -49,12 +50,12 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a replay: counters over all passes and by layer, times as `ReplayTiming.summary` gives them, and
-    the hits, requests and times of each pass.
+    """The result of a replay: counters over all passes and by layer, times as
+    `ReplayTiming.summary` gives them, and the hits, requests and times of each pass.
 
-    `num_slots`: in whole experts; where experts are split, as many as the slots' bytes would hold. `fast_nbytes`: slots
-    and resident replicas together. `split`: how experts are cut, and what solved it. `by_device`: slots and counters of
-    each device where there are several.
+    `num_slots`: in whole experts; where experts are split, as many as the slots' bytes would hold.
+    `fast_nbytes`: slots and resident replicas together. `split`: how experts are cut, and what
+    solved it. `by_device`: slots and counters of each device where there are several.
     """
 
     setting: Setting

@@ -15,8 +15,8 @@ from runtime.control.plan import NO_SLOT, Place, Plan
 
 @dataclass(slots=True)
 class PassTime:
-    """One pass of `num_requests`, `num_decoded` of whose tokens are decoded: of its `seconds`, compute waited `stall_s`
-    for the link; the near tier computed for `near_s`."""
+    """One pass of `num_requests`, `num_decoded` of whose tokens are decoded: of its `seconds`,
+    compute waited `stall_s` for the link; the near tier computed for `near_s`."""
 
     num_tokens: int
     num_decoded: int
@@ -27,8 +27,8 @@ class PassTime:
 
 
 class ReplayTiming:
-    """Times the plans of a replay. Resident experts are computed one after another, each arrival once it has arrived,
-    near experts at the same time; the step ends with its last expert."""
+    """Times the plans of a replay. Resident experts are computed one after another, each arrival
+    once it has arrived, near experts at the same time; the step ends with its last expert."""
 
     def __init__(self, costs: Costs, num_experts: int, nbytes: Mapping[int, int]) -> None:
         """`nbytes`: size of an expert, by bits."""
@@ -87,9 +87,9 @@ class ReplayTiming:
         self._now_s = max(self._now_s + host_s, near_ends_s)
 
     def summary(self) -> dict[str, float | None]:
-        """Return milliseconds of a pass that only reads prompts, and of a pass that decodes, decoded tokens per second
-        of the latter, all exposed stalls, and the near tier's milliseconds per pass that decodes. A value is None when
-        the trace has no such pass."""
+        """Return milliseconds of a pass that only reads prompts, and of a pass that decodes,
+        decoded tokens per second of the latter, all exposed stalls, and the near tier's
+        milliseconds per pass that decodes. A value is None when the trace has no such pass."""
         prefill_s = [pass_time.seconds for pass_time in self.passes if not pass_time.num_decoded]
         decode = [pass_time for pass_time in self.passes if pass_time.num_decoded]
         decode_s = sum(pass_time.seconds for pass_time in decode)
@@ -115,8 +115,8 @@ class ReplayTiming:
         *,
         near_s: float = 0.0,
     ) -> None:
-        """Compute resident experts, then near ones for `near_s`, then arrivals in the order of arrival; each slot is
-        free for its `following` load once its expert is computed."""
+        """Compute resident experts, then near ones for `near_s`, then arrivals in the order of
+        arrival; each slot is free for its `following` load once its expert is computed."""
         self._link.advance(self._now_s)
         coming = []
         for place in places:
@@ -181,8 +181,8 @@ class _Transfer:
 
 @dataclass(slots=True)
 class _Link:
-    """One transfer at a time. A demand load goes behind the transfer in flight and before all prefetches that have not
-    started."""
+    """One transfer at a time. A demand load goes behind the transfer in flight and before all
+    prefetches that have not started."""
 
     free_s: float = 0.0
     prefetches: list[_Transfer] = field(default_factory=list)
@@ -218,7 +218,8 @@ class _Link:
 
 
 def _tokens_by_expert(selected: np.ndarray, num_experts: int) -> list[int] | None:
-    """Return the tokens [E] of each expert; None for a single token, where every selected expert has one."""
+    """Return the tokens [E] of each expert; None for a single token, where every selected expert
+    has one."""
     if len(selected) == 1:
         return None
     return np.bincount(selected[selected >= 0], minlength=num_experts).tolist()

@@ -33,12 +33,13 @@ _ENOUGH, _LEAST = 3_000, 150  # steps, and the least number of passes, to compar
 
 
 class Workload:
-    """A trace of a model on a machine. `artefacts` come from a store; what they lack is counted in the trace, and
-    `assumed` lists that.
+    """A trace of a model on a machine. `artefacts` come from a store; what they lack is counted in
+    the trace, and `assumed` lists that.
 
-    `window` overrides the bytes that the machine's link moves during a layer. `costs` are measured costs, in place of
-    those of the machine's data sheet, which are of weights besides experts at `dense` bits if that is given. With
-    `clients` their requests are those of the trace, served together, and `trace` is what was computed.
+    `window` overrides the bytes that the machine's link moves during a layer. `costs` are measured
+    costs, in place of those of the machine's data sheet, which are of weights besides experts at
+    `dense` bits if that is given. With `clients` their requests are those of the trace, served
+    together, and `trace` is what was computed.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Workload:
         return len(self.trace) // self.trace.num_layers
 
     def run(self, setting: Setting, watch: Callable[[Step, Plan], None] | None = None) -> Outcome:
-        """Replay the trace from an empty cache and call `watch` with every step. Raises BadUsage, BadInput or
-        Incompatible."""
+        """Replay the trace from an empty cache and call `watch` with every step. Raises BadUsage,
+        BadInput or Incompatible."""
         policies, shape = setting.build(), self.model.shape
         scope = Scope(setting.scope or preset(setting.preset).scope)
         check_columns(self.trace, policies)
@@ -138,7 +139,8 @@ class Workload:
         fast: FastTier,
         controller: Controller,
     ) -> Reconfiguration | None:
-        """Return what solves the split anew during the replay, if the setting or its policies ask for that."""
+        """Return what solves the split anew during the replay, if the setting or its policies ask
+        for that."""
         if setting.devices > 1 and tokens_between(None, fast.split, policies):
             self._artefacts.assume(NOT_ANEW)
         every = tokens_between(
@@ -173,7 +175,8 @@ class Workload:
         return self._costs.window_nbytes(self.model.shape.expert_nbytes, self.model.shape.top_k)
 
     def _artefacts_for(self, policies: Policies, setting: Setting) -> Artefacts:
-        """Return what these policies require and want, and no more: some of it takes long to count."""
+        """Return what these policies require and want, and no more: some of it takes long to
+        count."""
         artefacts = self._artefacts.for_policies(policies)
         if "splits" in policies.wants:
             splits = self._splits_for(setting, is_required="splits" in policies.requires)
@@ -181,8 +184,9 @@ class Workload:
         return artefacts
 
     def _splits_for(self, setting: Setting, *, is_required: bool) -> tuple[SolvedSplit, ...]:
-        """Return the store's splits for this machine; if none is for this budget, add one that is solved on the trace
-        itself. Raises BadInput when a split is required and the trace does not have what that takes."""
+        """Return the store's splits for this machine; if none is for this budget, add one that is
+        solved on the trace itself. Raises BadInput when a split is required and the trace does not
+        have what that takes."""
         stored = tuple(
             split
             for split in self._artefacts.stored.splits or ()
@@ -205,9 +209,9 @@ class Workload:
         return (solved, *stored)
 
     def solved(self, setting: Setting, *, zeta: float = 0.01) -> SolvedSplit:
-        """Return the split of the setting's budget with which its policies replay the trace, or its beginning, fastest.
-        Candidates are those of the solvers, greedy's with steps of `zeta`, and even splits. Raises BadInput
-        when the trace does not have what that takes."""
+        """Return the split of the setting's budget with which its policies replay the trace, or its
+        beginning, fastest. Candidates are those of the solvers, greedy's with steps of `zeta`, and
+        even splits. Raises BadInput when the trace does not have what that takes."""
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
         key = (
             nbytes,
@@ -256,8 +260,8 @@ class Workload:
         )
 
     def curves(self, eviction: Eviction) -> Curves:
-        """Return the trace's hit and prediction curves. Raises BadInput when the trace does not have what that
-        takes."""
+        """Return the trace's hit and prediction curves. Raises BadInput when the trace does not
+        have what that takes."""
         return self._artefacts.curves(eviction)
 
     @property

@@ -1,4 +1,5 @@
-"""Successive halving: many candidates are tried on a little of a trace, the best of them on more."""
+"""Successive halving: many candidates are tried on a little of a trace, the best of them on
+more."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,12 @@ ETA = 3  # a third of the candidates goes on, on three times as much of the trac
 
 @dataclass(slots=True)
 class Trials(Generic[C, R]):
-    """Results of candidates by the amount of trace that they were tried on, and the reasons why others could not be
-    tried.
+    """Results of candidates by the amount of trace that they were tried on, and the reasons why
+    others could not be tried.
 
-    `evaluate(candidates, amount)` gives a result or a Problem for each candidate; results are sorted by `rank`. Before
-    each `at_once` candidates (0: all of them) it is asked whether it `is_late`, and if so, the others stay untried.
+    `evaluate(candidates, amount)` gives a result or a Problem for each candidate; results are
+    sorted by `rank`. Before each `at_once` candidates (0: all of them) it is asked whether it
+    `is_late`, and if so, the others stay untried.
     """
 
     evaluate: Callable[[Sequence[C], int], Iterable[R | Problem]]
@@ -30,8 +32,8 @@ class Trials(Generic[C, R]):
     refused: dict[C, str] = field(default_factory=dict)
 
     def best(self, candidates: Sequence[C], amount: int, *, least: int = 0) -> list[C]:
-        """Try the candidates on `amount`, `least` of them however late it is, and return those that could be tried, the
-        best first, ties in the order given."""
+        """Try the candidates on `amount`, `least` of them however late it is, and return those that
+        could be tried, the best first, ties in the order given."""
         new = [
             candidate
             for candidate in dict.fromkeys(candidates)
@@ -58,7 +60,8 @@ class Trials(Generic[C, R]):
                 self.results[candidate, amount] = result
 
     def tried_on(self, amount: int) -> dict[C, R]:
-        """Return the results of all candidates that were tried on `amount`, in the order of their trials."""
+        """Return the results of all candidates that were tried on `amount`, in the order of their
+        trials."""
         return {
             candidate: result
             for (candidate, tried), result in self.results.items()
@@ -69,8 +72,8 @@ class Trials(Generic[C, R]):
 def one_by_one(
     evaluate: Callable[[C, int], R],
 ) -> Callable[[Sequence[C], int], Iterable[R | Problem]]:
-    """Return a function that tries many candidates with `evaluate`, which tries one and raises a Problem when it cannot
-    be tried."""
+    """Return a function that tries many candidates with `evaluate`, which tries one and raises a
+    Problem when it cannot be tried."""
 
     def each(candidates: Sequence[C], amount: int) -> Iterable[R | Problem]:
         for candidate in candidates:
@@ -83,8 +86,8 @@ def one_by_one(
 
 
 def rungs(most: int, *, least: int) -> list[int]:
-    """Return the amounts of all rounds: `most` in the last one, a third of it in the one before, and so on, never below
-    `least`."""
+    """Return the amounts of all rounds: `most` in the last one, a third of it in the one before,
+    and so on, never below `least`."""
     amounts = [most]
     while amounts[0] // ETA >= least:
         amounts.insert(0, amounts[0] // ETA)
@@ -94,8 +97,8 @@ def rungs(most: int, *, least: int) -> list[int]:
 def halve(
     trials: Trials[C, R], candidates: Sequence[C], amounts: Sequence[int], *, keep: int
 ) -> list[C]:
-    """Return the finalists, tried on the last amount, best first; at least `keep` candidates survive every round, and
-    so many are tried however late it is."""
+    """Return the finalists, tried on the last amount, best first; at least `keep` candidates
+    survive every round, and so many are tried however late it is."""
     survivors = list(candidates)
     for number, amount in enumerate(amounts):
         survivors = trials.best(survivors, amount, least=keep)
@@ -112,8 +115,9 @@ def climb(
     *,
     most: int,
 ) -> C:
-    """Move from `start` to its best neighbour while that is better on the last amount, trying at most `most`
-    neighbours. Neighbours are tried on a shorter amount first, and only the best of them on the last."""
+    """Move from `start` to its best neighbour while that is better on the last amount, trying at
+    most `most` neighbours. Neighbours are tried on a shorter amount first, and only the best of
+    them on the last."""
     brief, whole = amounts[max(0, len(amounts) - 2)], amounts[-1]
     while most > 0:
         near = list(around(start))[:most]

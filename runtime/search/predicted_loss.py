@@ -1,4 +1,5 @@
-"""Predicts from measured tables how much a replay's lossy choices change the layers' outputs: squared error a token."""
+"""Predicts from measured tables how much a replay's lossy choices change the layers' outputs:
+squared error a token."""
 
 from dataclasses import dataclass, field
 
@@ -14,11 +15,11 @@ from runtime.policies.base import Step
 
 @dataclass(slots=True)
 class Damage:
-    """Called with every step of a replay. Sums the mean squared change of the layers' outputs over decoded tokens,
-    weighted by what later layers pass on.
+    """Called with every step of a replay. Sums the mean squared change of the layers' outputs over
+    decoded tokens, weighted by what later layers pass on.
 
-    `few_bits`: of experts computed at few bits, by the loss table. `replaced`: of experts that were replaced or
-    dropped, by the similarity table. Raises BadInput when the table is missing.
+    `few_bits`: of experts computed at few bits, by the loss table. `replaced`: of experts that were
+    replaced or dropped, by the similarity table. Raises BadInput when the table is missing.
     """
 
     replicas: Replicas | None

@@ -13,8 +13,8 @@ LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest and of the longest replay
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Nats that a token loses per unit of squared error counted by `Damage`; None if not measured, and then no
-    candidate with such an error has a predicted loss."""
+    """Nats that a token loses per unit of squared error counted by `Damage`; None if not measured,
+    and then no candidate with such an error has a predicted loss."""
 
     few_bits: float | None = None
     replaced: float | None = None
@@ -22,8 +22,8 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A combination as replayed. `loss`: predicted relative rise of perplexity, None without the tables for it;
-    `altered`: requests that were not computed as by the full model."""
+    """A combination as replayed. `loss`: predicted relative rise of perplexity, None without the
+    tables for it; `altered`: requests that were not computed as by the full model."""
 
     combination: Combination
     ms: float
@@ -37,7 +37,8 @@ class Tried:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the replay altered nothing; a predicted loss of 0 may be that of a table which knows of none."""
+        """Whether the replay altered nothing; a predicted loss of 0 may be that of a table which
+        knows of none."""
         return is_exact(self.altered)
 
     def beats(self, other: "Tried") -> bool:
@@ -48,8 +49,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class SearchTime:
-    """When the searches of the two spaces have had their time, and how many candidates are replayed before that is
-    asked again."""
+    """When the searches of the two spaces have had their time, and how many candidates are replayed
+    before that is asked again."""
 
     is_late: tuple[Callable[[], bool], Callable[[], bool]]
     at_once: int = 1
@@ -60,8 +61,8 @@ ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """How much is searched: `candidates` of each of the two spaces, on up to `passes` of the trace, and `climbing`
-    neighbours of the best."""
+    """How much is searched: `candidates` of each of the two spaces, on up to `passes` of the trace,
+    and `climbing` neighbours of the best."""
 
     candidates: int
     passes: int
@@ -82,8 +83,8 @@ class SearchPlan:
 
 @dataclass(slots=True)
 class SearchResult:
-    """The finalists of both spaces, best first, with published presets; and how many combinations were refused, by
-    reason, and how many replays stayed `num_untried` for want of time."""
+    """The finalists of both spaces, best first, with published presets; and how many combinations
+    were refused, by reason, and how many replays stayed `num_untried` for want of time."""
 
     lossless: list[Tried]
     lossy: list[Tried]

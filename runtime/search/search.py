@@ -1,4 +1,5 @@
-"""The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss."""
+"""The search for the fastest policies of a model, a trace and a machine: lossless, and within a
+loss."""
 
 from collections.abc import Callable, Iterable
 from math import expm1, inf
@@ -39,8 +40,8 @@ _SLACK = 1.5  # times the allowed loss: predictions are rough, and what is measu
 
 
 class Search:
-    """Replays combinations at one budget. `scale` turns squared errors into losses; `similarity` prices stand-ins. With
-    `clients` the requests of the trace are served together."""
+    """Replays combinations at one budget. `scale` turns squared errors into losses; `similarity`
+    prices stand-ins. With `clients` the requests of the trace are served together."""
 
     def __init__(
         self,
@@ -104,7 +105,8 @@ class Search:
 
     @property
     def assumed(self) -> list[str]:
-        """What replays assumed; of notes that differ in what they found, which is in brackets, the first alone."""
+        """What replays assumed; of notes that differ in what they found, which is in brackets, the
+        first alone."""
         ours = (note for workload in self._workloads.values() for note in workload.assumed)
         first = {
             note.partition(" (")[0]: note for note in reversed([*ours, *sorted(self._assumed)])
@@ -112,8 +114,8 @@ class Search:
         return [*first.values()][::-1]
 
     def replay(self, combination: Combination, passes: int) -> Tried:
-        """Replay the first `passes` of the trace with a combination. Raises a Problem if it cannot be replayed, or if
-        its loss is unknown."""
+        """Replay the first `passes` of the trace with a combination. Raises a Problem if it cannot
+        be replayed, or if its loss is unknown."""
         check_required(
             build(combination.policies), self._known["artefacts"]
         )  # a live run must have them too
@@ -169,8 +171,9 @@ class Search:
         replay_all: ReplayAll | None = None,
         time: SearchTime | None = None,
     ) -> SearchResult:
-        """Search the lossless space and the lossy one, or `spaces` if given. The result is the same for the same plan,
-        whether `replay_all` replays or this search, one combination after another, unless its `time` is limited."""
+        """Search the lossless space and the lossy one, or `spaces` if given. The result is the same
+        for the same plan, whether `replay_all` replays or this search, one combination after
+        another, unless its `time` is limited."""
         before = self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
         tokens = self._near_tokens
@@ -235,8 +238,8 @@ class Search:
         published: list[Combination],
         plan: SearchPlan,
     ) -> list[Combination]:
-        """Return the finalists of one space, the neighbours of its best that were tried, and the best published
-        presets."""
+        """Return the finalists of one space, the neighbours of its best that were tried, and the
+        best published presets."""
         amounts = plan.rungs
         chosen = list(
             dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)])
@@ -264,7 +267,8 @@ class Search:
         ]
 
     def _lossy_rank(self, tried: Tried, max_loss: float) -> tuple:
-        """Rank combinations within the loss limit, with slack, by time, and the others after them by loss."""
+        """Rank combinations within the loss limit, with slack, by time, and the others after them
+        by loss."""
         is_near = tried.loss is not None and tried.loss <= _SLACK * max_loss
         return (0, tried.ms) if is_near else (1, np.inf if tried.loss is None else tried.loss)
 
@@ -285,7 +289,8 @@ class Search:
         )
 
     def loss_of(self, damage: tuple[float, float]) -> float | None:
-        """Return the predicted relative rise of perplexity; None if one of its parts was not measured."""
+        """Return the predicted relative rise of perplexity; None if one of its parts was not
+        measured."""
         nats = 0.0
         for part, slope in zip(damage, (self.scale.few_bits, self.scale.replaced), strict=True):
             if part and slope is None:
@@ -305,8 +310,8 @@ class Search:
 
 
 def _keeps_output(tried: Tried) -> bool:
-    """Whether the policies never alter the output, and did not: others that altered nothing in this replay are
-    neither lossless nor lossy, for they may in the next."""
+    """Whether the policies never alter the output, and did not: others that altered nothing in this
+    replay are neither lossless nor lossy, for they may in the next."""
     return tried.combination.is_lossless and tried.is_lossless
 
 

@@ -1,4 +1,5 @@
-"""The combinations of policies that a search may try: values by axis, and which of their products make sense."""
+"""The combinations of policies that a search may try: values by axis, and which of their products
+make sense."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -84,16 +85,16 @@ class Combination(NamedTuple):
 
     @property
     def without_slots(self) -> "Combination":
-        """Itself, or where it has replicas of all experts, what it comes to if they leave room for no slot: nothing
-        moves then, and nothing has to be decided."""
+        """Itself, or where it has replicas of all experts, what it comes to if they leave room for
+        no slot: nothing moves then, and nothing has to be decided."""
         if not self.residency.startswith("shadow"):
             return self
         return Combination(self.routing, miss="shadow", residency=self.residency)
 
 
 def lossless(ratio: float, tokens: float = inf) -> list[Combination]:
-    """Return all combinations that give exactly the full model's output; `ratio` is the link's bandwidth over the near
-    tier's, which computes `tokens` while it reads an expert."""
+    """Return all combinations that give exactly the full model's output; `ratio` is the link's
+    bandwidth over the near tier's, which computes `tokens` while it reads an expert."""
     shared = (f"qstar:ratio={times * ratio:.3g}{_near(tokens)}" for times in (1, 2))
     lending = (f"near:ratio={ratio:.3g}", *shared)
     miss = ("fetch", "near", *lending, "cold")
@@ -130,7 +131,8 @@ def _near(tokens: float) -> str:
 
 
 def drawn(space: Sequence[Combination], count: int, *, seed: int) -> list[Combination]:
-    """Return `count` combinations of a space, or all if there are fewer: a random one of each family in turn."""
+    """Return `count` combinations of a space, or all if there are fewer: a random one of each
+    family in turn."""
     rng = np.random.default_rng(seed)
     families: dict[tuple, list[Combination]] = {}
     for index in rng.permutation(len(space)).tolist():
@@ -143,7 +145,8 @@ def drawn(space: Sequence[Combination], count: int, *, seed: int) -> list[Combin
 
 
 def neighbours(combination: Combination, space: Iterable[Combination]) -> list[Combination]:
-    """Return the combinations of a space that differ on one axis; miss and residency count as one axis."""
+    """Return the combinations of a space that differ on one axis; miss and residency count as one
+    axis."""
     return [other for other in space if _distance(combination, other) == 1]
 
 

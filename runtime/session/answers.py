@@ -26,8 +26,8 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The generated text, its effort and its receipt; `ttft_ms` is the time to the first token, `tpot_ms` the mean time
-    per token after it."""
+    """The generated text, its effort and its receipt; `ttft_ms` is the time to the first token,
+    `tpot_ms` the mean time per token after it."""
 
     token_ids: list[int]
     text: str
@@ -38,7 +38,8 @@ class Answer:
 
 
 class Stream:
-    """Text as it is generated: iterate over its pieces, of which some are empty, or call `answer` for all of it."""
+    """Text as it is generated: iterate over its pieces, of which some are empty, or call `answer`
+    for all of it."""
 
     def __init__(
         self,
@@ -48,8 +49,8 @@ class Stream:
         effort: Effort,
         receipt: Callable[[], dict[str, object]],
     ) -> None:
-        """`generate` starts the generation, and calls its argument `told` with the effort at the end; until then the
-        effort is `effort`."""
+        """`generate` starts the generation, and calls its argument `told` with the effort at the
+        end; until then the effort is `effort`."""
         self._tokenizer, self._receipt, self._so_far = tokenizer, receipt, _SoFar(effort)
         self._pieces = _pieces(generate, tokenizer, self._so_far)
 
@@ -64,7 +65,8 @@ class Stream:
         self._pieces.close()
 
     def answer(self) -> Answer:
-        """Generate the rest, and return all of it. Raises BadInput for a prompt that the model cannot take."""
+        """Generate the rest, and return all of it. Raises BadInput for a prompt that the model
+        cannot take."""
         for _ in self._pieces:
             pass
         so_far, timing = self._so_far, self._so_far.timing
@@ -76,8 +78,8 @@ class Stream:
 
 @dataclass(slots=True)
 class _SoFar:
-    """What a stream has so far. The generator refers to this object and not to the stream, so that a stream which is
-    dropped half-way is freed, and its generation stopped, at once."""
+    """What a stream has so far. The generator refers to this object and not to the stream, so that
+    a stream which is dropped half-way is freed, and its generation stopped, at once."""
 
     effort: Effort
     token_ids: list[int] = field(default_factory=list)

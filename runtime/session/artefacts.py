@@ -46,9 +46,9 @@ def load_artefacts(
     wants: Collection[str] | None = None,
     base: int = FULL_BITS,
 ) -> Artefacts:
-    """Load what the newest runs for this model wrote; None for artefacts that were never built. Of `loads`,
-    `sensitivity` and `coactivated`, only those that `wants` names, unless it is None. Of replicas, those in trellis
-    codes rather than newer ones, if they have the width of the `base`.
+    """Load what the newest runs for this model wrote; None for artefacts that were never built. Of
+    `loads`, `sensitivity` and `coactivated`, only those that `wants` names, unless it is None. Of
+    replicas, those in trellis codes rather than newer ones, if they have the width of the `base`.
 
     Raises BadInput for damaged tables, Incompatible for replicas that do not cover every expert.
     """
@@ -104,7 +104,8 @@ def _quantised(store: Store, model_id: str, base: int) -> StoredRun | None:
 
 
 def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | None:
-    """Load the similarity of experts from the newest profile that measured it; None if there is none."""
+    """Load the similarity of experts from the newest profile that measured it; None if there is
+    none."""
     run = _with_similarity(store, model_id)
     if run is None:
         return None
@@ -123,14 +124,16 @@ def _with_similarity(store: Store, model_id: str) -> StoredRun | None:
 
 
 def _origin(runs: Sequence[StoredRun], name: str, run: StoredRun) -> Origin:
-    """The run as a receipt names it. Splits are told from each other by machine and budget, lists of buddies by their
-    metric where that is asked for, and maps grow: of others, the newest may not be the one that the user means."""
+    """The run as a receipt names it. Splits are told from each other by machine and budget, lists
+    of buddies by their metric where that is asked for, and maps grow: of others, the newest may not
+    be the one that the user means."""
     note = "" if name in ("coactivated", "loads", "maps", "splits") else _differs(runs, name, run)
     return Origin(run.run_id, run.info.command, run.info.data_digest, note)
 
 
 def _differs(runs: Sequence[StoredRun], name: str, run: StoredRun) -> str:
-    """How the run differs from the one of its command before it, in a line; empty where it does not."""
+    """How the run differs from the one of its command before it, in a line; empty where it does
+    not."""
     same = [other for other in runs if _kind(other) == _kind(run) and other.run_id < run.run_id]
     if not same:
         return ""
@@ -204,8 +207,8 @@ def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:
 
 
 def _loads_on_demand(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
-    """Experts that a token loads on demand, by layer and by experts that the layer holds, [L, E + 1], by curves of
-    the newest split."""
+    """Experts that a token loads on demand, by layer and by experts that the layer holds, [L, E +
+    1], by curves of the newest split."""
     run = store.latest_run("split", model_id)
     if run is None:
         return None
@@ -214,8 +217,8 @@ def _loads_on_demand(store: Store, model_id: str, shape: Shape) -> np.ndarray | 
 
 
 def _sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
-    """How sensitive each layer is to an expert that is left out, [L], 1 on average: the measured change of the layer's
-    output, times its growth in the layers that follow."""
+    """How sensitive each layer is to an expert that is left out, [L], 1 on average: the measured
+    change of the layer's output, times its growth in the layers that follow."""
     similarity = load_similarity(store, model_id, shape)
     if similarity is None:
         return None
@@ -256,8 +259,8 @@ def _split_of(store: Store, run: StoredRun) -> SolvedSplit:
 
 
 def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
-    """Sizes, losses and files of the replicas of one run. Raises Incompatible when an expert is missing, BadInput for
-    unknown widths."""
+    """Sizes, losses and files of the replicas of one run. Raises Incompatible when an expert is
+    missing, BadInput for unknown widths."""
     rows = store.read("replicas", run.run_id)
     key = rows["layer"].to_numpy().astype(np.int64) * shape.num_experts + rows["expert"].to_numpy()
     bits, nbytes = rows["bits"].to_numpy(), rows["nbytes"].to_numpy()
@@ -280,7 +283,8 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     use[..., nothing] = np.nanmean(use, axis=2)
     gated[..., nothing] = np.nanmean(losses["energy"], axis=2)
     mse[..., nothing] = _mean_square(mse, losses["relative"])
-    # Large outputs meet large routing weights, so that leaving an expert out costs more than its mean square says.
+    # Large outputs meet large routing weights, so that leaving an expert out costs more than its
+    # mean square says.
     np.divide(
         gated[..., nothing], use[..., nothing], out=mse[..., nothing], where=use[..., nothing] > 0
     )

@@ -1,7 +1,8 @@
 """Many requests in one pass of a session: an expert that is loaded serves every one that wants it.
 
-Tokens of all running requests lie one after the other in a pass: one of each that is being answered, and tiles of the
-prompts that are being read. A request that ends makes room for the next one at once.
+Tokens of all running requests lie one after the other in a pass: one of each that is being
+answered, and tiles of the prompts that are being read. A request that ends makes room for the next
+one at once.
 """
 
 import time
@@ -31,8 +32,9 @@ _MANY_PASSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one pass gave a request: its token, if it gave one; whether the request is over, and the error that ended
-    it; what it is charged for the pass; how many tokens of its prompt were known from others."""
+    """What one pass gave a request: its token, if it gave one; whether the request is over, and the
+    error that ended it; what it is charged for the pass; how many tokens of its prompt were known
+    from others."""
 
     request: int
     owner: Hashable
@@ -50,7 +52,8 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompts:
-    """Bytes of prompts that are kept for their beginnings: those that they take, and those that they may take."""
+    """Bytes of prompts that are kept for their beginnings: those that they take, and those that
+    they may take."""
 
     nbytes: int = 0
     most_nbytes: int = 0
@@ -68,8 +71,8 @@ class _Row:
 
 @dataclass(slots=True)
 class _Plan:
-    """A pass: its rows, and how many tokens are written into the line of each; the tokens, position and row of each,
-    the pieces, and the rows that get a token."""
+    """A pass: its rows, and how many tokens are written into the line of each; the tokens, position
+    and row of each, the pieces, and the rows that get a token."""
 
     rows: list[_Row] = field(default_factory=list)
     written: list[tuple[RowLine, int]] = field(default_factory=list)
@@ -90,12 +93,14 @@ class _Plan:
 
 
 class RequestBatch:
-    """Answers many requests together. Owns the session until `close`: no other pass may run. One thread calls it.
+    """Answers many requests together. Owns the session until `close`: no other pass may run. One
+    thread calls it.
 
-    `add` requests at any time; each `step` is one pass, of at most `rows` requests and `tile` tokens of prompts.
-    `room` bounds the bytes of keys and values, which lie beside the model, or `in_ram`: a request is begun once there
-    is room for its whole answer, or if no other one runs. Prompts that are kept for their beginnings take at most
-    `kept_nbytes` of it, by default an eighth. The same requests, added at the same steps, get the same answers.
+    `add` requests at any time; each `step` is one pass, of at most `rows` requests and `tile`
+    tokens of prompts. `room` bounds the bytes of keys and values, which lie beside the model, or
+    `in_ram`: a request is begun once there is room for its whole answer, or if no other one runs.
+    Prompts that are kept for their beginnings take at most `kept_nbytes` of it, by default an
+    eighth. The same requests, added at the same steps, get the same answers.
     """
 
     def __init__(
@@ -125,7 +130,8 @@ class RequestBatch:
             self._undo = undo.pop_all()
 
     def _widen_window(self, undo: ExitStack) -> None:
-        """Let a step prefetch what the link moves beside so many rows of a layer, unless the user said."""
+        """Let a step prefetch what the link moves beside so many rows of a layer, unless the user
+        said."""
         arrivals, parts = self.session.controller.mover.arrivals, self.session.parts
         if parts.policies.brings_ahead and not parts.settings.window and len(parts.slots):
             undo.callback(setattr, arrivals, "window", arrivals.window)
@@ -141,7 +147,8 @@ class RequestBatch:
         self.close()
 
     def close(self) -> None:
-        """Give the session back, with its model as it was; requests that are not over are dropped."""
+        """Give the session back, with its model as it was; requests that are not over are
+        dropped."""
         self._undo.close()
 
     @property
@@ -163,8 +170,8 @@ class RequestBatch:
         return not self._rows
 
     def add(self, prompt: torch.Tensor, sampling: Sampling, *, owner: Hashable = None) -> int:
-        """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a prompt that the model
-        cannot take."""
+        """Add a request with a prompt [1, S] int64, and return its number. Raises BadInput for a
+        prompt that the model cannot take."""
         opened = self.session.opened
         next_token = NextToken(
             opened.model, prompt.to(opened.model.device), sampling, tokenizer=opened.tokenizer
@@ -190,8 +197,8 @@ class RequestBatch:
             self._leave(row.line)
 
     def step(self) -> list[RowResult]:
-        """Run one pass, if a request is not over. Returns what it gave each request that took part. A pass that fails
-        ends all that are running."""
+        """Run one pass, if a request is not over. Returns what it gave each request that took part.
+        A pass that fails ends all that are running."""
         self._begin_waiting()
         try:
             plan = self._plan()
@@ -275,7 +282,8 @@ class RequestBatch:
         )
 
     def _move_on(self, plan: _Plan) -> None:
-        """Count what the pass has written, and let prompts that are read to their ends join the others."""
+        """Count what the pass has written, and let prompts that are read to their ends join the
+        others."""
         for line, num_tokens in plan.written:
             line.length += num_tokens
         for row, _ in plan.last:

@@ -1,5 +1,5 @@
-"""Builds what a session runs with, in the order in which the parts need each other: policies and fast tier, slots,
-tiers, controller, router hooks, engine."""
+"""Builds what a session runs with, in the order in which the parts need each other: policies and
+fast tier, slots, tiers, controller, router hooks, engine."""
 
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -44,8 +44,8 @@ from runtime.tiers.slots import Slots
 def build_parts(
     opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack
 ) -> Parts:
-    """Open every part and install the engine in the model. `undo` closes what was opened, also where a later part
-    fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
+    """Open every part and install the engine in the model. `undo` closes what was opened, also
+    where a later part fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
     _check_opened_so(opened, settings.dense)
     if settings.verify and artefacts.replicas:
         verify_files(artefacts.replicas)
@@ -143,8 +143,9 @@ def _choose(
         devices=devices,
         fast=fast,
         fused=fused,
-        # A split expert is the sum over its two halves, which differs from the module's bits in torch too, and by more:
-        # compiled code computes it unasked on a CPU. The GPU's kernels are used only when the user asks for them.
+        # A split expert is the sum over its two halves, which differs from the module's bits in
+        # torch too, and by more: compiled code computes it unasked on a CPU. The GPU's kernels are
+        # used only when the user asks for them.
         is_fused=is_asked or fast.split is not None and fused is CpuOutput,
         dense=CompiledDecoder(opened, threads) if is_asked else None,
         threads=threads,
@@ -155,8 +156,8 @@ def _choose(
 
 
 def _without_predictions(policies: Policies, opened: MoeModel) -> Policies:
-    """The policies, without a prefetch policy that reads predictions where the model's routers give none. Raises
-    BadUsage where what is computed depends on predictions."""
+    """The policies, without a prefetch policy that reads predictions where the model's routers give
+    none. Raises BadUsage where what is computed depends on predictions."""
     reason = reason_not_asked(opened) if policies.prefetch.reads_predictions else None
     if reason is None:
         return policies
@@ -292,8 +293,8 @@ def _watch_routers(
 
 
 def _install(parts: Parts, undo: ExitStack) -> None:
-    """Put the engine into the model, and what is compiled beside the experts if it was asked for, and start the thread
-    that matches expert maps."""
+    """Put the engine into the model, and what is compiled beside the experts if it was asked for,
+    and start the thread that matches expert maps."""
     parts.engine.install()
     undo.callback(parts.engine.uninstall)
     if parts.dense:
@@ -308,8 +309,9 @@ def _install(parts: Parts, undo: ExitStack) -> None:
 
 
 def lay_out_slots(parts: Parts) -> Slots:
-    """Have the controller, the slow tier and the engine follow `parts.fast`, a new split of the same budget. Returns
-    the new slots, which are empty; those of `parts` are out of use. Raises OutOfResources."""
+    """Have the controller, the slow tier and the engine follow `parts.fast`, a new split of the
+    same budget. Returns the new slots, which are empty; those of `parts` are out of use. Raises
+    OutOfResources."""
     shared = lay_out(parts.controller, parts.policies, parts.fast, parts.scope)
     parts.tiers.slow.segments.cut(parts.fast.split)
     parts.tiers.slow.cut()

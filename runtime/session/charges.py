@@ -1,8 +1,9 @@
-"""What each request of a shared pass is charged, so that the charges of all add up to the pass's counters.
+"""What each request of a shared pass is charged, so that the charges of all add up to the pass's
+counters.
 
-A wanted expert counts for the requests that wanted it, in proportion to how many of their tokens did; so does what was
-done with it: a load and its bytes, another tier, or nothing. What belongs to no expert of the step (prefetches,
-evictions, exposed stall, time) goes by tokens.
+A wanted expert counts for the requests that wanted it, in proportion to how many of their tokens
+did; so does what was done with it: a load and its bytes, another tier, or nothing. What belongs to
+no expert of the step (prefetches, evictions, exposed stall, time) goes by tokens.
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,9 @@ _MISSED = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charge:
-    """The part of one request in what its passes took: counters [F, L] by counter and layer, which of a shared pass are
-    fractions; how long compute waited for the link, and how long the passes took."""
+    """The part of one request in what its passes took: counters [F, L] by counter and layer, which
+    of a shared pass are fractions; how long compute waited for the link, and how long the passes
+    took."""
 
     counters: np.ndarray = field(default_factory=lambda: np.zeros((len(Counter), 1), np.int64))
     exposed_s: float = 0.0
@@ -38,7 +40,8 @@ class Charge:
 
 
 class Charges:
-    """Divides one pass after the other: `begin`, then `see` for each step that was planned, then `divide`."""
+    """Divides one pass after the other: `begin`, then `see` for each step that was planned, then
+    `divide`."""
 
     def __init__(self, num_experts: int) -> None:
         self._num_experts = num_experts
@@ -97,7 +100,8 @@ class Charges:
     def _of_places(
         self, parts: np.ndarray, places: Sequence[Place], *, by_size: bool = False
     ) -> np.ndarray | None:
-        """The part [R] of each request in experts that lie or are brought somewhere; None for no expert."""
+        """The part [R] of each request in experts that lie or are brought somewhere; None for no
+        expert."""
         if not places:
             return None
         weights = np.array([place.bits * place.share if by_size else 1.0 for place in places])

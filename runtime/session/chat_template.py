@@ -1,4 +1,5 @@
-"""Chats as text by the model's own template, which is a program: it runs in a process with limits."""
+"""Chats as text by the model's own template, which is a program: it runs in a process with
+limits."""
 
 import json
 import signal
@@ -22,15 +23,16 @@ LIMIT_NBYTES = (
 
 
 class ChatTemplates:
-    """Renders chats in one process, which starts at the first `render` and ends at `close`. Threads take turns."""
+    """Renders chats in one process, which starts at the first `render` and ends at `close`. Threads
+    take turns."""
 
     def __init__(self, *, limit_s: float = LIMIT_S, limit_nbytes: int = LIMIT_NBYTES) -> None:
         self._limit_s, self._limit_nbytes = limit_s, limit_nbytes
         self._lock, self._process, self._is_closed = threading.Lock(), None, False
 
     def render(self, tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]]) -> str:
-        """The prompt for the answer to `turns`, as `tokenizer.apply_chat_template` makes it. Raises BadInput for a
-        template that fails or exceeds a limit, and BadUsage after `close`."""
+        """The prompt for the answer to `turns`, as `tokenizer.apply_chat_template` makes it. Raises
+        BadInput for a template that fails or exceeds a limit, and BadUsage after `close`."""
         try:
             template = tokenizer.get_chat_template()
         except ValueError as error:  # several templates, none of them the default

@@ -6,7 +6,8 @@ _UNFINISHED = "�"  # what an incomplete character decodes to
 
 
 class Detokeniser:
-    """Decodes each token together with those just before it, as tokenizers join words by their neighbours."""
+    """Decodes each token together with those just before it, as tokenizers join words by their
+    neighbours."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -36,7 +37,8 @@ class Detokeniser:
 
 
 class Stops:
-    """Passes text on up to the first occurrence of one of `stops`; holds back text with which one may begin."""
+    """Passes text on up to the first occurrence of one of `stops`; holds back text with which one
+    may begin."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.is_met = False

@@ -9,8 +9,8 @@ from runtime.model.open import MoeModel
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of a `--device` option; `auto` is CUDA where there is a GPU, else the CPU. Raises BadUsage for a name
-    that is not understood and for a GPU that is not visible."""
+    """The device of a `--device` option; `auto` is CUDA where there is a GPU, else the CPU. Raises
+    BadUsage for a name that is not understood and for a GPU that is not visible."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -24,8 +24,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 def devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
-    """The `count` devices over which the model's experts are spread, its own first. Raises BadUsage for experts that
-    cannot be computed on another device."""
+    """The `count` devices over which the model's experts are spread, its own first. Raises BadUsage
+    for experts that cannot be computed on another device."""
     devices = spread_over(opened.model.device, count)
     if len(set(devices)) > 1 and getattr(opened.layers[0].experts, "has_post_expert_norm", False):
         raise BadUsage(
@@ -35,8 +35,8 @@ def devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
 
 
 def spread_over(first: torch.device, count: int) -> tuple[torch.device, ...]:
-    """`first` and other visible GPUs, `count` in all; where there are fewer, `first` so many times, each time as a part
-    of it."""
+    """`first` and other visible GPUs, `count` in all; where there are fewer, `first` so many times,
+    each time as a part of it."""
     if first.type != "cuda" or torch.cuda.device_count() < count:
         return (first,) * count
     others = (torch.device("cuda", number) for number in range(torch.cuda.device_count()))

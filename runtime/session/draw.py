@@ -1,4 +1,5 @@
-"""The next tokens of several requests: each by its own options and seed, as transformers' generate() would draw it."""
+"""The next tokens of several requests: each by its own options and seed, as transformers'
+generate() would draw it."""
 
 from collections.abc import Sequence
 
@@ -94,8 +95,8 @@ _COUNTED = (MaxLengthCriteria, EosTokenCriteria)  # which need no tensors
 
 
 def draw(next_tokens: Sequence[NextToken], logits: torch.Tensor) -> list[int | Exception]:
-    """The next token of each request by logits [R, V], noted with it; the error where its options leave none or its
-    rules fail."""
+    """The next token of each request by logits [R, V], noted with it; the error where its options
+    leave none or its rules fail."""
     dtype = logits.dtype
     logits = logits.float()
     highest = logits.max(dim=-1)
@@ -126,7 +127,8 @@ def _rules(
     sampling: Sampling,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[LogitsProcessorList, StoppingCriteriaList]:
-    """What generate() would apply to this prompt, by options and by the model's generation settings."""
+    """What generate() would apply to this prompt, by options and by the model's generation
+    settings."""
     prepared = []
 
     def take(

@@ -1,5 +1,5 @@
-"""Equips a session: the model with the experts of its base, the preset that the user means, and the artefacts that the
-store holds for both."""
+"""Equips a session: the model with the experts of its base, the preset that the user means, and the
+artefacts that the store holds for both."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,11 @@ from runtime.tiers.replicas import open_replicas
 def equip(
     opened: MoeModel, settings: Settings, *, name: str, store: Path | None, base: int
 ) -> tuple[MoeModel, Settings, Artefacts]:
-    """Return the model on a base of `base` bits, the settings with this model's own preset, and the artefacts, none
-    without a store. `name` is what errors call the model.
+    """Return the model on a base of `base` bits, the settings with this model's own preset, and the
+    artefacts, none without a store. `name` is what errors call the model.
 
-    Raises BadInput for a store that does not exist, Incompatible for artefacts that are missing or another model's.
+    Raises BadInput for a store that does not exist, Incompatible for artefacts that are missing or
+    another model's.
     """
     artefacts = Artefacts()
     if store is not None:
@@ -48,8 +49,8 @@ def _with_own_preset(opened: MoeModel, settings: Settings, store: Path) -> Setti
 
 
 def _load(opened: MoeModel, settings: Settings, *, name: str, store: Path, base: int) -> Artefacts:
-    """Load the artefacts that the base and the policies take. A store that neither needs is not opened, and a store of
-    another model is refused only where they require an artefact."""
+    """Load the artefacts that the base and the policies take. A store that neither needs is not
+    opened, and a store of another model is refused only where they require an artefact."""
     is_replicas = base != FULL_BITS
     if not (settings.wants or is_replicas):
         return Artefacts()
@@ -69,9 +70,9 @@ def _load(opened: MoeModel, settings: Settings, *, name: str, store: Path, base:
 
 
 def model_on_base(opened: MoeModel, artefacts: Artefacts, bits: int) -> tuple[MoeModel, Artefacts]:
-    """Return the model with its stored replicas of `bits` bits as the experts, in every tier and every count, and the
-    artefacts that hold for it; both unchanged if the model has that base already. The two models share everything but
-    the experts: one session at a time.
+    """Return the model with its stored replicas of `bits` bits as the experts, in every tier and
+    every count, and the artefacts that hold for it; both unchanged if the model has that base
+    already. The two models share everything but the experts: one session at a time.
 
     Raises Incompatible, with the command that mends it, where there are no such replicas.
     """

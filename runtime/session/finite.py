@@ -1,4 +1,5 @@
-"""Logits that are NaN or infinite: noticed before a token is drawn, and traced to the module that gave the first."""
+"""Logits that are NaN or infinite: noticed before a token is drawn, and traced to the module that
+gave the first."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -54,15 +55,15 @@ class FiniteLogits(LogitsProcessor):
 
 
 def check_highest(highest: float, ids: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise NotFinite where the highest logit after ids [1, S] is NaN or infinite. Options of a request may leave only
-    -inf, which is another error."""
+    """Raise NotFinite where the highest logit after ids [1, S] is NaN or infinite. Options of a
+    request may leave only -inf, which is another error."""
     if not highest < float("inf"):
         raise NotFinite(ids, dtype)
 
 
 def first_place(opened: MoeModel, run: Callable[[], object]) -> str:
-    """Return the module that is the first to give NaN or infinity in the pass `run`, of an expert its layer and number;
-    an empty text where every module gives finite numbers."""
+    """Return the module that is the first to give NaN or infinity in the pass `run`, of an expert
+    its layer and number; an empty text where every module gives finite numbers."""
     experts = {layer.experts: layer for layer in opened.layers}
     found: list[str] = []
 
@@ -92,8 +93,8 @@ def first_place(opened: MoeModel, run: Callable[[], object]) -> str:
 
 
 def _expert(opened: MoeModel, layer: MoeLayer, given: list[object]) -> str:
-    """Return the first of a layer's experts whose output is not finite, by the inputs of the experts' module: hidden
-    [T, H] and the selected experts [T, K]."""
+    """Return the first of a layer's experts whose output is not finite, by the inputs of the
+    experts' module: hidden [T, H] and the selected experts [T, K]."""
     hidden, selected, *_ = _tensors(given)
     buffer = ExpertBuffer(opened)
     for expert in selected.unique().tolist():
@@ -115,7 +116,8 @@ def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has neither NaN nor +inf; masks and scores that are put out of the running hold -inf."""
+    """Whether a tensor has neither NaN nor +inf; masks and scores that are put out of the running
+    hold -inf."""
     return (
         tensor.numel() == 0 or not tensor.is_floating_point() or bool(tensor.max() < float("inf"))
     )

@@ -1,5 +1,5 @@
-"""A stream of tokens: runs transformers' own generate() on a thread, and yields each token as it is made, with its
-time."""
+"""A stream of tokens: runs transformers' own generate() on a thread, and yields each token as it is
+made, with its time."""
 
 import queue
 import threading
@@ -23,7 +23,8 @@ from artifacts.routing.coactivation import NotFiniteWeights
 from runtime.session.finite import FiniteLogits, NotFinite
 
 TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
-"""Waits for the turn of a generation, or until the event is set; yields whether the generation may begin."""
+"""Waits for the turn of a generation, or until the event is set; yields whether the generation may
+begin."""
 
 _END = object()
 _LEAST, _MOST = (
@@ -43,8 +44,9 @@ class TooLong(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn; `temperature` 0 takes the most probable one. Without a `repetition_penalty` that of
-    the model's generation_config.json holds. Raises BadUsage for a value out of range."""
+    """How the next token is drawn; `temperature` 0 takes the most probable one. Without a
+    `repetition_penalty` that of the model's generation_config.json holds. Raises BadUsage for a
+    value out of range."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -69,7 +71,8 @@ class Sampling:
             )
 
     def options(self) -> dict[str, object]:
-        """The keyword arguments of generate(), which come before what the model's generation settings say."""
+        """The keyword arguments of generate(), which come before what the model's generation
+        settings say."""
         options: dict[str, object] = {"max_new_tokens": self.max_new_tokens}
         if self.repetition_penalty is not None:
             options["repetition_penalty"] = float(self.repetition_penalty)
@@ -118,9 +121,9 @@ def stream(
     tokenizer: PreTrainedTokenizerBase | None = None,
     turn: TakeTurn = lambda stop: nullcontext(True),
 ) -> Iterator[Token]:
-    """Generate from `prompt` [1, S] int64 once `turn` is there; `tokenizer` finds texts that end the generation.
-    Closing the iterator stops it; an error in it is raised here. Raises BadInput for a prompt that the model cannot
-    take, NotFinite for logits that are no numbers."""
+    """Generate from `prompt` [1, S] int64 once `turn` is there; `tokenizer` finds texts that end
+    the generation. Closing the iterator stops it; an error in it is raised here. Raises BadInput
+    for a prompt that the model cannot take, NotFinite for logits that are no numbers."""
     check_prompt(model, prompt, sampling.max_new_tokens)
     tokens: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
@@ -161,8 +164,8 @@ def stream(
 
 
 def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:
-    """Raise BadInput for a prompt [1, S] that is empty or of unknown tokens, TooLong where `num_new` tokens after it
-    have no room."""
+    """Raise BadInput for a prompt [1, S] that is empty or of unknown tokens, TooLong where
+    `num_new` tokens after it have no room."""
     if prompt.numel() == 0:
         raise BadInput("the prompt is empty: give at least one token of text")
     what = f"{prompt.shape[1]} prompt tokens and {num_new} new ones"
@@ -170,8 +173,8 @@ def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> 
 
 
 def check_tokens(model: PreTrainedModel, *, highest: int, length: int, what: str) -> None:
-    """Raise BadInput if token id `highest` is outside the model's vocabulary, TooLong if `length` tokens, which the
-    error calls `what`, are more than its positions."""
+    """Raise BadInput if token id `highest` is outside the model's vocabulary, TooLong if `length`
+    tokens, which the error calls `what`, are more than its positions."""
     vocabulary = model.get_input_embeddings().num_embeddings
     if highest >= vocabulary:
         raise BadInput(
@@ -183,7 +186,8 @@ def check_tokens(model: PreTrainedModel, *, highest: int, length: int, what: str
 
 
 def num_positions(model: PreTrainedModel) -> int | None:
-    """The most tokens of a prompt and its answer together, None where the model's configuration names no limit."""
+    """The most tokens of a prompt and its answer together, None where the model's configuration
+    names no limit."""
     return getattr(model.config, "max_position_embeddings", None)
 
 

@@ -1,7 +1,8 @@
 """Several generations of one session at a time, which take turns pass by pass.
 
-Each is transformers' own generate() on a thread of its own, and one thread runs at any moment. A pass belongs to one
-request: its tokens equal those of a run by itself, to the bit, and its counters are the request's alone.
+Each is transformers' own generate() on a thread of its own, and one thread runs at any moment. A
+pass belongs to one request: its tokens equal those of a run by itself, to the bit, and its counters
+are the request's alone.
 """
 
 import threading
@@ -31,7 +32,8 @@ class PassResult:
 
 
 class Interleave:
-    """Owns the session until `close`: no other pass may run. One thread calls it, and gives the turns."""
+    """Owns the session until `close`: no other pass may run. One thread calls it, and gives the
+    turns."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -46,7 +48,8 @@ class Interleave:
         self._handle.remove()
 
     def begin(self, prompt: torch.Tensor, sampling: Sampling) -> "Generation":
-        """Begin a new request with a prompt [1, S] int64. Nothing is computed before its first `step`."""
+        """Begin a new request with a prompt [1, S] int64. Nothing is computed before its first
+        `step`."""
         self.session.new_requests(1)
         return Generation(self.session, self._mine, prompt, sampling)
 
@@ -74,8 +77,8 @@ class Generation:
         )
 
     def step(self) -> PassResult:
-        """Run one pass and draw its token; the turn ends where the next pass would begin. Raises the error that ended
-        the generation."""
+        """Run one pass and draw its token; the turn ends where the next pass would begin. Raises
+        the error that ended the generation."""
         session, begin_s = self._session, time.perf_counter()
         if len(session.controller.counters.passes) > _MANY_PASSES:
             session.engine.fold()

@@ -1,4 +1,5 @@
-"""Writes the expert maps that a run has learned from its iterations to the store, in one transaction (fMoE)."""
+"""Writes the expert maps that a run has learned from its iterations to the store, in one
+transaction (fMoE)."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +18,8 @@ if TYPE_CHECKING:  # imported late: a run that writes nothing saves the memory o
 
 @dataclass(frozen=True, slots=True)
 class WrittenMaps:
-    """What was written. `others` is the run that wrote maps to the store meanwhile, whose maps are included."""
+    """What was written. `others` is the run that wrote maps to the store meanwhile, whose maps are
+    included."""
 
     run_id: int
     num_maps: int
@@ -34,12 +36,12 @@ def write_learned_maps(
     started_at: datetime,
     seconds: float,
 ) -> WrittenMaps | None:
-    """Write the maps as a run of their own, whole or not at all; None when no iteration was complete. `began_with` is
-    the run whose maps this session started from. If the store has newer maps by now, the new iterations are added to
-    those.
+    """Write the maps as a run of their own, whole or not at all; None when no iteration was
+    complete. `began_with` is the run whose maps this session started from. If the store has newer
+    maps by now, the new iterations are added to those.
 
-    Replaces maps that an earlier run learned, but not those of `moectl build-maps`. Raises OutOfResources (store in
-    use, disk full) and BadInput, and leaves the store unchanged then.
+    Replaces maps that an earlier run learned, but not those of `moectl build-maps`. Raises
+    OutOfResources (store in use, disk full) and BadInput, and leaves the store unchanged then.
     """
     from artifacts.store.database import PATIENCE_S
     from artifacts.store.expert_maps import LEARN, TABLE, latest_maps, map_rows, stored_origins
@@ -86,7 +88,8 @@ def _parameters(
 def _joined(
     store: "Store", latest: StoredRun, learned: LearnedMaps
 ) -> tuple[ExpertMaps, np.ndarray]:
-    """The store's maps with the new iterations added that `learned` still holds, and the row of each, [n]."""
+    """The store's maps with the new iterations added that `learned` still holds, and the row of
+    each, [n]."""
     from artifacts.store.expert_maps import stored_maps
 
     maps = stored_maps(store, run_id=latest.run_id)

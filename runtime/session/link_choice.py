@@ -11,10 +11,12 @@ from runtime.tiers.open import LinkChoice
 def resolve_link(
     opened: MoeModel, *, link: str, near: str | None, scaled_to: str | None, is_fused: bool = False
 ) -> LinkChoice:
-    """Resolve `--link`, `--near` and `--scaled-to`. `auto` is `cuda` for a model on a GPU, else `disk`. To scale to a
-    machine, the compute of one expert is measured first, by fused kernels if `is_fused`.
+    """Resolve `--link`, `--near` and `--scaled-to`. `auto` is `cuda` for a model on a GPU, else
+    `disk`. To scale to a machine, the compute of one expert is measured first, by fused kernels if
+    `is_fused`.
 
-    Raises BadUsage for a link, a rate or a machine that is not understood, and for `cuda` without a GPU.
+    Raises BadUsage for a link, a rate or a machine that is not understood, and for `cuda` without a
+    GPU.
     """
     if scaled_to:
         rates = scaled_rates(opened, machine(scaled_to), is_fused=is_fused)
@@ -35,7 +37,8 @@ def resolve_link(
 
 
 def link_name(opened: MoeModel, link: str) -> str:
-    """The name that hardware profiles give the link of a `--link` option: `pinned` for CUDA copies, `disk` with the
-    page cache or past it, or the rate as given. Raises BadUsage as `resolve_link` does."""
+    """The name that hardware profiles give the link of a `--link` option: `pinned` for CUDA copies,
+    `disk` with the page cache or past it, or the rate as given. Raises BadUsage as `resolve_link`
+    does."""
     kind = resolve_link(opened, link=link, near=None, scaled_to=None).kind
     return {"cuda": "pinned", "disk": "disk", "emulated": link}[kind]

@@ -40,8 +40,9 @@ def _both(
 
 
 def reconfiguration(parts: Parts, *, lay_out: Callable[[FastTier], None]) -> Reconfiguration | None:
-    """The observer that solves the split anew between requests and calls `lay_out` with a changed one; None if the
-    settings or the split exclude it. Raises BadUsage where it is asked for and cannot be."""
+    """The observer that solves the split anew between requests and calls `lay_out` with a changed
+    one; None if the settings or the split exclude it. Raises BadUsage where it is asked for and
+    cannot be."""
     every = tokens_between(
         parts.settings.reconfigure_every,
         parts.fast.split,

@@ -53,7 +53,8 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Parts(Choices):
-    """Everything that a session runs with. A split that is solved anew replaces `fast` and `slots` and nothing else."""
+    """Everything that a session runs with. A split that is solved anew replaces `fast` and `slots`
+    and nothing else."""
 
     slots: Slots
     shadows: Shadows | None

@@ -1,5 +1,5 @@
-"""Presets and a store: those that were tuned into it, and what others require of it. What reads a store is imported
-when that is asked for: most presets are built in and require nothing."""
+"""Presets and a store: those that were tuned into it, and what others require of it. What reads a
+store is imported when that is asked for: most presets are built in and require nothing."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def find_presets(
     names: Iterable[str], store: Path, *, model_id: str | None = None
 ) -> dict[str, Preset]:
-    """Find those of `names` that are tuned presets of the store, of model `model_id` if given, the newest of each name.
-    Leaves out names of built-in presets and unknown names. Raises Incompatible for a preset that was tuned for other
-    models only, BadInput for a damaged one."""
+    """Find those of `names` that are tuned presets of the store, of model `model_id` if given, the
+    newest of each name. Leaves out names of built-in presets and unknown names. Raises Incompatible
+    for a preset that was tuned for other models only, BadInput for a damaged one."""
     wanted = [name for name in names if name not in presets()]
     if not wanted or not store.exists():
         return {}
@@ -61,8 +61,9 @@ _TABLES = {  # where an artefact that policies require lies
 def check_stored(
     policies: Policies, store: Path, *, name: str, base: int = FULL_BITS, learns: bool = False
 ) -> None:
-    """Raise Incompatible, with the command that mends it, for an artefact that the store has of no model, or not of the
-    model that it knows as `name`: before the model is opened, which takes long. The rest is found with it."""
+    """Raise Incompatible, with the command that mends it, for an artefact that the store has of no
+    model, or not of the model that it knows as `name`: before the model is opened, which takes
+    long. The rest is found with it."""
     needs = {
         need: axis
         for axis in POLICIES
@@ -85,8 +86,8 @@ def check_stored(
 
 
 def _tables_held(store: Path, name: str) -> tuple[set[str], str]:
-    """The tables that runs of a model wrote to: of the one that the store knows by this name, else of any, and then the
-    models that it knows, in words."""
+    """The tables that runs of a model wrote to: of the one that the store knows by this name, else
+    of any, and then the models that it knows, in words."""
     if not store.exists():
         return set(), ""
     from artifacts.store.store import Store
@@ -100,7 +101,8 @@ def _tables_held(store: Path, name: str) -> tuple[set[str], str]:
 
 
 def tuned_presets(store: Path) -> list[Preset]:
-    """The newest tuned preset of each name and model, the oldest of them first; none if the store does not exist."""
+    """The newest tuned preset of each name and model, the oldest of them first; none if the store
+    does not exist."""
     if not store.exists():
         return []
     from artifacts.store.presets import stored_presets

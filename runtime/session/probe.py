@@ -1,4 +1,5 @@
-"""Short measurements at the start of a session: the prefetch window, and the rates that emulate a named machine."""
+"""Short measurements at the start of a session: the prefetch window, and the rates that emulate a
+named machine."""
 
 import statistics
 import time
@@ -47,10 +48,11 @@ class Rates:
 
 
 def scaled_rates(opened: MoeModel, target: Machine, *, is_fused: bool = False) -> Rates:
-    """Return the rates at which load : compute and near : compute of one expert are those of `target`.
+    """Return the rates at which load : compute and near : compute of one expert are those of
+    `target`.
 
-    On `target` compute reads an expert from the fast tier's memory once per token, and so takes its bytes over that
-    memory's bandwidth; on this machine it is measured, overheads included.
+    On `target` compute reads an expert from the fast tier's memory once per token, and so takes its
+    bytes over that memory's bandwidth; on this machine it is measured, overheads included.
     """
     compute = opened.shape.expert_nbytes / expert_seconds(opened, is_fused=is_fused)
     return Rates(
@@ -59,9 +61,9 @@ def scaled_rates(opened: MoeModel, target: Machine, *, is_fused: bool = False) -
 
 
 def scaled_window(shape: Shape, target: Machine) -> int:
-    """Return the bytes that the link of `target` moves while its fast tier reads one token's experts of a layer, as a
-    power of two of this model's experts. Computed and not measured, so that every session that emulates a machine
-    decides alike."""
+    """Return the bytes that the link of `target` moves while its fast tier reads one token's
+    experts of a layer, as a power of two of this model's experts. Computed and not measured, so
+    that every session that emulates a machine decides alike."""
     return rounded_window(shape.top_k * target.link_gbps / target.fast_gbps, shape.expert_nbytes)
 
 
@@ -72,8 +74,9 @@ def prefetch_window(
     is_fused: bool = False,
     dense: CompiledDecoder | None = None,
 ) -> int:
-    """Measure the bytes that the link moves while one layer of one token is computed, as a power of two of experts.
-    Fused kernels compute the experts if `is_fused`, and `dense` the modules beside them, if given."""
+    """Measure the bytes that the link moves while one layer of one token is computed, as a power of
+    two of experts. Fused kernels compute the experts if `is_fused`, and `dense` the modules beside
+    them, if given."""
     shape = opened.shape
     experts_s = shape.top_k * expert_seconds(opened, is_fused=is_fused)
     layer_s = rest_seconds(opened, dense=dense) / shape.num_layers + experts_s
@@ -83,9 +86,10 @@ def prefetch_window(
 def widened_window(
     opened: MoeModel, window: int, num_rows: int, attention: str, *, bytes_per_s: float | None
 ) -> int:
-    """Return twice the bytes that the link moves while a token each of so many rows passes a layer without its experts,
-    measured, as a power of two of experts: a layer's last experts are computed when all have come. `window` is that of
-    one token, which tells the link's rate where `bytes_per_s` does not; `attention` as in `RowPass`."""
+    """Return twice the bytes that the link moves while a token each of so many rows passes a layer
+    without its experts, measured, as a power of two of experts: a layer's last experts are computed
+    when all have come. `window` is that of one token, which tells the link's rate where
+    `bytes_per_s` does not; `attention` as in `RowPass`."""
     timed = min(num_rows, _MOST_TIMED)
     layer_s = _body_seconds(opened, timed, attention) * num_rows / timed / opened.shape.num_layers
     rate = bytes_per_s or window * opened.shape.num_layers / _body_seconds(opened, 1, attention)
@@ -96,8 +100,9 @@ def widened_window(
 
 
 def _body_seconds(opened: MoeModel, num_rows: int, attention: str) -> float:
-    """Seconds of the layers without routed experts, in a session: of the model that has its hooks, only the body is
-    called. The fastest of a few, since other work of the machine only adds to them."""
+    """Seconds of the layers without routed experts, in a session: of the model that has its hooks,
+    only the body is called. The fastest of a few, since other work of the machine only adds to
+    them."""
     tokens = torch.zeros(1, num_rows, dtype=torch.int64, device=opened.model.device)
     body, given = (
         opened.model.base_model,
@@ -112,8 +117,9 @@ def _body_seconds(opened: MoeModel, num_rows: int, attention: str) -> float:
 def link_bytes_per_second(
     link: Link, slots: Sequence[torch.Tensor], num_experts: int, *, num_devices: int = 1
 ) -> float:
-    """Measure the bandwidth of a link: the median over loads of single experts, those of the first layer that belong to
-    the first device, into `slots` on it, which have their size and hold nothing yet."""
+    """Measure the bandwidth of a link: the median over loads of single experts, those of the first
+    layer that belong to the first device, into `slots` on it, which have their size and hold
+    nothing yet."""
     num_keys = min(_NUM_EXPERTS, -(-num_experts // num_devices), len(slots))
 
     def load(turn: int) -> None:
@@ -126,8 +132,8 @@ def link_bytes_per_second(
 
 
 def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
-    """Measure the seconds in which torch, or fused kernels if `is_fused`, compute one resident expert on one token.
-    Several experts take turns."""
+    """Measure the seconds in which torch, or fused kernels if `is_fused`, compute one resident
+    expert on one token. Several experts take turns."""
     device, module, contents = opened.model.device, opened.layers[0].experts, _some_contents(opened)
     if is_fused:
         return _median_seconds(
@@ -170,7 +176,8 @@ def rest_seconds(opened: MoeModel, *, dense: CompiledDecoder | None = None) -> f
 
 @contextmanager
 def without_experts(opened: MoeModel, *, after: str = "eager") -> Iterator[None]:
-    """Make the model's routed experts return zeros at once; at the end they get the implementation `after`."""
+    """Make the model's routed experts return zeros at once; at the end they get the implementation
+    `after`."""
     opened.model.set_experts_implementation(_NO_EXPERTS)
     try:
         yield
@@ -181,8 +188,8 @@ def without_experts(opened: MoeModel, *, after: str = "eager") -> Iterator[None]
 def seconds_of(
     work: Callable[[int], object], device: torch.device, *, warm_up: int, turns: int
 ) -> list[float]:
-    """Measure the seconds of each call of `work`, which gets its number, until the device is done; those of the warm-up
-    are left out."""
+    """Measure the seconds of each call of `work`, which gets its number, until the device is done;
+    those of the warm-up are left out."""
     seconds = []
     with torch.inference_mode(), made_current(device):
         for turn in range(warm_up + turns):

@@ -18,15 +18,17 @@ _NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank
 
 
 class PromptEncoder:
-    """Encodes prompts for one model; `close` ends the process of its chat template. `fallbacks` is the receipt's."""
+    """Encodes prompts for one model; `close` ends the process of its chat template. `fallbacks` is
+    the receipt's."""
 
     def __init__(self, opened: MoeModel, *, fallbacks: list[str]) -> None:
         self._opened, self._fallbacks, self._templates = opened, fallbacks, ChatTemplates()
         self.close: Callable[[], None] = self._templates.close
 
     def encode(self, prompt: Prompt) -> torch.Tensor:
-        """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the turns are separated by
-        blank lines, and a line is added to `fallbacks`, once. Raises BadInput, and TooLong as `check` does."""
+        """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the
+        turns are separated by blank lines, and a line is added to `fallbacks`, once. Raises
+        BadInput, and TooLong as `check` does."""
         if self._opened.tokenizer is None:
             raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
         if isinstance(prompt, str):
@@ -39,9 +41,11 @@ class PromptEncoder:
         return self._ids("\n\n".join(turn["content"].strip() for turn in prompt) + "\n\n")
 
     def check(self, text: str) -> None:
-        """Raise TooLong for a text that cannot fit into the model's positions, without encoding it."""
+        """Raise TooLong for a text that cannot fit into the model's positions, without encoding
+        it."""
         longest = num_positions(self._opened.model)
-        # A token for each character is what the shortest bound allows; it takes time to find a better one.
+        # A token for each character is what the shortest bound allows; it takes time to find a
+        # better one.
         if longest and len(text) > longest and self._bound and self._bound.is_exceeded(text):
             raise TooLong(
                 f"{len(text)} characters of prompt exceed the model's {longest} positions: give fewer"

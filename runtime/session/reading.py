@@ -1,4 +1,5 @@
-"""Prompts that are being read, in tiles: which come next, and what of them is known from earlier prompts."""
+"""Prompts that are being read, in tiles: which come next, and what of them is known from earlier
+prompts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +13,8 @@ LEAST_SHARED = 16  # tokens: for fewer, keys and values are not copied
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """The tokens of a request's prompt and, once it is begun, its keys and values; those of the first `num_reused` were
-    copied. `num_tokens`: with its answer."""
+    """The tokens of a request's prompt and, once it is begun, its keys and values; those of the
+    first `num_reused` were copied. `num_tokens`: with its answer."""
 
     request: int
     ids: np.ndarray
@@ -27,8 +28,9 @@ class Prompt:
 
 
 class Reading:
-    """The prompts under way, first come, first read, and the last ones that were read: a prompt which begins like one
-    of them copies its keys and values. `most_kept_nbytes` bounds those that are kept only for that."""
+    """The prompts under way, first come, first read, and the last ones that were read: a prompt
+    which begins like one of them copies its keys and values. `most_kept_nbytes` bounds those that
+    are kept only for that."""
 
     def __init__(self, memory: RowMemory, *, most_kept_nbytes: int) -> None:
         self.under_way: list[Prompt] = []
@@ -66,8 +68,8 @@ class Reading:
         return sum(prompt.line.block.room for prompt in self._kept) * self._memory.token_nbytes
 
     def _begin(self, prompt: Prompt) -> bool:
-        """Give a prompt room, with the longest beginning that is known. False if an earlier prompt under way is about
-        to read a longer one."""
+        """Give a prompt room, with the longest beginning that is known. False if an earlier prompt
+        under way is about to read a longer one."""
         longest, source = 0, None
         for other in (*self._kept, *self._before(prompt)):
             shared = shared_beginning(prompt.ids, other.ids)

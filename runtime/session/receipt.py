@@ -1,4 +1,5 @@
-"""What is really in force in a run: the receipt, and in it the fallbacks, so that no fallback is silent."""
+"""What is really in force in a run: the receipt, and in it the fallbacks, so that no fallback is
+silent."""
 
 import numpy as np
 import torch
@@ -89,7 +90,8 @@ def _launched_singly(parts: Parts) -> list[str]:
 
 
 def _dense(opened: MoeModel) -> dict[str, object]:
-    """The bytes of all weights besides experts, and how many linear layers are at few bits or stay as published."""
+    """The bytes of all weights besides experts, and how many linear layers are at few bits or stay
+    as published."""
     held = sum(
         parameter.nbytes
         for parameter in opened.model.parameters()
@@ -105,7 +107,8 @@ def _dense(opened: MoeModel) -> dict[str, object]:
 
 
 def _devices(parts: Parts) -> dict[str, object]:
-    """What each of several devices holds and did, by the device's name; parts of one device are numbered."""
+    """What each of several devices holds and did, by the device's name; parts of one device are
+    numbered."""
     is_one = len(set(parts.devices)) == 1
     names = [
         f"{device} part {number}" if is_one else f"{device}"
@@ -115,8 +118,9 @@ def _devices(parts: Parts) -> dict[str, object]:
 
 
 def _replicas(parts: Parts) -> dict[str, object]:
-    """What is computed below full precision, where, and by which kernel; `not_landed` counts the resident experts that
-    were computed on their low replica because their transfer had not landed."""
+    """What is computed below full precision, where, and by which kernel; `not_landed` counts the
+    resident experts that were computed on their low replica because their transfer had not
+    landed."""
     if not parts.computed_widths:
         return {}
     shadows = parts.controller.cache.shadows
@@ -141,7 +145,8 @@ def _replicas(parts: Parts) -> dict[str, object]:
 
 
 def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
-    """What of the dense weights is not as asked: layers that stay as published, and products of dequantised ones."""
+    """What of the dense weights is not as asked: layers that stay as published, and products of
+    dequantised ones."""
     width, lines = opened.dense, []
     if width.num_left:
         lines.append(
@@ -160,7 +165,8 @@ def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
 
 
 def fallbacks_of(parts: Parts) -> list[str]:
-    """What the session does otherwise than it was asked, a line each; those of the policies come first."""
+    """What the session does otherwise than it was asked, a line each; those of the policies come
+    first."""
     opened, devices, num_devices = parts.opened, parts.devices, parts.settings.devices
     lines = [*parts.policies.fallbacks, *filter(None, [preset(parts.settings.preset).note])]
     lines += dict.fromkeys(origin.note for origin in _used(parts).values() if origin.note)

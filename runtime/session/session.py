@@ -45,10 +45,12 @@ class Output(Protocol):
 
 
 class Session:
-    """A model that runs at a budget. A context manager; once it is closed, the opened model can be used again.
+    """A model that runs at a budget. A context manager; once it is closed, the opened model can be
+    used again.
 
-    Any thread may call it: requests take turns. A request that fails empties the fast tier and changes nothing else.
-    `parts` is what the session runs with; `opened`, `controller`, `watcher` and `engine` are among them.
+    Any thread may call it: requests take turns. A request that fails empties the fast tier and
+    changes nothing else. `parts` is what the session runs with; `opened`, `controller`, `watcher`
+    and `engine` are among them.
     """
 
     def __init__(
@@ -74,11 +76,12 @@ class Session:
         store: str | Path | None = None,
         base: int = FULL_BITS,
     ) -> "Session":
-        """Open a checkpoint (folder or hub id) and run it by `settings`, with the artefacts that `store` holds for it.
-        Below 16 bits, `base` takes the stored replicas of that width for the experts.
+        """Open a checkpoint (folder or hub id) and run it by `settings`, with the artefacts that
+        `store` holds for it. Below 16 bits, `base` takes the stored replicas of that width for the
+        experts.
 
-        Raises BadUsage, BadInput for a model or a store that cannot be used, Incompatible for a missing artefact that
-        the policies require, and OutOfResources.
+        Raises BadUsage, BadInput for a model or a store that cannot be used, Incompatible for a
+        missing artefact that the policies require, and OutOfResources.
         """
         settings = settings or Settings()
         check_base(base)
@@ -95,8 +98,8 @@ class Session:
         base: int = FULL_BITS,
         name: str = "this model",
     ) -> "Session":
-        """Run a model that is open already and that no other session uses; errors call it `name`. The rest is as for
-        `open`, but `settings.dense` is that with which the model was opened."""
+        """Run a model that is open already and that no other session uses; errors call it `name`.
+        The rest is as for `open`, but `settings.dense` is that with which the model was opened."""
         path = None if store is None else Path(store)
         opened, settings, artefacts = equip(opened, settings, name=name, store=path, base=base)
         return cls(opened, settings, artefacts=artefacts)
@@ -110,12 +113,14 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Stop the generation under way, free the fast tier and give the model back. Further calls do nothing."""
+        """Stop the generation under way, free the fast tier and give the model back. Further calls
+        do nothing."""
         self._lock.close()
         self._undo.close()
 
     def validate(self) -> None:
-        """Raise AssertionError where the session's state contradicts itself or exceeds the budget. Between passes."""
+        """Raise AssertionError where the session's state contradicts itself or exceeds the budget.
+        Between passes."""
         self.engine.validate()
         nbytes, budget = (
             self.parts.fast_nbytes,
@@ -129,11 +134,11 @@ class Session:
     def forward(
         self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, past: object = None
     ) -> Output:
-        """Run one pass, prefill or decode: ids [B, S], mask [B, past + S]. Returns the model's output, logits
-        [B, S, V].
+        """Run one pass, prefill or decode: ids [B, S], mask [B, past + S]. Returns the model's
+        output, logits [B, S, V].
 
-        Raises BadInput for tokens outside the vocabulary, for more tokens than the model has positions, and for a mask
-        where the family's code reads what the config does not say.
+        Raises BadInput for tokens outside the vocabulary, for more tokens than the model has
+        positions, and for a mask where the family's code reads what the config does not say.
         """
         with self._lock.raw, torch.inference_mode():
             self._lock.check()
@@ -162,8 +167,9 @@ class Session:
         requests: np.ndarray,
         keep: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the pieces of `rows` lie.
-        Returns the logits [N, V] of the tokens `keep` [N]. Raises as `forward`, for ids that were checked."""
+        """Run one pass over tokens of several requests: ids, positions and `requests` [T], as the
+        pieces of `rows` lie. Returns the logits [N, V] of the tokens `keep` [N]. Raises as
+        `forward`, for ids that were checked."""
         model, watcher = self.opened.model, self.watcher
         with self._lock.raw, torch.inference_mode():
             self._lock.check()
@@ -180,8 +186,8 @@ class Session:
                 watcher.token_requests = None
 
     def reread(self, ids: torch.Tensor) -> Output:
-        """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding: its logits show what
-        they lose there, also at the prompt's own tokens. Raises as `forward`."""
+        """Run the tokens [B, S] of a prompt again, in one pass that policies take for decoding: its
+        logits show what they lose there, also at the prompt's own tokens. Raises as `forward`."""
         self.watcher.decodes = True
         try:
             return self.forward(ids)
@@ -195,8 +201,8 @@ class Session:
         check_tokens(self.opened.model, highest=highest, length=length, what=f"{length} tokens")
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Stream:
-        """Continue a text, or the turns of a chat, piece by piece. Raises BadInput for a prompt that cannot be
-        encoded."""
+        """Continue a text, or the turns of a chat, piece by piece. Raises BadInput for a prompt
+        that cannot be encoded."""
         generate = partial(self.generate, self.encode(prompt), sampling or Sampling())
         nothing_yet = self.effort(first_pass=self.num_passes)
         return Stream(
@@ -204,8 +210,8 @@ class Session:
         )
 
     def encode(self, prompt: Prompt) -> torch.Tensor:
-        """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the turns are separated by
-        blank lines, and the receipt says so. Raises BadInput."""
+        """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the
+        turns are separated by blank lines, and the receipt says so. Raises BadInput."""
         return self.prompts.encode(prompt)
 
     def generate(
@@ -215,8 +221,9 @@ class Session:
         *,
         told: Callable[[Effort], None] | None = None,
     ) -> Iterator[Token]:
-        """Stream tokens after `prompt` [1, S] int64; other requests wait until the last one. `told` is then called
-        with the effort of this generation. Raises BadInput for a prompt that the model cannot take."""
+        """Stream tokens after `prompt` [1, S] int64; other requests wait until the last one. `told`
+        is then called with the effort of this generation. Raises BadInput for a prompt that the
+        model cannot take."""
         model, tokenizer = self.opened.model, self.opened.tokenizer
         turn = partial(self._turn, told=told)
         try:
@@ -227,13 +234,14 @@ class Session:
             raise self.traced(error) from None
 
     def check_logits(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
-        """Raise NotFinite, traced, where logits [..., V] that a pass over ids [1, S] gave are NaN or infinite."""
+        """Raise NotFinite, traced, where logits [..., V] that a pass over ids [1, S] gave are NaN
+        or infinite."""
         if not bool(logits.max() < float("inf")):
             raise self.traced(NotFinite(ids, self.opened.dtype))
 
     def traced(self, error: NotFinite) -> NotFinite:
-        """Return the error with the name of what gave the first number that is not finite, found by one more pass over
-        its tokens, which no batch is charged for."""
+        """Return the error with the name of what gave the first number that is not finite, found by
+        one more pass over its tokens, which no batch is charged for."""
         steps = self.engine.steps
         charged = steps.on_plan
         steps.on_plan = None
@@ -255,7 +263,8 @@ class Session:
     def _turn(
         self, stop: threading.Event, *, told: Callable[[Effort], None] | None
     ) -> Iterator[bool]:
-        """Hold the lock for one generation, and call `told` with its effort. Yields False if `stop` is set before."""
+        """Hold the lock for one generation, and call `told` with its effort. Yields False if `stop`
+        is set before."""
         if not self._lock.begin(stop):
             yield False
             return
@@ -287,7 +296,8 @@ class Session:
         return len(self.controller.counters.passes)
 
     def effort(self, *, first_pass: int = 0) -> Effort:
-        """The counters and the exposed stall of the passes from `first_pass` on, by default of all."""
+        """The counters and the exposed stall of the passes from `first_pass` on, by default of
+        all."""
         counters, stall_s = self.controller.counters, sum(self.engine.stall_s[first_pass:])
         by_layer = counters.by_layer(first_pass=first_pass)
         return Effort(totals(by_layer), by_layer, stall_s * 1e3)

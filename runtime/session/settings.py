@@ -1,4 +1,5 @@
-"""The settings of a run. Imports no torch, so that a wrong option is refused within milliseconds."""
+"""The settings of a run. Imports no torch, so that a wrong option is refused within
+milliseconds."""
 
 from dataclasses import dataclass, field
 
@@ -20,8 +21,9 @@ HOST, DEVICE = "host", "device"  # who decides what a decoded token's experts pu
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user may choose of a run, in the texts of the command line's options. `policies` overrides axes of the
-    preset. Raises BadUsage for what is not understood or does not go together."""
+    """What a user may choose of a run, in the texts of the command line's options. `policies`
+    overrides axes of the preset. Raises BadUsage for what is not understood or does not go
+    together."""
 
     preset: str | Preset = "on-demand"
     policies: dict[str, str] = field(default_factory=dict)  # text by axis
@@ -42,9 +44,11 @@ class Settings:
     )
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     verify: bool = False  # compare replica files with their hashes before any is used
-    learn: bool = False  # add the run's iterations to the expert maps, starting with none if the store has none
+    # add the run's iterations to the expert maps, starting with none if the store has none
+    learn: bool = False
     dense: int | None = (
-        None  # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
+        # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
+        None
     )
     decide: str = HOST
 

@@ -1,7 +1,8 @@
-"""Renders chat templates within limits of time and memory, in a process of its own: a request a line, an answer a line.
+"""Renders chat templates within limits of time and memory, in a process of its own: a request a
+line, an answer a line.
 
-`chat_template.py` starts this file as a script. It imports transformers' own renderer, but not the package's
-`__init__`, which takes three times as long, and nothing of moectl.
+`chat_template.py` starts this file as a script. It imports transformers' own renderer, but not the
+package's `__init__`, which takes three times as long, and nothing of moectl.
 """
 
 import json
@@ -17,14 +18,16 @@ OUT_OF_MEMORY = 99  # exit code
 
 
 def main(limit_s: float, limit_nbytes: int) -> None:
-    """Answer requests until stdin ends. SIGALRM ends the process when a template takes longer than `limit_s`; it exits
-    with OUT_OF_MEMORY when it needs more than `limit_nbytes` of address space."""
+    """Answer requests until stdin ends. SIGALRM ends the process when a template takes longer than
+    `limit_s`; it exits with OUT_OF_MEMORY when it needs more than `limit_nbytes` of address
+    space."""
     os.environ["OMP_NUM_THREADS"] = "1"  # a thread for each processor would count as address space
     render = _renderer()
     resource.setrlimit(resource.RLIMIT_AS, (limit_nbytes, limit_nbytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
-        # The default action of SIGALRM also ends a single long operation, such as a power of large numbers.
+        # The default action of SIGALRM also ends a single long operation, such as a power of large
+        # numbers.
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
             answer = json.dumps(_answer(render, **json.loads(line)))

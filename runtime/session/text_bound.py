@@ -1,4 +1,5 @@
-"""How long a text may be before it is encoded: longer ones cannot fit into the positions of the model."""
+"""How long a text may be before it is encoded: longer ones cannot fit into the positions of the
+model."""
 
 import json
 from collections.abc import Iterator
@@ -16,15 +17,17 @@ _KEEPS = (
     "NFD",
     "NFKD",
 )  # remove no character
-# A composed character is four code points at most when it is decomposed (Unicode Standard Annex 15).
+# A composed character is four code points at most when it is decomposed (Unicode Standard Annex
+# 15).
 _COMPOSES, _PARTS = ("NFC", "NFKC"), 4
 _BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
 @dataclass(frozen=True, slots=True)
 class TextBound:
-    """A text of more than `num_characters` has more tokens than the model has positions; with `drops_spaces` a token
-    may take any number of spaces, so that only the other characters count."""
+    """A text of more than `num_characters` has more tokens than the model has positions; with
+    `drops_spaces` a token may take any number of spaces, so that only the other characters
+    count."""
 
     num_characters: int
     drops_spaces: bool
@@ -37,8 +40,9 @@ class TextBound:
 
 
 def text_bound(tokenizer: PreTrainedTokenizerBase, num_positions: int) -> TextBound | None:
-    """The bound of a tokenizer whose tokens each stand for a limited number of characters, those of its longest token.
-    None for another one: it may drop characters, or take any number of unknown ones for one token."""
+    """The bound of a tokenizer whose tokens each stand for a limited number of characters, those of
+    its longest token. None for another one: it may drop characters, or take any number of unknown
+    ones for one token."""
     if not hasattr(tokenizer, "backend_tokenizer"):
         return None
     try:

@@ -15,8 +15,8 @@ from runtime.session.generate import Sampling, check_prompt
 from runtime.session.interleave import Generation, Interleave
 from runtime.session.session import Session
 
-# Passes of a request before the next one's turn: more delay the others, fewer lower the hit rate, since every change of
-# request evicts some experts of the last one (figures in docs/decisions.md).
+# Passes of a request before the next one's turn: more delay the others, fewer lower the hit rate,
+# since every change of request evicts some experts of the last one (figures in docs/decisions.md).
 PASSES = 4
 
 
@@ -34,13 +34,15 @@ class _Asked:
 
 
 class Turns:
-    """Answers at most `rows` requests at a time, in turns of `PASSES` passes, each by a generation of its own: to the
-    bit what it would be alone, where the policies lose nothing. Calls and results are those of `RequestBatch`."""
+    """Answers at most `rows` requests at a time, in turns of `PASSES` passes, each by a generation
+    of its own: to the bit what it would be alone, where the policies lose nothing. Calls and
+    results are those of `RequestBatch`."""
 
     kept = KeptPrompts()  # none
 
     def __init__(self, session: Session, *, rows: int = 1) -> None:
-        # Where residency follows the prompt, a second request would change it during the answer to the first.
+        # Where residency follows the prompt, a second request would change it during the answer to
+        # the first.
         self.session, self.rows = session, 1 if session.parts.policies.residency.places else rows
         self._interleave = Interleave(session)
         self._waiting: deque[_Asked] = deque()
@@ -129,8 +131,8 @@ def open_batch(
     kept_nbytes: int | None = None,
     in_ram: bool = False,
 ) -> RequestBatch | Turns:
-    """A `RequestBatch` of so many rows; requests one after the other for one row, or where they cannot share a pass,
-    which the receipt then says."""
+    """A `RequestBatch` of so many rows; requests one after the other for one row, or where they
+    cannot share a pass, which the receipt then says."""
     reason = why_one_by_one(session)
     if rows > 1 and reason is None:
         return RequestBatch(

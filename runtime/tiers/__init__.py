@@ -1,1 +1,2 @@
-"""Where experts lie: the slow tier (disk or RAM), the near tier, and the slots and replicas of the fast tier."""
+"""Where experts lie: the slow tier (disk or RAM), the near tier, and the slots and replicas of the
+fast tier."""

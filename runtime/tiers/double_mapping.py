@@ -1,7 +1,8 @@
 """The memory of slots mapped twice: once slot after slot, once part after part.
 
-A link fills a slot with an expert in one piece. A product over a batch of experts needs each matrix next to the same
-matrix of the others, and would otherwise copy them. Where every part takes whole pages, both find what they need.
+A link fills a slot with an expert in one piece. A product over a batch of experts needs each matrix
+next to the same matrix of the others, and would otherwise copy them. Where every part takes whole
+pages, both find what they need.
 """
 
 import mmap
@@ -20,8 +21,9 @@ _AT_THIS_ADDRESS = 0x10  # MAP_FIXED of Linux, which Python's mmap lacks
 def map_twice(
     num_slots: int, parts: Sequence[Part]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]] | None:
-    """New memory slot after slot, uint8 [num_slots * nbytes], and the same memory by the name of a part, uint8
-    [num_slots, nbytes of the part]. None where a part is not whole pages, and on systems without such mappings.
+    """New memory slot after slot, uint8 [num_slots * nbytes], and the same memory by the name of a
+    part, uint8 [num_slots, nbytes of the part]. None where a part is not whole pages, and on
+    systems without such mappings.
     """
     sizes = [part.nbytes for part in parts]
     nbytes = num_slots * sum(sizes)

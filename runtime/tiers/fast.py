@@ -22,8 +22,8 @@ class ResidentExperts:
     """The contents of the slots, and the replicas `shadows` beside them if there are any.
 
     Views are kept: making them takes longer than computing a small expert. If `is_fused`, a CPU
-    dequantises and multiplies experts in few bits by tiles, and widens those in float16, which need not give the
-    model's own bits.
+    dequantises and multiplies experts in few bits by tiles, and widens those in float16, which need
+    not give the model's own bits.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class ResidentExperts:
         return self._views[slot]
 
     def beside(self, places: Sequence[Place]) -> dict[str, torch.Tensor] | None:
-        """Each part of n whole experts together, [n, *shape] by name; None where they do not lie in this order."""
+        """Each part of n whole experts together, [n, *shape] by name; None where they do not lie in
+        this order."""
         first, count = places[0].slot, len(places)
         if not self._by_part or any(place.slot != first + row for row, place in enumerate(places)):
             return None

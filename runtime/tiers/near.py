@@ -14,12 +14,12 @@ from runtime.tiers.slow import SlowTier
 
 
 class NearTier:
-    """Reads experts in place from RAM, or from disk through a buffer of one expert, and computes them on the CPU, at
-    full precision or on a replica.
+    """Reads experts in place from RAM, or from disk through a buffer of one expert, and computes
+    them on the CPU, at full precision or on a replica.
 
-    It runs on the caller's thread, while a GPU works through its queue. With `bandwidth` (bytes per second) an expert
-    takes at least its bytes over it, counted from `begin`: on a machine whose fast tier is the same CPU the near tier
-    would otherwise cost nothing.
+    It runs on the caller's thread, while a GPU works through its queue. With `bandwidth` (bytes per
+    second) an expert takes at least its bytes over it, counted from `begin`: on a machine whose
+    fast tier is the same CPU the near tier would otherwise cost nothing.
     """
 
     def __init__(self, slow: SlowTier, *, bandwidth: float | None = None) -> None:
@@ -73,7 +73,8 @@ class NearTier:
         return {"near_gbps": self._timeline.bandwidth / 1e9} if self._timeline else {}
 
     def _weights(self, place: Place) -> Mapping[str, object]:
-        """Views of an expert. Those in RAM are kept: making them takes longer than computing a small expert."""
+        """Views of an expert. Those in RAM are kept: making them takes longer than computing a
+        small expert."""
         content = self.content(place)
         if content is self._buffer:
             return self._slow.weights(place, content)

@@ -1,4 +1,5 @@
-"""Experts laid out neuron by neuron, so that a segment is one contiguous copy, and the arithmetic of segments.
+"""Experts laid out neuron by neuron, so that a segment is one contiguous copy, and the arithmetic
+of segments.
 
 An expert is a sum over its neurons: the outputs of its segments add up to its own output.
 """
@@ -18,7 +19,8 @@ Views = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neurons `first` to `last` of an expert; with the head, also the parameters that belong to no neuron."""
+    """Neurons `first` to `last` of an expert; with the head, also the parameters that belong to no
+    neuron."""
 
     first: int
     last: int
@@ -29,9 +31,10 @@ class Segment:
 class NeuronLayout:
     """How an expert of `nbytes` lies neuron by neuron.
 
-    A head comes first, with the bias of down, which belongs to no neuron. Each neuron follows with its rows of gate and
-    up, its column of down and its biases. So the head with the first n neurons is one piece, and the other neurons are
-    another. An expert takes as many bytes as in a slot; bytes that pad 64-byte borders there lie unused in the head.
+    A head comes first, with the bias of down, which belongs to no neuron. Each neuron follows with
+    its rows of gate and up, its column of down and its biases. So the head with the first n neurons
+    is one piece, and the other neurons are another. An expert takes as many bytes as in a slot;
+    bytes that pad 64-byte borders there lie unused in the head.
     """
 
     hidden: int
@@ -45,7 +48,8 @@ class NeuronLayout:
 
     @classmethod
     def of(cls, layer: MoeLayer, dtype: torch.dtype, nbytes: int) -> "NeuronLayout":
-        """The layout for a layer's experts. Raises Incompatible where they are not sums over their neurons."""
+        """The layout for a layer's experts. Raises Incompatible where they are not sums over their
+        neurons."""
         module = layer.experts
         if getattr(module, "has_post_expert_norm", False):
             raise Incompatible(
@@ -85,8 +89,8 @@ class NeuronLayout:
         out: torch.Tensor,
         segment: "Segment | None" = None,
     ) -> None:
-        """Write an expert, or a segment of it, to `out`, uint8 on the CPU and of that size. `expert` has the module's
-        parameters by name."""
+        """Write an expert, or a segment of it, to `out`, uint8 on the CPU and of that size.
+        `expert` has the module's parameters by name."""
         written = segment or Segment(0, self.num_neurons, has_head=True)
         views, neurons = (
             self.views(out, has_head=written.has_head),
@@ -107,8 +111,8 @@ class NeuronLayout:
             views["down_bias"].copy_(expert["down_proj_bias"])
 
     def spans(self, stored: ExpertLayout, segment: "Segment") -> Spans:
-        """The spans of a stored expert that a segment is made of: rows of its neurons where a neuron is a row, all of a
-        part where a neuron is a column."""
+        """The spans of a stored expert that a segment is made of: rows of its neurons where a
+        neuron is a row, all of a part where a neuron is a column."""
         return tuple(span for part in stored.parts for span in self._spans(part, segment))
 
     def _spans(self, part: Part, segment: "Segment") -> Spans:
@@ -131,8 +135,8 @@ class NeuronLayout:
         return "gate_up_proj" if self.num_inner == 2 else "up_proj"
 
     def views(self, buffer: torch.Tensor, *, has_head: bool) -> Views:
-        """Views of the segment that fills `buffer`, uint8, as `project_segment` takes them: of its neurons, and of the
-        head if it has one."""
+        """Views of the segment that fills `buffer`, uint8, as `project_segment` takes them: of its
+        neurons, and of the head if it has one."""
         data = buffer.view(self.dtype)
         rows = data[self.head if has_head else 0 :].view(-1, self.width)
         views = {"down": self._down(rows), **self._inner(rows)}
@@ -153,14 +157,16 @@ class NeuronLayout:
         )
 
     def _by_part(self, columns: torch.Tensor) -> torch.Tensor:
-        """Separate gate and up, side by side or in turn: [m, num_inner * I] -> [num_inner, m, I]."""
+        """Separate gate and up, side by side or in turn: [m, num_inner * I] -> [num_inner, m,
+        I]."""
         if self.is_concatenated:
             return columns.unflatten(1, (self.num_inner, -1)).permute(1, 0, 2)
         return columns.unflatten(1, (-1, self.num_inner)).permute(2, 0, 1)
 
 
 def project_segment(module: nn.Module, weights: Views, name: str, x: torch.Tensor) -> torch.Tensor:
-    """One projection of one segment, x [t, in] -> [t, out], with gate and up in the order of the module's own gate."""
+    """One projection of one segment, x [t, in] -> [t, out], with gate and up in the order of the
+    module's own gate."""
     if name == "down_proj":
         y = x @ weights["down"]
         return y + weights["down_bias"] if "down_bias" in weights else y

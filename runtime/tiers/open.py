@@ -1,4 +1,5 @@
-"""Opens the tiers around the fast one: the slow tier, the link it is read over, and the near tier beside it."""
+"""Opens the tiers around the fast one: the slow tier, the link it is read over, and the near tier
+beside it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +29,8 @@ from runtime.tiers.slow_split import SegmentTier
 class LinkChoice:
     """The link and the near tier that a user asked for.
 
-    `kind` is `disk`, `cuda` or `emulated`. `bandwidth` and `near` are emulated rates in bytes per second. `is_direct`
-    reads from disk past the page cache.
+    `kind` is `disk`, `cuda` or `emulated`. `bandwidth` and `near` are emulated rates in bytes per
+    second. `is_direct` reads from disk past the page cache.
     """
 
     kind: str
@@ -41,7 +42,8 @@ class LinkChoice:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """`pinned_nbytes` is page-locked host memory; `bandwidth` is bytes per second of an emulated link, else None."""
+    """`pinned_nbytes` is page-locked host memory; `bandwidth` is bytes per second of an emulated
+    link, else None."""
 
     slow: SlowTier
     link: Link
@@ -60,8 +62,8 @@ def open_tiers(
 ) -> Tiers:
     """Open the tiers of a choice, with `replicas` by bits, or with experts cut in two by `split`.
 
-    Experts stay on disk with link `disk`; otherwise all are read into RAM, page-locked for a GPU. Each of
-    `devices` that shares no memory with the others has a link of its own.
+    Experts stay on disk with link `disk`; otherwise all are read into RAM, page-locked for a GPU.
+    Each of `devices` that shares no memory with the others has a link of its own.
     """
     pin = choice.kind == "cuda"
     stores: dict[int, DiskStore | ReplicaStore] = {FULL_BITS: opened.store, **replicas}
@@ -91,7 +93,8 @@ def direct(store: DiskStore | ReplicaStore) -> DiskStore:
 
 
 def copied_to_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
-    """A copy of the store in RAM, or the store itself where it is in RAM already and page-locked if `pin` asks so."""
+    """A copy of the store in RAM, or the store itself where it is in RAM already and page-locked if
+    `pin` asks so."""
     return (
         store
         if isinstance(store, RamStore) and (store.is_pinned or not pin)

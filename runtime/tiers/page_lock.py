@@ -1,4 +1,5 @@
-"""Page-locks memory that exists: a GPU's driver locks its pages, which it then copies from, and reads from kernels."""
+"""Page-locks memory that exists: a GPU's driver locks its pages, which it then copies from, and
+reads from kernels."""
 
 import weakref
 
@@ -8,7 +9,8 @@ from artifacts.common.host_memory import host_memory
 from artifacts.errors import OutOfResources
 
 _PORTABLE, _MAPPED = 1, 2  # cudaHostRegister's flags: for every device, and readable from kernels
-_SHARE = 0.95  # of the memory that is available: with all of it the system would swap, or end the process
+# of the memory that is available: with all of it the system would swap, or end the process
+_SHARE = 0.95
 _PAGE = 4096  # bytes
 
 
@@ -23,10 +25,11 @@ def check_budget(nbytes: int) -> None:
 
 
 class PageLock:
-    """Locks the pages of `buffer`, uint8 on the CPU, step by step; all are unlocked once `owner` is gone.
+    """Locks the pages of `buffer`, uint8 on the CPU, step by step; all are unlocked once `owner` is
+    gone.
 
-    The pages must have been written before, so that the driver need not make them one by one. torch's own page-locked
-    memory is one block that it rounds up to a power of two.
+    The pages must have been written before, so that the driver need not make them one by one.
+    torch's own page-locked memory is one block that it rounds up to a power of two.
     """
 
     def __init__(self, buffer: torch.Tensor, owner: object) -> None:
@@ -36,8 +39,8 @@ class PageLock:
         weakref.finalize(owner, _unlock, self._parts).atexit = False
 
     def lock_to(self, nbytes: int) -> None:
-        """Lock what is not locked yet of the first `nbytes` bytes, in whole pages; at the end also the last page.
-        Raises OutOfResources."""
+        """Lock what is not locked yet of the first `nbytes` bytes, in whole pages; at the end also
+        the last page. Raises OutOfResources."""
         stop = self._start + nbytes
         stop = self._end if stop >= self._end else stop - (stop - self._start) % _PAGE
         if stop == self._locked_to:

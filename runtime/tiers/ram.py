@@ -11,9 +11,9 @@ from runtime.tiers.page_lock import PageLock, check_budget
 class RamStore:
     """All experts that `disk` reads, copied once into one aligned buffer [L*E, nbytes].
 
-    `pin` page-locks the buffer, layer by layer as it is written, for asynchronous copies to a GPU; `progress`, if
-    given, is called with the number of experts copied so far. Raises OutOfResources when there is no room for the
-    buffer, BadInput when the files change meanwhile.
+    `pin` page-locks the buffer, layer by layer as it is written, for asynchronous copies to a GPU;
+    `progress`, if given, is called with the number of experts copied so far. Raises OutOfResources
+    when there is no room for the buffer, BadInput when the files change meanwhile.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class RamStore:
         return self._experts[layer * self.shape.num_experts + expert]
 
     def check_unchanged(self) -> None:
-        """Return always: the experts are copies of one checkpoint, whatever its files hold by now."""
+        """Return always: the experts are copies of one checkpoint, whatever its files hold by
+        now."""
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Copy one expert to the start of `out`, uint8 [nbytes] or longer."""

@@ -28,9 +28,11 @@ Views = dict[str, Packed | Trellis | torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """How a replica lies in its slot: as in its file, wide types first, so that one read fetches it.
+    """How a replica lies in its slot: as in its file, wide types first, so that one read fetches
+    it.
 
-    `num_inputs` has the input size of each projection. Parts are named `gate_up_proj.qweight` or `gate_up_proj_bias`.
+    `num_inputs` has the input size of each projection. Parts are named `gate_up_proj.qweight` or
+    `gate_up_proj_bias`.
     """
 
     is_plain: ClassVar[bool] = False
@@ -54,7 +56,8 @@ class ReplicaLayout:
         return in_memory(self.stored_nbytes)
 
     def views(self, buffer: torch.Tensor) -> Views:
-        """Projections and biases by name as views of `buffer`, uint8 [nbytes] or longer, on any device."""
+        """Projections and biases by name as views of `buffer`, uint8 [nbytes] or longer, on any
+        device."""
         tensors = {
             part.name: buffer[part.offset : part.offset + part.nbytes].view(dtype).view(part.shape)
             for part, dtype in zip(self.parts, self.dtypes, strict=True)
@@ -68,7 +71,8 @@ class ReplicaLayout:
         return (shapes.get(name) or shapes.get(f"{name}.scales") or (0,))[-1]
 
     def is_whole(self, name: str) -> bool:
-        """Whether a projection has all its parts, of the right types and shapes, each aligned to its type."""
+        """Whether a projection has all its parts, of the right types and shapes, each aligned to
+        its type."""
         parts = {
             part.name: (dtype, part) for part, dtype in zip(self.parts, self.dtypes, strict=True)
         }
@@ -102,7 +106,8 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class TrellisLayout(ReplicaLayout):
-    """The same in trellis codes; `rates` has those of each projection. Parts are named `gate_up_proj.codes`."""
+    """The same in trellis codes; `rates` has those of each projection. Parts are named
+    `gate_up_proj.codes`."""
 
     format: ClassVar[str] = "trellis"
     dtype: ClassVar[torch.dtype] = torch.int16

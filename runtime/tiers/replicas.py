@@ -17,10 +17,11 @@ from runtime.tiers.replica_layouts import layout_of
 
 
 class ReplicaStore:
-    """The replicas of one precision on disk, one file an expert. Reads one at a time and keeps no file open.
+    """The replicas of one precision on disk, one file an expert. Reads one at a time and keeps no
+    file open.
 
-    `model` is the fingerprint that the files must name. Raises BadInput for a file that is missing, damaged or of
-    another model or expert, Incompatible for one of another shape. Thread-safe.
+    `model` is the fingerprint that the files must name. Raises BadInput for a file that is missing,
+    damaged or of another model or expert, Incompatible for one of another shape. Thread-safe.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class ReplicaStore:
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer.
 
-        Raises BadInput if the file has shrunk, is missing or has other content; the same content written again passes.
+        Raises BadInput if the file has shrunk, is missing or has other content; the same content
+        written again passes.
         """
         key = layer * self.shape.num_experts + expert
         path, target = self._files[key], memoryview(out.numpy())[: self.layout.stored_nbytes]
@@ -94,7 +96,8 @@ class ReplicaStore:
 def open_replicas(
     opened: MoeModel, replicas: Replicas | None, widths: Sequence[Width]
 ) -> dict[Width, ReplicaStore]:
-    """The stores of these widths, by bits. Raises BadInput for damaged files, Incompatible for another model's."""
+    """The stores of these widths, by bits. Raises BadInput for damaged files, Incompatible for
+    another model's."""
     first = opened.layers[0]
     axis = 0 if first.experts.is_transposed else 1
     matrices = {name: shape for name, shape in first.shapes.items() if not name.endswith("_bias")}

@@ -12,11 +12,13 @@ from runtime.tiers.replicas import ReplicaStore
 
 
 class Shadows:
-    """Reads the replica of `bits[key]` of every expert into one buffer on `device`, one after another. Experts of
-    `NOTHING` share one narrowest replica of zeros, so that kernels need not know of them.
+    """Reads the replica of `bits[key]` of every expert into one buffer on `device`, one after
+    another. Experts of `NOTHING` share one narrowest replica of zeros, so that kernels need not
+    know of them.
 
-    `widths` has the bits of each key, `layouts` the layout of each number of bits in use; `starts` the offset of each
-    key in `buffer`, uint8. Raises BadInput for a damaged file, OutOfResources when there is no room.
+    `widths` has the bits of each key, `layouts` the layout of each number of bits in use; `starts`
+    the offset of each key in `buffer`, uint8. Raises BadInput for a damaged file, OutOfResources
+    when there is no room.
     """
 
     def __init__(

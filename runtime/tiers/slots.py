@@ -12,12 +12,13 @@ from runtime.tiers.double_mapping import map_twice
 
 
 class Slots:
-    """`slots[i]` is uint8 [nbytes of its pool] on its pool's device and begins on a 64-byte border. Raises
-    OutOfResources.
+    """`slots[i]` is uint8 [nbytes of its pool] on its pool's device and begins on a 64-byte border.
+    Raises OutOfResources.
 
-    `arenas` are the buffers by device, and `starts[i]` is the offset of slot i in its arena; with one arena, kernels
-    find an expert by the number of its slot. For a few slots of the same size on a CPU, `by_part` gives the same memory
-    by the name of one of `parts`, uint8 [slots, nbytes of the part].
+    `arenas` are the buffers by device, and `starts[i]` is the offset of slot i in its arena; with
+    one arena, kernels find an expert by the number of its slot. For a few slots of the same size on
+    a CPU, `by_part` gives the same memory by the name of one of `parts`, uint8 [slots, nbytes of
+    the part].
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class Slots:
         ]
 
     def _fit_in_cache(self, sizes: Sequence[int], parts: Sequence[Part]) -> bool:
-        """Whether each slot holds exactly these parts, and all slots together fit in the cache of a CPU."""
+        """Whether each slot holds exactly these parts, and all slots together fit in the cache of a
+        CPU."""
         nbytes = sum(part.nbytes for part in parts)
         fit = bool(parts) and self.nbytes <= IN_CACHE and self.device.type == "cpu"
         return fit and len(self.starts) > 1 and set(sizes) == {nbytes} and not any(self.device_of)

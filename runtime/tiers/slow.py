@@ -28,7 +28,8 @@ class SlowTier:
         return cls({FULL_BITS: store})
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
-        """Copy one replica to the start of `out`, uint8 on the CPU. Raises BadInput where it cannot be read."""
+        """Copy one replica to the start of `out`, uint8 on the CPU. Raises BadInput where it cannot
+        be read."""
         try:
             self.stores[bits].read(layer, expert, out)
         except OSError as error:
@@ -37,13 +38,14 @@ class SlowTier:
     def read_kept(
         self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS
     ) -> bool:
-        """As `read`, but only from the operating system's page cache. Returns False, with anything in `out`, where the
-        cache lacks a part of it."""
+        """As `read`, but only from the operating system's page cache. Returns False, with anything
+        in `out`, where the cache lacks a part of it."""
         store = self.stores[bits]
         return isinstance(store, DiskStore) and store.read_kept(layer, expert, out)
 
     def check_unchanged(self) -> None:
-        """Raise BadInput if a file that experts are read from was written into since it was opened."""
+        """Raise BadInput if a file that experts are read from was written into since it was
+        opened."""
         for store in self.stores.values():
             store.check_unchanged()
 
@@ -61,15 +63,18 @@ class SlowTier:
         return self.nbytes(place.bits)
 
     def weights(self, place: Place, buffer: torch.Tensor) -> dict[str, object]:
-        """Views of the replica at the start of `buffer`, as `expert_forward` takes them with `projection`."""
+        """Views of the replica at the start of `buffer`, as `expert_forward` takes them with
+        `projection`."""
         return self.stores[place.bits].layout.views(buffer)
 
     def together(self, opened: MoeModel) -> BatchedExperts | SequentialExperts | None:
-        """A way to compute several experts of one token in one call, where that is faster and gives the same bits."""
+        """A way to compute several experts of one token in one call, where that is faster and gives
+        the same bits."""
         return choose_batched(opened)
 
     def projection(self, bits: int) -> Callable[..., torch.Tensor]:
-        """The function that multiplies by an expert at so many bits, from here or from a replica in the fast tier."""
+        """The function that multiplies by an expert at so many bits, from here or from a replica in
+        the fast tier."""
         return self.stores[FULL_BITS].layout.project if bits == FULL_BITS else project_replica
 
 

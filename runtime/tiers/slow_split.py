@@ -18,8 +18,8 @@ from runtime.tiers.slow import SlowTier, unreadable
 
 
 class NeuronMajorStore:
-    """Reads experts from `disk`, one at a time, and rearranges each neuron by neuron. Thread-safe; each thread keeps a
-    buffer of one expert."""
+    """Reads experts from `disk`, one at a time, and rearranges each neuron by neuron. Thread-safe;
+    each thread keeps a buffer of one expert."""
 
     def __init__(self, disk: DiskStore, layout: NeuronLayout) -> None:
         self.layout, self.shape, self._disk = layout, disk.shape, disk
@@ -36,7 +36,8 @@ class NeuronMajorStore:
         self._disk.check_unchanged()
 
     def read_segment(self, layer: int, expert: int, out: torch.Tensor, *, is_bottom: bool) -> None:
-        """Fill `out`, as long as the segment, with a top or a bottom. Reads only the spans that hold the segment."""
+        """Fill `out`, as long as the segment, with a top or a bottom. Reads only the spans that
+        hold the segment."""
         stored, segment = self._stored(), self.layout.segment(len(out), is_bottom=is_bottom)
         self._disk.read(layer, expert, stored, spans=self.layout.spans(self._disk.layout, segment))
         self.layout.pack(self._disk.layout.views(stored), out, segment)
@@ -50,12 +51,15 @@ class NeuronMajorStore:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTier(SlowTier):
-    """The slow tier of split experts. Bottoms count as further layers: row L + l holds those of layer l.
+    """The slow tier of split experts. Bottoms count as further layers: row L + l holds those of
+    layer l.
 
-    From RAM a segment is one copy. From disk its rows of gate and up are read and rearranged, and all of down, where a
-    neuron is a column; for experts that are stored transposed it is the other way round.
+    From RAM a segment is one copy. From disk its rows of gate and up are read and rearranged, and
+    all of down, where a neuron is a column; for experts that are stored transposed it is the other
+    way round.
 
-    `views_in_ram` has every segment by key where experts are in RAM, and nothing where they are on disk.
+    `views_in_ram` has every segment by key where experts are in RAM, and nothing where they are on
+    disk.
     """
 
     segments: Segments

@@ -1,4 +1,5 @@
-"""The example of docs/adding-a-policy.md works as it is written: the file, the line of the table, the golden row."""
+"""The example of docs/adding-a-policy.md works as it is written: the file, the line of the table,
+the golden row."""
 
 import json
 import re

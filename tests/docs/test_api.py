@@ -1,5 +1,5 @@
-"""docs/api.md is true: its blocks run one after another as the cells of a notebook, its signatures are the code's, and
-programs and type checkers find the names that it promises."""
+"""docs/api.md is true: its blocks run one after another as the cells of a notebook, its signatures
+are the code's, and programs and type checkers find the names that it promises."""
 
 import ast
 import inspect
@@ -60,7 +60,8 @@ def signatures() -> dict[str, str]:
 
 
 def signature_in_code(name: str) -> str:
-    """The code's signature as the page writes it: without modules, and for a class that of its constructor."""
+    """The code's signature as the page writes it: without modules, and for a class that of its
+    constructor."""
     parts = name.split(".")
     depth = max(depth for depth in range(1, len(parts)) if _is_module(".".join(parts[:depth])))
     thing: object = import_module(".".join(parts[:depth]))

@@ -1,9 +1,11 @@
-"""Every command that the documents show runs, in the order shown, as a reader would type them, on less text.
+"""Every command that the documents show runs, in the order shown, as a reader would type them, on
+less text.
 
-The reader has installed moectl, stands in a folder of their own, and has nothing of the repository on the path; only
-`python -m tools...` is typed in a clone, as the pages say. Less text: fewer tokens, a few of the questions and turns of
-each measurement, one request of the bundled traces, the beginning of one text of the demo. `make demo` is the whole of
-it. Blocks that take long are run by `python -m tools.docs.walk`; here their options are read.
+The reader has installed moectl, stands in a folder of their own, and has nothing of the repository
+on the path; only `python -m tools...` is typed in a clone, as the pages say. Less text: fewer
+tokens, a few of the questions and turns of each measurement, one request of the bundled traces, the
+beginning of one text of the demo. `make demo` is the whole of it. Blocks that take long are run by
+`python -m tools.docs.walk`; here their options are read.
 """
 
 import argparse
@@ -39,7 +41,8 @@ SET_UP = (
     "make ",
 )  # what a test cannot do from inside itself; CI does it before
 QUIET = ("mkdir", "moectl serve")  # whose last word goes to stderr, or which say nothing
-REPRODUCTION = "moectl simulate --reproduce "  # each runs once, in tests/moectl/reproductions/test_reproduce.py
+# each runs once, in tests/moectl/reproductions/test_reproduce.py
+REPRODUCTION = "moectl simulate --reproduce "
 
 
 def commands(page: Path) -> list[str]:
@@ -138,9 +141,10 @@ LESS = {
 
 
 def shorter(line: str) -> str:
-    """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench with one text of
-    16. Replicas by the quick recipe and in this process: another takes longer to begin than it has to do. A server at
-    any free port."""
+    """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench
+    with one text of
+    16. Replicas by the quick recipe and in this process: another takes longer to begin than it has
+    to do. A server at any free port."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 16 --length 16", line)
     if line.startswith(("moectl profile", "moectl inspect")):
@@ -163,7 +167,8 @@ def shorter(line: str) -> str:
 
 @contextmanager
 def taken_up(line: str, folder: Path, shared: Path) -> Iterator[None]:
-    """Have `moectl quantize` go on from what it left for another page, which is the same: it is what takes longest."""
+    """Have `moectl quantize` go on from what it left for another page, which is the same: it is
+    what takes longest."""
     if not line.startswith("moectl quantize"):
         yield
         return

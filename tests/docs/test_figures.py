@@ -35,7 +35,8 @@ def rows(page: str, *columns: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def hit_rates() -> dict[tuple[str, str], float]:
-    """Return the hit rates of presets of `moectl demo` by preset and share held, without its waiting for the link."""
+    """Return the hit rates of presets of `moectl demo` by preset and share held, without its
+    waiting for the link."""
     opened = open_quietly(str(demo_model()))
     window = scaled_window(opened.shape, machine(MACHINE))
     at_once = Rates(link=1e15, near=1e15)
@@ -67,7 +68,8 @@ def test_hit_rates_of_the_demo(hit_rates: dict[tuple[str, str], float]) -> None:
 
 
 def test_evictions_on_a_clock() -> None:
-    """README, the home page and docs/simulate.md tell of the same replays of the bundled trace of gpt-oss-20b."""
+    """README, the home page and docs/simulate.md tell of the same replays of the bundled trace of
+    gpt-oss-20b."""
     source = open_source(TraceSource(trace=Path("gpt-oss-20b")))
     workload = Workload(source.trace, source.model, machine(MACHINE))
     told = {row["policies"]: row for row in rows("docs/simulate.md", "policies", "demand")}

@@ -74,7 +74,8 @@ store.close()
 
 
 def test_a_command_that_wrote_nothing_takes_no_store_away_from_one_that_does(path):
-    """Both commands open the missing store; the first, which wrote nothing, must not remove it when it closes."""
+    """Both commands open the missing store; the first, which wrote nothing, must not remove it when
+    it closes."""
     first = spawn(ENDING, path, written := path.with_name("written"))
     assert first.stdout.readline() == "open\n"
     assert add_run(path, run_info(), {"activations": activations(10)}) == 1

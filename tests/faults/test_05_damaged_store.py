@@ -75,7 +75,8 @@ def test_damage_is_noticed_or_harmless(filled):
 
 
 def test_a_check_reads_every_block(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also blocks of tables that no command reads: the damage is a finding of its table, with exit code 3."""
+    """Also blocks of tables that no command reads: the damage is a finding of its table, with exit
+    code 3."""
     write(filled, 30_000)
     whole = filled.read_bytes()
     codes = set()

@@ -92,7 +92,8 @@ def test_every_released_schema_is_tried() -> None:
 
 
 def test_another_width_of_replicas_is_another_schema() -> None:
-    """Code that does not know a width calls a store that has it damaged, so its schema must be refused before."""
+    """Code that does not know a width calls a store that has it damaged, so its schema must be
+    refused before."""
     since = {1: (1, 2, 3, 4), 4: (1, 2, 3, 4, 8), 5: (0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 8)}
     assert since[max(since)] == MADE_WIDTHS and max(since) <= SCHEMA_VERSION
 

@@ -106,7 +106,8 @@ ROUTER, HEAD = "model.layers.0.mlp.gate.weight", "lm_head.weight"
 
 
 def in_two_files(folder: Path, *, twice: str, zeros_in: str, said: str | None) -> Path:
-    """Cut the weights in two, with one tensor in both, of zeros in one; the index says it is in the file `said`."""
+    """Cut the weights in two, with one tensor in both, of zeros in one; the index says it is in the
+    file `said`."""
     path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     tensors = load_file(path)
     path.unlink()

@@ -1,7 +1,8 @@
 """A byte of a replica that is not what was written.
 
-What is not hashed is loaded: `run --verify` and `inspect replicas --verify` say so, and the receipt says which it was.
-Damage of the file's form: tests/artifacts/quantisation/test_replica_file.py, and the torment `hostile_artefacts`.
+What is not hashed is loaded: `run --verify` and `inspect replicas --verify` say so, and the receipt
+says which it was. Damage of the file's form: tests/artifacts/quantisation/test_replica_file.py, and
+the torment `hostile_artefacts`.
 """
 
 from collections.abc import Callable

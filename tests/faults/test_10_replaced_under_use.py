@@ -1,4 +1,5 @@
-"""Files that are cut off, replaced, written into or moved away while something uses them, or that cannot be written."""
+"""Files that are cut off, replaced, written into or moved away while something uses them, or that
+cannot be written."""
 
 import shutil
 from pathlib import Path
@@ -182,7 +183,8 @@ def test_a_checkpoints_folder_may_be_read_only(copy: Copy, tmp_path: Path) -> No
 
 
 def test_a_store_moved_away_before_its_run_is_written_keeps_what_it_has(filled: Path) -> None:
-    """The store is moved while a profile runs: the run is written to a new store of the old name."""
+    """The store is moved while a profile runs: the run is written to a new store of the old
+    name."""
     away = shutil.move(filled, filled.with_name("away.duckdb"))
     assert add_run(filled, run_info(), {"activations": activations(10)}, model=MODEL) == 1
     assert verified(filled) == verified(away) == [1]
@@ -198,7 +200,8 @@ def test_a_store_moved_away_while_it_is_open_has_what_was_written(filled: Path) 
 
 
 def test_a_new_store_moved_away_is_not_removed(path: Path) -> None:
-    """An empty store is removed when it is closed, but not another store that has taken its name."""
+    """An empty store is removed when it is closed, but not another store that has taken its
+    name."""
     with Store.open(path):
         path.rename(away := path.with_name("away.duckdb"))
         write(other := path.with_name("other.duckdb"))

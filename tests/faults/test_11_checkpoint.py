@@ -1,6 +1,8 @@
-"""A checkpoint that lacks a router or an expert, has one of another shape or with NaN in it, or another model's config.
+"""A checkpoint that lacks a router or an expert, has one of another shape or with NaN in it, or
+another model's config.
 
-As a user meets it: tests/moectl/commands/test_bad_input.py. Nothing is guessed or filled with random numbers.
+As a user meets it: tests/moectl/commands/test_bad_input.py. Nothing is guessed or filled with
+random numbers.
 """
 
 import time

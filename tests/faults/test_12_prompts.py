@@ -1,4 +1,5 @@
-"""A prompt that is none, is too long or has a token that the model does not know; a tokenizer that is another model's.
+"""A prompt that is none, is too long or has a token that the model does not know; a tokenizer that
+is another model's.
 
 As a user meets them: tests/moectl/commands/test_bad_input.py.
 """

@@ -1,4 +1,5 @@
-"""Text that is missing, empty, of no fields, not UTF-8, cut off or without end; and tasks that are no tasks.
+"""Text that is missing, empty, of no fields, not UTF-8, cut off or without end; and tasks that are
+no tasks.
 
 Damaged and altered files by the thousand: the torment `hostile_inputs`. As a user meets them:
 tests/moectl/commands/test_bad_input.py.

@@ -1,4 +1,5 @@
-"""A budget or a size of nothing, of less than an expert, of more than the model, or that is no number.
+"""A budget or a size of nothing, of less than an expert, of more than the model, or that is no
+number.
 
 Valid and invalid budgets: tests/runtime/control/test_sizes.py. As a user meets them:
 tests/moectl/commands/test_bad_input.py.

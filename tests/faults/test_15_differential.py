@@ -1,7 +1,8 @@
 """A budget, a policy, a link, a batch or an optimisation changes a token.
 
-`tests/runtime/session/test_session.py` has every family beside it, `tests/runtime/model/test_config_fields.py` every
-field of their configs; `tools/torments/cases` has logits (`differential`) and requests (`against_generate`) at random.
+`tests/runtime/session/test_session.py` has every family beside it,
+`tests/runtime/model/test_config_fields.py` every field of their configs; `tools/torments/cases` has
+logits (`differential`) and requests (`against_generate`) at random.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """Padding, or the way in which sequences are shared out, changes what is counted.
 
-`tests/profilers/routing/test_observe.py` counts padded batches as the plain model routes each sequence alone.
+`tests/profilers/routing/test_observe.py` counts padded batches as the plain model routes each
+sequence alone.
 """
 
 from collections.abc import Iterator
@@ -49,7 +50,8 @@ def test_shards_merge_to_the_same_numbers_in_any_order(opened: MoeModel) -> None
 
 
 def routed(opened: MoeModel, batches: list[list[np.ndarray]]) -> tuple[Trace, int]:
-    """The routing in prefills of these batches, padded on the left, and the number of counted tokens."""
+    """The routing in prefills of these batches, padded on the left, and the number of counted
+    tokens."""
     with Session(opened, Settings(budget="25%", link="2GB/s")) as session:
         recorder = session.record()
         for batch in batches:

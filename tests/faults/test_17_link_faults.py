@@ -1,6 +1,8 @@
-"""A link fails, stalls or reorders, or memory runs out: the request ends with a reason, and the next one is exact.
+"""A link fails, stalls or reorders, or memory runs out: the request ends with a reason, and the
+next one is exact.
 
-`tools/torments/cases/engine_faults.py` does the same over every preset, at any transfer and allocation.
+`tools/torments/cases/engine_faults.py` does the same over every preset, at any transfer and
+allocation.
 """
 
 import errno
@@ -165,7 +167,8 @@ def test_no_memory_for_a_tensor(share: float, model: Model) -> None:
 
 
 def test_a_session_that_cannot_be_built_leaves_nothing(model: Model) -> None:
-    """Fail at each allocation in turn, and where policies are incompatible after the link was opened."""
+    """Fail at each allocation in turn, and where policies are incompatible after the link was
+    opened."""
     with allocations() as asked, session_of(model):
         num_allocations = len(asked)
     before, failed = Held.now(), 0

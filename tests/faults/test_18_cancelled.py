@@ -1,7 +1,8 @@
-"""A request is cancelled, interrupted or shut out: it ends, the others are whole, and the next one is exact.
+"""A request is cancelled, interrupted or shut out: it ends, the others are whole, and the next one
+is exact.
 
-`tests/faults/test_22_command_line.py` has exit code 130; `tools/torments/cases/engine_faults.py` interrupts at any
-instruction.
+`tests/faults/test_22_command_line.py` has exit code 130; `tools/torments/cases/engine_faults.py`
+interrupts at any instruction.
 """
 
 import threading

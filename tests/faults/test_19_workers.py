@@ -1,7 +1,9 @@
-"""A worker process that is killed, a task that fails now and then, and one that always does: the others are done.
+"""A worker process that is killed, a task that fails now and then, and one that always does: the
+others are done.
 
-Processes are forked here, which spares each a second of imports; that real ones are spawned: tests/profilers. On a
-Ray cluster: tests/profilers/workers/test_ray.py; batches of a profile: test_profiling.py there; replays: tests/moectl.
+Processes are forked here, which spares each a second of imports; that real ones are spawned:
+tests/profilers. On a Ray cluster: tests/profilers/workers/test_ray.py; batches of a profile:
+test_profiling.py there; replays: tests/moectl.
 """
 
 import multiprocessing

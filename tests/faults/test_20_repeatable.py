@@ -1,6 +1,8 @@
-"""The same command on other threads, or in another time zone, language, folder and home: the same content.
+"""The same command on other threads, or in another time zone, language, folder and home: the same
+content.
 
-Of replicas made by one process and by several, byte for byte: tests/profilers/quantise/test_replicas.py.
+Of replicas made by one process and by several, byte for byte:
+tests/profilers/quantise/test_replicas.py.
 """
 
 import os
@@ -113,8 +115,8 @@ def test_another_number_of_threads_counts_the_same(
 def test_another_place_time_language_and_home(
     first: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    """Folders with spaces and letters beyond ASCII, a home that is a file, hashes in another order, and text that is
-    ASCII unless a program says otherwise."""
+    """Folders with spaces and letters beyond ASCII, a home that is a file, hashes in another order,
+    and text that is ASCII unless a program says otherwise."""
     place = tmp_path / "a füll disk" / "моє"
     place.mkdir(parents=True)
     furnished(place, checkpoint("olmoe"))

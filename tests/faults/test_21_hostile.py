@@ -1,7 +1,8 @@
 """Files made to run code, to be read outside their folder, or to take all memory and time.
 
-By the thousand: the torments `hostile_models`, `hostile_artefacts` and `hostile_inputs`. Nothing is looked for on the
-network: tests/profilers/text/test_corpus.py, and models by name in tests/faults/test_11_checkpoint.py.
+By the thousand: the torments `hostile_models`, `hostile_artefacts` and `hostile_inputs`. Nothing is
+looked for on the network: tests/profilers/text/test_corpus.py, and models by name in
+tests/faults/test_11_checkpoint.py.
 """
 
 import json
@@ -60,7 +61,8 @@ def test_index_that_leaves_its_folder(copy: Copy, name: str) -> None:
 
 
 def test_pickle_is_read_from_nowhere_but_our_own_processes() -> None:
-    """Tasks and results are pickled between the command and its workers, local or on Ray, but never read from files."""
+    """Tasks and results are pickled between the command and its workers, local or on Ray, but never
+    read from files."""
     loading = re.compile(r"pickle\.loads?\(|torch\.load\(|allow_pickle=True|marshal\.loads?\(")
     sources = (
         path

@@ -1,6 +1,8 @@
-"""The command line keeps its contract: quick help, clean `--json`, exit codes, one line for every error, no traceback.
+"""The command line keeps its contract: quick help, clean `--json`, exit codes, one line for every
+error, no traceback.
 
-What each command refuses, and with which line: tests/moectl, above all test_bad_input.py. Code 6: test_19_workers.py.
+What each command refuses, and with which line: tests/moectl, above all test_bad_input.py. Code 6:
+test_19_workers.py.
 """
 
 import errno

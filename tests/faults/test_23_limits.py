@@ -1,4 +1,5 @@
-"""Too few open files, threads or memory, no temporary folder, other rights, a port in use, a clock that goes back."""
+"""Too few open files, threads or memory, no temporary folder, other rights, a port in use, a clock
+that goes back."""
 
 import errno
 import os
@@ -54,7 +55,8 @@ def test_what_the_process_lacks_is_named_with_its_remedy(error: Exception, says:
 
 
 def test_a_store_is_not_called_damaged_where_memory_or_files_are_short(path: Path) -> None:
-    """DuckDB reports both as errors of the file; its advice to make the store anew would lose it."""
+    """DuckDB reports both as errors of the file; its advice to make the store anew would lose
+    it."""
     for says in ("FATAL Error: Failed to create checkpoint: bad allocation", "Too many open files"):
         with pytest.raises(OutOfResources, match="cannot work on"), translated(path):
             raise duckdb.Error(says)

@@ -1,4 +1,5 @@
-"""A file system whose locks are missing or do not exclude a second holder; a store on another file system, or moved."""
+"""A file system whose locks are missing or do not exclude a second holder; a store on another file
+system, or moved."""
 
 import errno
 import fcntl

@@ -1,5 +1,5 @@
-"""Replicas in trellis codes that are not what was written: a flipped byte, a file cut off or replaced under use, a
-header or a map of columns that would lead kernels beyond their arrays.
+"""Replicas in trellis codes that are not what was written: a flipped byte, a file cut off or
+replaced under use, a header or a map of columns that would lead kernels beyond their arrays.
 
 Of a quantize that is killed, meets a full disk or is taken up again: tests/profilers/quantise.
 """

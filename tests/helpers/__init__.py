@@ -1,1 +1,2 @@
-"""Shared helpers of tests: small checkpoints, stores, corpora, a browser, a server, and Triton in its own process."""
+"""Shared helpers of tests: small checkpoints, stores, corpora, a browser, a server, and Triton in
+its own process."""

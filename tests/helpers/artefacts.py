@@ -1,4 +1,5 @@
-"""A small store with every kind of artefact that a run can read, for a model of 2 layers of 4 experts."""
+"""A small store with every kind of artefact that a run can read, for a model of 2 layers of 4
+experts."""
 
 from pathlib import Path
 

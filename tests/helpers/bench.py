@@ -1,4 +1,5 @@
-"""Options of small benches, and an interruption of them by Ctrl-C, for the tests of `moectl bench`."""
+"""Options of small benches, and an interruption of them by Ctrl-C, for the tests of `moectl
+bench`."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -29,7 +29,8 @@ _QUIET = (
 
 
 class Tab:
-    """One page. `said` holds console output and uncaught errors, `asked` the requested addresses."""
+    """One page. `said` holds console output and uncaught errors, `asked` the requested
+    addresses."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.said: list[str] = []
@@ -68,7 +69,8 @@ class Tab:
         return found["result"].get("value")
 
     async def look(self, width: int, scheme: str) -> None:
-        """Show the page at this width, `light` or `dark`; asserts that it does not scroll sideways."""
+        """Show the page at this width, `light` or `dark`; asserts that it does not scroll
+        sideways."""
         await self.size(width, 900)
         await self.call(
             "Emulation.setEmulatedMedia",

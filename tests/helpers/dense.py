@@ -8,8 +8,8 @@ from runtime.model.quantised_linear import QuantisedEmbedding, QuantisedLinear
 
 
 def put_dense(plain: PreTrainedModel, opened: MoeModel) -> int:
-    """Give `plain` the dequantised matrices of `opened`, which is of the same checkpoint; return how many. They are
-    dequantised by the formula."""
+    """Give `plain` the dequantised matrices of `opened`, which is of the same checkpoint; return
+    how many. They are dequantised by the formula."""
     count = 0
     with torch.no_grad():
         for name, module in opened.model.named_modules():

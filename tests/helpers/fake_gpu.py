@@ -1,7 +1,8 @@
-"""A stand-in for `torch.cuda` that runs copies and compute in a random order, as late as events permit.
+"""A stand-in for `torch.cuda` that runs copies and compute in a random order, as late as events
+permit.
 
-Work queued on a stream is kept and runs later. A read that sees another expert than the promised one is what would be a
-race on a GPU.
+Work queued on a stream is kept and runs later. A read that sees another expert than the promised
+one is what would be a race on a GPU.
 """
 
 import random
@@ -21,7 +22,8 @@ PIECE = 16  # bytes of a prefetch that are handed over at a time: a quarter of a
 
 
 class Gpu:
-    """Any number of streams; `run` runs queued work in random order until `until` holds or nothing can run."""
+    """Any number of streams; `run` runs queued work in random order until `until` holds or nothing
+    can run."""
 
     def __init__(self, seed: int) -> None:
         self.random, self.lock = random.Random(seed), threading.RLock()
@@ -100,7 +102,8 @@ class Event:
 
 
 class Memory:
-    """The bytes of an expert on host or device: its key. Copies read the host when they run, not when queued."""
+    """The bytes of an expert on host or device: its key. Copies read the host when they run, not
+    when queued."""
 
     def __init__(
         self, gpu: Gpu, *, pinned: bool = False, of: "Memory | None" = None, part: slice = slice(64)

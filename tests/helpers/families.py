@@ -1,9 +1,10 @@
 """Small random models of every supported family, and checkpoints of them in both layouts in use.
 
-`FAMILIES[name](fields)` gives `(config, model)`, seeded and in float32, with these config fields in place of its own;
-`save(name, layout, path)` writes a checkpoint with a tokenizer whose tokens are single characters.
-DeepSeek-V2 begins with a dense layer and Qwen3-MoE has one in the middle: MoE layers are not all layers. Qwen2-MoE ties
-its embeddings. No expert weight is square and none is constant, so that a transposed or skipped one is noticed.
+`FAMILIES[name](fields)` gives `(config, model)`, seeded and in float32, with these config fields in
+place of its own; `save(name, layout, path)` writes a checkpoint with a tokenizer whose tokens are
+single characters. DeepSeek-V2 begins with a dense layer and Qwen3-MoE has one in the middle: MoE
+layers are not all layers. Qwen2-MoE ties its embeddings. No expert weight is square and none is
+constant, so that a transposed or skipped one is noticed.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,8 +34,8 @@ def save(
     shard_size: str = "50GB",
     fields: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a checkpoint of `family` to `path` and return it; a small `shard_size`, say `40KB`, splits it in shards.
-    `fields` replace some of its config."""
+    """Write a checkpoint of `family` to `path` and return it; a small `shard_size`, say `40KB`,
+    splits it in shards. `fields` replace some of its config."""
     assert layout in LAYOUTS, layout
     model = FAMILIES[family](fields or {})[1].to(dtype)
     model.config.dtype = dtype
@@ -45,7 +46,8 @@ def save(
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Newline and the printable ASCII characters but three, after the special tokens of `COMMON`; others are lost."""
+    """Newline and the printable ASCII characters but three, after the special tokens of `COMMON`;
+    others are lost."""
     characters = ["\n", *(chr(code) for code in range(32, 127) if chr(code) not in "`|~")]
     texts = ["<pad>", "<bos>", "<eos>", *characters]
     assert len(texts) == VOCABULARY, len(texts)

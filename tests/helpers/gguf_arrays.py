@@ -1,4 +1,5 @@
-"""The arrays of the small GGUF files of tests, as llama.cpp's convert_hf_to_gguf.py lays them out."""
+"""The arrays of the small GGUF files of tests, as llama.cpp's convert_hf_to_gguf.py lays them
+out."""
 
 import re
 
@@ -56,8 +57,8 @@ def stored_arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict
 
 
 def _own_names(name: str, array: np.ndarray, config: PreTrainedConfig) -> dict[str, np.ndarray]:
-    """Parameters of a layer that the package does not name, or that the converter cuts, by their names behind the
-    layer's."""
+    """Parameters of a layer that the package does not name, or that the converter cuts, by their
+    names behind the layer's."""
     if name.endswith("kv_b_proj.weight"):
         keys, values = _heads(torch.from_numpy(array), config)
         return {
@@ -88,7 +89,8 @@ def _own_names(name: str, array: np.ndarray, config: PreTrainedConfig) -> dict[s
 
 
 def _linear(name: str, array: np.ndarray, config: PreTrainedConfig) -> dict[str, np.ndarray]:
-    """A parameter of linear attention; llama.cpp has its value heads tiled, the module has them by key heads."""
+    """A parameter of linear attention; llama.cpp has its value heads tiled, the module has them by
+    key heads."""
     keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
     names = {
         "in_proj_qkv.weight": "attn_qkv.weight",

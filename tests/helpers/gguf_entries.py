@@ -1,4 +1,5 @@
-"""The entries of the small GGUF files of tests, as llama.cpp's convert_hf_to_gguf.py writes them."""
+"""The entries of the small GGUF files of tests, as llama.cpp's convert_hf_to_gguf.py writes
+them."""
 
 from collections.abc import Mapping
 

@@ -1,5 +1,5 @@
-"""Small random GGUF files of every architecture that is read, written by the package `gguf` as llama.cpp's
-convert_hf_to_gguf.py lays them out."""
+"""Small random GGUF files of every architecture that is read, written by the package `gguf` as
+llama.cpp's convert_hf_to_gguf.py lays them out."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -137,10 +137,11 @@ def write(
     change: Callable[[dict[str, np.ndarray]], None] = lambda arrays: None,
     describe: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
-    """Write a model to `path`, or to files `-0000n-of-0000m.gguf` beside it; returns the path of the first.
+    """Write a model to `path`, or to files `-0000n-of-0000m.gguf` beside it; returns the path of
+    the first.
 
-    `change` may alter the arrays by their names, `describe` adds entries. Norms and routers are of float32, as
-    llama.cpp writes them.
+    `change` may alter the arrays by their names, `describe` adds entries. Norms and routers are of
+    float32, as llama.cpp writes them.
     """
     model = made(family)
     writer = gguf.GGUFWriter(
@@ -165,7 +166,8 @@ def write(
 
 
 def reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The model as transformers' own loader of GGUF files dequantises it, in the sizes that it does not read."""
+    """The model as transformers' own loader of GGUF files dequantises it, in the sizes that it does
+    not read."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     config.moe_intermediate_size = config.shared_expert_intermediate_size = SIZES[
         "moe_intermediate_size"
@@ -187,7 +189,8 @@ def _each(model: PreTrainedModel, parts: int) -> int:
 
 
 def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of the numbers that are in a file of `write`, as transformers opens it from safetensors."""
+    """The model of the numbers that are in a file of `write`, as transformers opens it from
+    safetensors."""
     model = made(family).requires_grad_(False)
     for name, parameter in model.named_parameters():
         type_ = types(name)
@@ -222,7 +225,8 @@ def _encoded(name: str, array: np.ndarray, type_: str) -> np.ndarray:
 
 
 def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
-    """Random blocks of a type, uint8 [count, nbytes], of numbers about as large as those of the models."""
+    """Random blocks of a type, uint8 [count, nbytes], of numbers about as large as those of the
+    models."""
     rng = np.random.default_rng(seed)
     weights, nbytes = gguf.GGML_QUANT_SIZES[Type[type_]]
     if type_ in ("Q8_0", "Q4_0", "MXFP4"):

@@ -99,7 +99,8 @@ def write_vocabulary(
     scores: Sequence[float] | None = None,
     entries: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a file; `entries` are further ones behind `tokenizer.ggml.`, or whole keys with a dot."""
+    """Write a file; `entries` are further ones behind `tokenizer.ggml.`, or whole keys with a
+    dot."""
     writer = gguf.GGUFWriter(path, "qwen3moe")
     sizes = {
         "block_count": 1,

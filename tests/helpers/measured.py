@@ -1,4 +1,5 @@
-"""A hardware profile by hand, in whole seconds: a layer of two experts a token takes 12 s, of which they compute 8."""
+"""A hardware profile by hand, in whole seconds: a layer of two experts a token takes 12 s, of which
+they compute 8."""
 
 from artifacts.hardware.profile import Compute, HardwareProfile, Load, NearCompute, Spread
 
@@ -19,7 +20,8 @@ CONDITIONS = {
 
 
 def made(*, scale: float = 1.0) -> HardwareProfile:
-    """Loading takes 5 s, of which 1 s is fixed; in a run 14 s, of which 9 s are the engine's work."""
+    """Loading takes 5 s, of which 1 s is fixed; in a run 14 s, of which 9 s are the engine's
+    work."""
 
     def spread(seconds: float) -> Spread:
         return Spread(seconds * scale, 0.5 * scale, 4)

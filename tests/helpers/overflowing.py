@@ -7,7 +7,8 @@ from safetensors.torch import load_file, save_file
 
 
 def overflowing(source: Path, folder: Path, *, layer: int = 1) -> Path:
-    """Copy a checkpoint of a single file in the hub's layout to `folder`, with the experts of a layer too large."""
+    """Copy a checkpoint of a single file in the hub's layout to `folder`, with the experts of a
+    layer too large."""
     shutil.copytree(source, folder)
     [file] = folder.glob("*.safetensors")
     tensors = load_file(file)

@@ -1,4 +1,5 @@
-"""Other processors, as numba, torch and oneDNN are told to take this one for: it without what those have not."""
+"""Other processors, as numba, torch and oneDNN are told to take this one for: it without what those
+have not."""
 
 from collections.abc import Mapping
 
@@ -15,8 +16,9 @@ _LIBRARIES = {
 
 
 def as_processor(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a process needs in its environment besides `NUMBA_CPU_NAME` to compute as that processor: the name alone
-    leaves numba the features of this one. Nothing where features are given, too, or the name is not known here."""
+    """What a process needs in its environment besides `NUMBA_CPU_NAME` to compute as that
+    processor: the name alone leaves numba the features of this one. Nothing where features are
+    given, too, or the name is not known here."""
     name = environment.get("NUMBA_CPU_NAME", "")
     if name not in _WIDE or "NUMBA_CPU_FEATURES" in environment:
         return {}

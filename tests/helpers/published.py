@@ -1,5 +1,5 @@
-"""Checkpoints with experts in few bits, in the layouts in which they are published, beside plain ones of the same
-numbers."""
+"""Checkpoints with experts in few bits, in the layouts in which they are published, beside plain
+ones of the same numbers."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,8 +24,8 @@ def publish(
     config: Mapping | None = None,
     choose: Choose | None = None,
 ) -> Path:
-    """Write the checkpoint `plain` to `out` with matrices of experts and of attention in the format `method`, or those
-    that are chosen, and their numbers into `plain`. The codes are random."""
+    """Write the checkpoint `plain` to `out` with matrices of experts and of attention in the format
+    `method`, or those that are chosen, and their numbers into `plain`. The codes are random."""
     choose = choose or (
         lambda name, tensor: MAKERS[method] if _is_quantised(name, tensor, method) else None
     )

@@ -12,8 +12,8 @@ _DAC_OVERRIDE = 1 << 1  # by which root writes where permissions forbid it
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """Take away write permission of the folder and its files, and root's right to pass over it from this thread and
-    those that it starts."""
+    """Take away write permission of the folder and its files, and root's right to pass over it from
+    this thread and those that it starts."""
     paths = [folder, *folder.iterdir()]
     modes = [path.stat().st_mode for path in paths]
     for path in paths:

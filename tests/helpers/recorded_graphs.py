@@ -1,9 +1,10 @@
-"""A stand-in for CUDA graphs: a capture records torch's operations and the launches of triton's interpreter, and a
-replay does them again with the same tensors, at the same addresses.
+"""A stand-in for CUDA graphs: a capture records torch's operations and the launches of triton's
+interpreter, and a replay does them again with the same tensors, at the same addresses.
 
-As on a GPU a capture computes nothing that lasts: what it has overwritten is put back at its end, and what it has made
-becomes NaN until the first replay. It refuses what CUDA refuses: whatever reads the device's memory on the host or
-copies from the host's, and page-locked memory. Import it under the interpreter only.
+As on a GPU a capture computes nothing that lasts: what it has overwritten is put back at its end,
+and what it has made becomes NaN until the first replay. It refuses what CUDA refuses: whatever
+reads the device's memory on the host or copies from the host's, and page-locked memory. Import it
+under the interpreter only.
 """
 
 from collections import Counter

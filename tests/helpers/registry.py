@@ -1,8 +1,10 @@
-"""Tiny random text models of every family in transformers whose experts go through its experts interface.
+"""Tiny random text models of every family in transformers whose experts go through its experts
+interface.
 
-`TEXT_FAMILIES` are model types; `text_model(family, dtype)` makes one, seeded, without a language-model head. The text
-parts of multimodal families count as families of their own. Correction biases are not zero and tables of experts by
-token are random, so that a router which leaves them out selects other experts.
+`TEXT_FAMILIES` are model types; `text_model(family, dtype)` makes one, seeded, without a
+language-model head. The text parts of multimodal families count as families of their own.
+Correction biases are not zero and tables of experts by token are random, so that a router which
+leaves them out selects other experts.
 """
 
 from collections.abc import Iterable

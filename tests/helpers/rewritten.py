@@ -9,8 +9,8 @@ from runtime.model.checkpoint import open_checkpoint
 
 @contextmanager
 def rewritten(folder: Path, name: str, *, part: tuple[int, int] = (0, 1)) -> Iterator[None]:
-    """Invert the lowest bit of every number of a tensor, or of the i-th of n equal parts of it; restore it at the
-    end."""
+    """Invert the lowest bit of every number of a tensor, or of the i-th of n equal parts of it;
+    restore it at the end."""
     invert(folder, name, part=part)
     try:
         yield

@@ -1,9 +1,10 @@
-"""A process with moectl as it is installed and nothing of the repository on its path, which runs commands of a user.
+"""A process with moectl as it is installed and nothing of the repository on its path, which runs
+commands of a user.
 
-`python -I stranger.py SCRATCH` reads an order a line, as JSON: the arguments of `moectl`, the folder to stand in, the
-file for what it prints and the one for what it says. It answers with two lines: the process id of the command, and its
-exit code. A command is a fork of this process, which has imported all commands already, and compiled what most of them
-run.
+`python -I stranger.py SCRATCH` reads an order a line, as JSON: the arguments of `moectl`, the
+folder to stand in, the file for what it prints and the one for what it says. It answers with two
+lines: the process id of the command, and its exit code. A command is a fork of this process, which
+has imported all commands already, and compiled what most of them run.
 """
 
 import importlib
@@ -17,7 +18,8 @@ from typing import IO
 
 
 def quickly(scratch: Path) -> None:
-    """Make the commands that measure measure little, and cut the bundled traces to their first request."""
+    """Make the commands that measure measure little, and cut the bundled traces to their first
+    request."""
     from pyarrow import compute, parquet
 
     from moectl.bundled import bundled_trace

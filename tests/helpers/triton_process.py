@@ -1,5 +1,5 @@
-"""Triton in tests: its interpreter in a separate process, because triton chooses interpreter or compiler when it is
-imported; and kernels compiled for a GPU on any machine."""
+"""Triton in tests: its interpreter in a separate process, because triton chooses interpreter or
+compiler when it is imported; and kernels compiled for a GPU on any machine."""
 
 import atexit
 import json
@@ -60,7 +60,8 @@ for request in sys.stdin:
 
 
 def interpret(code: str, *arguments: str) -> list[str]:
-    """Run `code` under triton's interpreter with `arguments` as sys.argv[1:], and return the lines that it prints."""
+    """Run `code` under triton's interpreter with `arguments` as sys.argv[1:], and return the lines
+    that it prints."""
     server = _server()
     server.stdin.write(json.dumps([code, *arguments]) + "\n")
     server.stdin.flush()
@@ -97,8 +98,9 @@ def compiled(
     stages: int = 3,
     **constants: object,
 ) -> dict[str, object]:
-    """Compile a kernel for a GPU of that compute capability and return its codes by name (`ptx`, `cubin`). Parameters
-    not in `tensors` or `constants` are int32; all but the `odd` are multiples of 16, as for a model's usual sizes."""
+    """Compile a kernel for a GPU of that compute capability and return its codes by name (`ptx`,
+    `cubin`). Parameters not in `tensors` or `constants` are int32; all but the `odd` are multiples
+    of 16, as for a model's usual sizes."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

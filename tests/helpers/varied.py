@@ -1,7 +1,8 @@
-"""Fields of config.json that change a forward pass, varied: sets of fields for each family of `families.FAMILIES`.
+"""Fields of config.json that change a forward pass, varied: sets of fields for each family of
+`families.FAMILIES`.
 
-Each set changes a small model in many ways at once. Together the sets of a family change every field that its own code
-reads, which `tests/runtime/model/test_config_fields.py` checks.
+Each set changes a small model in many ways at once. Together the sets of a family change every
+field that its own code reads, which `tests/runtime/model/test_config_fields.py` checks.
 """
 
 _YARN = {

@@ -21,7 +21,8 @@ def however_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Said:
-    """`said(command, *options)`: the JSON of a command that succeeds and prints nothing on stderr."""
+    """`said(command, *options)`: the JSON of a command that succeeds and prints nothing on
+    stderr."""
 
     def run(*options: str) -> dict:
         capfd.readouterr()

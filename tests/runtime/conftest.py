@@ -20,7 +20,8 @@ def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
 
 @pytest.fixture
 def session(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A link of 1 MB/s and half of the experts. Computing takes no time: every load is waited for as a whole."""
+    """A link of 1 MB/s and half of the experts. Computing takes no time: every load is waited for
+    as a whole."""
     monkeypatch.setattr(emulated, "WallClock", VirtualClock)
     with Session(opened, Settings(budget="50%", link="1MB/s")) as session:
         yield session

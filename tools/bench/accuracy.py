@@ -3,9 +3,10 @@
     moectl profile && moectl build-buddies && moectl quantize
     python -m tools.bench.accuracy --store moe.duckdb [--model FOLDER] --write docs/evaluate.md
 
-All presets answer the same items, so that the error of a difference is that of the items on which two presets differ.
-`context-aware` stands beside itself without its selector of bit-widths (Table 3 of *Context-Aware MoE Inference on
-CXL-Enabled GPU-NDP Systems*), each way of substituting beside random experts under the same gates.
+All presets answer the same items, so that the error of a difference is that of the items on which
+two presets differ. `context-aware` stands beside itself without its selector of bit-widths (Table 3
+of *Context-Aware MoE Inference on CXL-Enabled GPU-NDP Systems*), each way of substituting beside
+random experts under the same gates.
 """
 
 import argparse
@@ -30,7 +31,8 @@ from tools.bench.performance import Section, Table, conditions, write
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A preset at a budget, with policies of its own; `beside` names the label of the row it is held against."""
+    """A preset at a budget, with policies of its own; `beside` names the label of the row it is
+    held against."""
 
     label: str
     preset: str

@@ -1,9 +1,11 @@
-"""What a load costs more where activations order the inputs: codes are put into the order of their groups.
+"""What a load costs more where activations order the inputs: codes are put into the order of their
+groups.
 
     OMP_NUM_THREADS=1 python -m tools.bench.arranged
 
-Experts lie in a file that is in the page cache and larger than the processor's caches. Each round reads the next one
-into a slot, as the disk link does, and then arranges it there; both are timed apart.
+Experts lie in a file that is in the page cache and larger than the processor's caches. Each round
+reads the next one into a slot, as the disk link does, and then arranges it there; both are timed
+apart.
 """
 
 import argparse

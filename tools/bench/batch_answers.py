@@ -1,11 +1,12 @@
-"""What a row of a batch is to a run alone: its logits and its greedy answer, by type of number and kernels of experts.
+"""What a row of a batch is to a run alone: its logits and its greedy answer, by type of number and
+kernels of experts.
 
     python -m tools.bench.batch_answers                              prints the table
     python -m tools.bench.batch_answers --write docs/generate.md     puts it there
 
-The bundled model, converted to each type. `logits`: the largest difference of a logit from the run alone, over the
-largest logit, for the first token after each prompt. Exits 1 where a float32 answer differs, or its logits by more than
-1e-5.
+The bundled model, converted to each type. `logits`: the largest difference of a logit from the run
+alone, over the largest logit, for the first token after each prompt. Exits 1 where a float32 answer
+differs, or its logits by more than 1e-5.
 """
 
 import argparse
@@ -37,8 +38,9 @@ WITHIN = 1e-5  # float32
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Of one type, way and size of a batch: the share of answers that differ from those alone, the share of tokens that
-    come before the first other one, and the largest relative difference of a logit."""
+    """Of one type, way and size of a batch: the share of answers that differ from those alone, the
+    share of tokens that come before the first other one, and the largest relative difference of a
+    logit."""
 
     rows: int
     differ: float

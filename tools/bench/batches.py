@@ -4,10 +4,11 @@
     python -m tools.bench.batches --write docs/generate.md     puts it there
     python -m tools.bench.batches --rows 64 --presets horizon+near --rounds 1
 
-The bundled model over a link, and beside a near tier, in the proportions of a machine. Time is the CPU time of this
-process, on one thread, plus what it would wait for the emulated link: other work of the machine changes neither. A step
-is a pass in which every request decodes one token; `compute` is the same step with every expert resident. The aims are
-those of the issue that asked for batches: marked where missed.
+The bundled model over a link, and beside a near tier, in the proportions of a machine. Time is the
+CPU time of this process, on one thread, plus what it would wait for the emulated link: other work
+of the machine changes neither. A step is a pass in which every request decodes one token; `compute`
+is the same step with every expert resident. The aims are those of the issue that asked for batches:
+marked where missed.
 """
 
 import argparse
@@ -66,8 +67,8 @@ class CpuClock:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Medians of the steps of one run: seconds, bytes moved and bytes of the distinct experts; and its tokens a second,
-    prompts included. `rate`: of the link, bytes a second."""
+    """Medians of the steps of one run: seconds, bytes moved and bytes of the distinct experts; and
+    its tokens a second, prompts included. `rate`: of the link, bytes a second."""
 
     tokens_per_s: float
     step_s: float = 0.0
@@ -78,7 +79,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The runs of one round at so many requests at a time: presets, everything resident, transformers' batch."""
+    """The runs of one round at so many requests at a time: presets, everything resident,
+    transformers' batch."""
 
     by_preset: dict[str, Way]
     resident: Way

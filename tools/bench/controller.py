@@ -4,10 +4,11 @@
     python -m tools.bench.controller --preset near horizon --profile
     python -m tools.bench.controller --model qwen3-30b-a3b --passes 100
 
-Decode steps of one token in the shape of a model, by default 16 layers of 64 experts, 8 selected, at a budget of 25 %,
-with predictions. Artefacts of policies are built from the same trace; maps begin empty. Times are CPU times without the
-first third of the steps. The search for maps, which a run does on a thread while a layer is computed, is done between
-the steps and listed apart, as is what a policy decides before a pass, its search by embedding included.
+Decode steps of one token in the shape of a model, by default 16 layers of 64 experts, 8 selected,
+at a budget of 25 %, with predictions. Artefacts of policies are built from the same trace; maps
+begin empty. Times are CPU times without the first third of the steps. The search for maps, which a
+run does on a thread while a layer is computed, is done between the steps and listed apart, as is
+what a policy decides before a pass, its search by embedding included.
 """
 
 import argparse
@@ -85,7 +86,8 @@ def main() -> None:
 
 
 def foreseeing(num_passes: int, model: ModelShape = OLMOE, *, seed: int = 0) -> Trace:
-    """The synthetic trace of `tools.bench.simulator` with noisy predictions and an embedding a pass."""
+    """The synthetic trace of `tools.bench.simulator` with noisy predictions and an embedding a
+    pass."""
     shape, rng = model.shape, np.random.default_rng(seed)
     trace = synthetic(shape, num_passes, seed=seed)
     logits = rng.normal(size=(len(trace), shape.num_experts))
@@ -138,8 +140,8 @@ def controller(
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Microseconds of each step, of what is decided before each pass, if anything is, and of the search for maps
-    between the steps, if any."""
+    """Microseconds of each step, of what is decided before each pass, if anything is, and of the
+    search for maps between the steps, if any."""
 
     steps_us: list[float]
     openings_us: list[float]

@@ -4,12 +4,13 @@
     python -m tools.bench.decode --write docs/performance.md      puts them there, and their ratios beside it
     python -m tools.bench.decode --check                          exits 1 where a ratio is worse than the committed one
 
-Sections: `resident`, every expert resident, beside transformers' implementations and llama.cpp; `controller`,
-microseconds of a decision; `link`, a token over an emulated link, live and simulated; `prefill`, a prompt at a quarter
-of the experts; `disk`, beside Accelerate; `threads`, every expert resident on several. Contenders alternate in rounds
-and ratios are taken within a round, so that other load of the machine affects all alike. Two models are measured, the
-bundled one and a random one of OLMoE's shape that is written to a temporary folder first (0.8 GB); `resident` and
-`threads` measure two layers of OLMoE's size (1.7 GB). `--model` names others.
+Sections: `resident`, every expert resident, beside transformers' implementations and llama.cpp;
+`controller`, microseconds of a decision; `link`, a token over an emulated link, live and simulated;
+`prefill`, a prompt at a quarter of the experts; `disk`, beside Accelerate; `threads`, every expert
+resident on several. Contenders alternate in rounds and ratios are taken within a round, so that
+other load of the machine affects all alike. Two models are measured, the bundled one and a random
+one of OLMoE's shape that is written to a temporary folder first (0.8 GB); `resident` and `threads`
+measure two layers of OLMoE's size (1.7 GB). `--model` names others.
 """
 
 import argparse
@@ -118,7 +119,8 @@ def _threads(models: dict[str, Path], options: argparse.Namespace) -> Section:
 
 
 def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section:
-    """Decisions of presets on synthetic traces in the shapes of three models; ratios are to on-demand."""
+    """Decisions of presets on synthetic traces in the shapes of three models; ratios are to
+    on-demand."""
     return Section("controller", [_decisions(MODELS[name], options.rounds) for name in DECIDED])
 
 

@@ -1,4 +1,5 @@
-"""What a device gives to reads by themselves, and memory to copies: the rates that loads of experts are measured by."""
+"""What a device gives to reads by themselves, and memory to copies: the rates that loads of experts
+are measured by."""
 
 import os
 import time
@@ -43,7 +44,8 @@ class PlainFile:
 
 
 def cached_rate(places: Sequence[Place]) -> float:
-    """Bytes per second of these reads by themselves through the page cache, as many in flight as moectl's link has."""
+    """Bytes per second of these reads by themselves through the page cache, as many in flight as
+    moectl's link has."""
     return _rate(places, PlainFile, READS_IN_FLIGHT)
 
 

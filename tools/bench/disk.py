@@ -1,12 +1,14 @@
-"""Decoding with experts on disk: moectl's disk link beside the two ways of Accelerate, page cache cold and warm.
+"""Decoding with experts on disk: moectl's disk link beside the two ways of Accelerate, page cache
+cold and warm.
 
     python -m tools.bench.disk
 
-Each way is a process of its own that decodes the same tokens with one thread: first with the page cache of its files
-dropped before every token, as the bytes read from the device prove, then with everything in the page cache. Processes
-alternate in rounds, and ratios are taken within a round. Weights other than experts stay in memory, except with
-`disk_offload`, which offloads the whole model. Experts are in the fused layout, which Accelerate reads directly;
-without `--model` a random checkpoint of OLMoE's shape is written to a temporary folder first (0.8 GB).
+Each way is a process of its own that decodes the same tokens with one thread: first with the page
+cache of its files dropped before every token, as the bytes read from the device prove, then with
+everything in the page cache. Processes alternate in rounds, and ratios are taken within a round.
+Weights other than experts stay in memory, except with `disk_offload`, which offloads the whole
+model. Experts are in the fused layout, which Accelerate reads directly; without `--model` a random
+checkpoint of OLMoE's shape is written to a temporary folder first (0.8 GB).
 """
 
 import argparse
@@ -33,7 +35,8 @@ from tools.bench.resident import OLMOE_SHAPED, random_model
 log = logging.getLogger("bench_disk")
 
 PEERS = (Way(DEVICE_MAP), Way(WHOLE_MODEL))
-SMALL = "8x"  # a token's experts of one layer: no more memory than Accelerate uses for pages of the file
+# a token's experts of one layer: no more memory than Accelerate uses for pages of the file
+SMALL = "8x"
 WAYS = (
     *PEERS,
     Way(OURS, SMALL, "disk", "exact"),
@@ -46,8 +49,8 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians of one way over all rounds. `cold_times` and `warm_times` are the speed-up over the better of
-    Accelerate's ways in the same round, with minimum and maximum."""
+    """Medians of one way over all rounds. `cold_times` and `warm_times` are the speed-up over the
+    better of Accelerate's ways in the same round, with minimum and maximum."""
 
     way: str
     cold_ms: float
@@ -75,7 +78,8 @@ def checkpoint(given: Path | None) -> AbstractContextManager[Path]:
 
 
 def rows(folder: Path, *, rounds: int, tokens: int, ways: Sequence[Way] = WAYS) -> list[Row]:
-    """Measure every way on the checkpoint in `folder`, in rounds that each begin with another way."""
+    """Measure every way on the checkpoint in `folder`, in rounds that each begin with another
+    way."""
     found: dict[Way, list[Reading]] = {way: [] for way in ways}
     with _packed(folder, is_wanted=any(way.is_packed for way in ways)) as packed:
         for turn in range(rounds):

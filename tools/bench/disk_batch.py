@@ -1,11 +1,12 @@
-"""Batches with experts on disk and less memory than the model has: moectl beside transformers' batch by Accelerate.
+"""Batches with experts on disk and less memory than the model has: moectl beside transformers'
+batch by Accelerate.
 
     python -m tools.bench.disk_batch --write docs/generate.md
 
-Every program has the same memory, page cache included, in a control group of Linux, which takes root. The model is
-random, four layers of OLMoE's size in bfloat16 (3.3 GB, in the fused layout that Accelerate reads directly), written to
-a temporary folder. Programs take turns in rounds, each in a process of its own that begins with nothing in the page
-cache.
+Every program has the same memory, page cache included, in a control group of Linux, which takes
+root. The model is random, four layers of OLMoE's size in bfloat16 (3.3 GB, in the fused layout that
+Accelerate reads directly), written to a temporary folder. Programs take turns in rounds, each in a
+process of its own that begins with nothing in the page cache.
 """
 
 import argparse

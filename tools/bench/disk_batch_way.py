@@ -1,4 +1,5 @@
-"""One program that answers a batch with experts on disk, in a process of its own that imports only what it needs.
+"""One program that answers a batch with experts on disk, in a process of its own that imports only
+what it needs.
 
 python -m tools.bench.disk_batch_way WAY MODEL        WAY as JSON; tools.bench.disk_batch compares them
 """
@@ -27,7 +28,8 @@ class BatchWay:
 
 @dataclass(frozen=True, slots=True)
 class BatchReading:
-    """Seconds from the first prompt to the last token, the model being open; bytes read from the device meanwhile."""
+    """Seconds from the first prompt to the last token, the model being open; bytes read from the
+    device meanwhile."""
 
     seconds: float
     read_nbytes: int

@@ -1,8 +1,10 @@
-"""One way to decode with experts on disk, in a process of its own that imports only what this way needs.
+"""One way to decode with experts on disk, in a process of its own that imports only what this way
+needs.
 
     python -m tools.bench.disk_way WAY MODEL TOKENS        WAY as JSON; tools.bench.disk compares them
 
-Every token is decoded with the page cache of the files dropped before it, then every token with all in the page cache.
+Every token is decoded with the page cache of the files dropped before it, then every token with all
+in the page cache.
 """
 
 import gc
@@ -23,7 +25,8 @@ DEVICE_MAP, WHOLE_MODEL, OURS = "accelerate, device_map disk", "accelerate, disk
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to decode: a name from above and, for moectl, budget, link, computation of experts, preset and scope."""
+    """One way to decode: a name from above and, for moectl, budget, link, computation of experts,
+    preset and scope."""
 
     name: str
     budget: str = ""
@@ -45,8 +48,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One process: median seconds of a token and mean bytes read from the device for it, cold and warm; `peak_nbytes`
-    is its peak resident memory while decoding."""
+    """One process: median seconds of a token and mean bytes read from the device for it, cold and
+    warm; `peak_nbytes` is its peak resident memory while decoding."""
 
     cold_s: float
     warm_s: float
@@ -80,7 +83,8 @@ def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
 
 
 def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[float, float]:
-    """Median seconds and mean bytes read of a token; `before` is called before each token and not measured."""
+    """Median seconds and mean bytes read of a token; `before` is called before each token and not
+    measured."""
     import torch
 
     ids = torch.randint(
@@ -104,7 +108,8 @@ def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[
 
 @contextmanager
 def open_way(way: Way, folder: Path, scratch: Path) -> Iterator[object]:
-    """A session for moectl, else the model, ready to decode; `scratch` is where Accelerate may write."""
+    """A session for moectl, else the model, ready to decode; `scratch` is where Accelerate may
+    write."""
     if way.name == OURS:
         from runtime.session.session import Session, Settings
 
@@ -136,7 +141,8 @@ def open_way(way: Way, folder: Path, scratch: Path) -> Iterator[object]:
 
 
 def _experts_on_disk(folder: Path) -> dict[str, str]:
-    """A device map with the experts' modules on disk and all others in memory, in as few entries as possible."""
+    """A device map with the experts' modules on disk and all others in memory, in as few entries as
+    possible."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,10 +1,12 @@
-"""How near trellis codes come to the limit on Gaussian numbers, and how long an expert takes beside GPTQ.
+"""How near trellis codes come to the limit on Gaussian numbers, and how long an expert takes beside
+GPTQ.
 
     python -m tools.bench.encoding [--model FOLDER] [--write docs/quantisation.md]
     python -m tools.bench.encoding --model FOLDER --experts 6144 [--write docs/quantisation.md]
 
-Recipes take turns in rounds; a round is one expert at all widths with random inputs, on one thread. Times are of the
-processor. With `--experts`, so many experts like those of FOLDER, which may have fewer, are scaled from one.
+Recipes take turns in rounds; a round is one expert at all widths with random inputs, on one thread.
+Times are of the processor. With `--experts`, so many experts like those of FOLDER, which may have
+fewer, are scaled from one.
 """
 
 import argparse
@@ -49,7 +51,8 @@ def distortions() -> Table:
 
 
 def times(name: str, *, rounds: int, tokens: int) -> Table:
-    """Processor milliseconds of one expert and width, medians, and their ratio to GPTQ's recipe `refined`."""
+    """Processor milliseconds of one expert and width, medians, and their ratio to GPTQ's recipe
+    `refined`."""
     opened = open_quietly(name, device="cpu")
     taken = [
         [
@@ -72,7 +75,8 @@ def times(name: str, *, rounds: int, tokens: int) -> Table:
 
 
 def hours(name: str, num_experts: int, *, tokens: int) -> Table:
-    """Processor seconds of one expert at the widths that each recipe makes unasked, and hours of all on two cores."""
+    """Processor seconds of one expert at the widths that each recipe makes unasked, and hours of
+    all on two cores."""
     opened, rows = open_quietly(name, device="cpu"), []
     for method in (Method(), Method(recipe=TRELLIS, bits=TRELLIS_WIDTHS)):
         seconds = expert_s(opened, method, tokens, clock=process_time)

@@ -1,12 +1,14 @@
-"""Decoding with less memory than the model has: moectl's experts from disk beside llama.cpp's mapped file.
+"""Decoding with less memory than the model has: moectl's experts from disk beside llama.cpp's
+mapped file.
 
     python -m tools.bench.equal_memory --write docs/disk.md
 
-Every program has the same memory, page cache included, in a control group of Linux, which takes root. The model is
-Qwen3-30B-A3B in FP8 with a quarter of its layers and random weights, written to a temporary folder, and the same model
-as a GGUF file of Q8_0; 20 GB of disk. Programs take turns in rounds, each in a process of its own that begins with
-nothing in the page cache. It then reads the same tokens twice: the first decoded token of the first reading shows how
-long one waits, the second reading how fast it goes on.
+Every program has the same memory, page cache included, in a control group of Linux, which takes
+root. The model is Qwen3-30B-A3B in FP8 with a quarter of its layers and random weights, written to
+a temporary folder, and the same model as a GGUF file of Q8_0; 20 GB of disk. Programs take turns in
+rounds, each in a process of its own that begins with nothing in the page cache. It then reads the
+same tokens twice: the first decoded token of the first reading shows how long one waits, the second
+reading how fast it goes on.
 """
 
 import argparse

@@ -40,8 +40,9 @@ class LimitedWay:
 
 @dataclass(frozen=True, slots=True)
 class LimitedReading:
-    """Seconds from before the model is opened until its first decoded token; then, of the same tokens once more, median
-    seconds of a decoded one, and bytes that the device read for the prompt and all of them."""
+    """Seconds from before the model is opened until its first decoded token; then, of the same
+    tokens once more, median seconds of a decoded one, and bytes that the device read for the prompt
+    and all of them."""
 
     first_s: float
     token_s: float

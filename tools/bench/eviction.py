@@ -1,12 +1,13 @@
-"""Hit rates of every eviction policy on traces, beside Belady, and the share of the gap that horizon closes.
+"""Hit rates of every eviction policy on traces, beside Belady, and the share of the gap that
+horizon closes.
 
     moectl profile --data TEXT --trace ...
     python -m tools.bench.eviction mixed.parquet prose.parquet --num-experts 32 --sizes 6,12,25,50
     python -m tools.bench.eviction mixed.parquet --num-experts 32 --prefetch next_gate --window 2
 
-A row is a trace, a scope and a size; `gap closed` is horizon's place between the best of the others (0) and Belady (1).
-With prefetching Belady is no bound (it keeps what would be prefetched anyway), and the column is horizon's hit rate
-less that of the best other, in points.
+A row is a trace, a scope and a size; `gap closed` is horizon's place between the best of the others
+(0) and Belady (1). With prefetching Belady is no bound (it keeps what would be prefetched anyway),
+and the column is horizon's hit rate less that of the best other, in points.
 """
 
 import argparse
@@ -93,7 +94,8 @@ def _closed(rates: dict[str, float], options: argparse.Namespace) -> str:
     best = max(rate for name, rate in rates.items() if name not in ("horizon", "belady"))
     if options.prefetch != "none":
         return f"{100 * (rates['horizon'] - best):+.1f}"
-    # If a token selects the whole scope there is nothing to choose, and the ratio is noise of the prompts.
+    # If a token selects the whole scope there is nothing to choose, and the ratio is noise of the
+    # prompts.
     return (
         f"{(rates['horizon'] - best) / (rates['belady'] - best):.2f}"
         if rates["belady"] - best > 0.005

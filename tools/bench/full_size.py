@@ -1,10 +1,11 @@
-"""Checkpoints of full size from disk: opening, decoding at several budgets, a prompt, a profile, and what was planned.
+"""Checkpoints of full size from disk: opening, decoding at several budgets, a prompt, a profile,
+and what was planned.
 
     python -m tools.bench.full_size --write docs/full-size.md
 
-writes gpt-oss-20b in MXFP4 and Qwen3-30B-A3B in FP8 with random weights, one after the other, to a temporary folder
-that needs 36 GB, measures each in processes of its own on one thread, and deletes it. `--keep FOLDER` leaves the
-checkpoints there, and uses those that it finds.
+writes gpt-oss-20b in MXFP4 and Qwen3-30B-A3B in FP8 with random weights, one after the other, to a
+temporary folder that needs 36 GB, measures each in processes of its own on one thread, and deletes
+it. `--keep FOLDER` leaves the checkpoints there, and uses those that it finds.
 """
 
 import argparse
@@ -62,7 +63,8 @@ def main() -> None:
 
 @contextmanager
 def checkpoint(name: str, *, changes: Mapping[str, int], keep: Path | None) -> Iterator[Path]:
-    """The checkpoint in a temporary folder, or in `keep`, where it stays and is made only if it is not there."""
+    """The checkpoint in a temporary folder, or in `keep`, where it stays and is made only if it is
+    not there."""
     with tempfile.TemporaryDirectory(prefix="moectl-full-size-") as scratch:
         folder = (keep or Path(scratch)) / name
         if not (folder / "config.json").is_file():
@@ -84,7 +86,8 @@ def _check_room(name: str, changes: Mapping[str, int], folder: Path) -> None:
 
 
 def rehearse(folder: Path, request: FullSizeRequest, *, profiled: int) -> Rehearsal:
-    """Measure the checkpoint in `folder`: what one process measures, a profile of so many tokens, and the plan."""
+    """Measure the checkpoint in `folder`: what one process measures, a profile of so many tokens,
+    and the plan."""
     found = json.loads(
         _python("tools.bench.full_size_process", str(folder), json.dumps(asdict(request)))
     )

@@ -2,8 +2,9 @@
 
     python -m tools.bench.full_size_process FOLDER REQUEST        REQUEST as JSON; tools.bench.full_size asks for it
 
-Cold: the page cache of the files is dropped before every token. Warm: what the token loads is read into the page cache
-before. Both decode the same tokens after the same prompt, in sessions of their own, and so load the same experts.
+Cold: the page cache of the files is dropped before every token. Warm: what the token loads is read
+into the page cache before. Both decode the same tokens after the same prompt, in sessions of their
+own, and so load the same experts.
 """
 
 import json
@@ -32,7 +33,8 @@ _FULLER = 1.2  # experts that the prompt before the first token selects, over th
 
 @dataclass(frozen=True, slots=True)
 class FullSizeRequest:
-    """What to measure: `tokens` decoded cold and warm at each budget, a prompt at budget `of_prompt`."""
+    """What to measure: `tokens` decoded cold and warm at each budget, a prompt at budget
+    `of_prompt`."""
 
     budgets: tuple[str, ...]
     tokens: int
@@ -53,8 +55,9 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Medians over tokens. In a token compute waited `waited_s` for loads, which came at `rate` bytes per second while
-    at least one was under way; `beside` is the rate that they are compared with."""
+    """Medians over tokens. In a token compute waited `waited_s` for loads, which came at `rate`
+    bytes per second while at least one was under way; `beside` is the rate that they are compared
+    with."""
 
     seconds: float
     waited_s: float
@@ -66,8 +69,8 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One budget; `peak_nbytes` is the peak resident memory of decoding cold, `direct_rate` that of the same reads by
-    themselves past the page cache, 0 where there are none."""
+    """One budget; `peak_nbytes` is the peak resident memory of decoding cold, `direct_rate` that of
+    the same reads by themselves past the page cache, 0 where there are none."""
 
     budget: str
     slots_nbytes: int
@@ -183,7 +186,8 @@ def _session(opened: MoeModel, budget: str) -> Session:
 def _decoded(
     session: Session, budget: str, tokens: int, *, before: Callable[[int], None]
 ) -> Iterator[_Token]:
-    """Decode after a prompt that fills the fast tier; `before` is called with each token's number and not measured."""
+    """Decode after a prompt that fills the fast tier; `before` is called with each token's number
+    and not measured."""
     opened, link = session.opened, session.parts.tiers.link
     length = _filling(opened, float(budget.removesuffix("%")) / 100)
     ids = _ids(opened, length + tokens)

@@ -12,8 +12,8 @@ MOST_OPENING_S, MOST_BESIDES_GIB, LEAST_COLD, LEAST_WARM = 15, 2.5, 0.8, 0.6
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """All that was measured of one model. `planned` is what `moectl plan` says of it, `profile_s` the seconds of
-    `moectl profile --trace` over `profiled` tokens."""
+    """All that was measured of one model. `planned` is what `moectl plan` says of it, `profile_s`
+    the seconds of `moectl profile --trace` over `profiled` tokens."""
 
     files_nbytes: int
     measured: FullSizeMeasurement

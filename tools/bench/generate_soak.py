@@ -3,9 +3,10 @@
     python -m tools.bench.generate_soak                           1,000 prompts, 3 kills and a full disk
     python -m tools.bench.generate_soak --prompts 200 --tokens 64
 
-Each command is a process of its own. A kill is SIGKILL after some more rows were written; the full disk is a limit on
-the size of files, within a line. Exits 1 where an answer is lost or doubled. The answers are compared with those of an
-undisturbed run, of which in bfloat16 some differ: after a stop other requests share a pass.
+Each command is a process of its own. A kill is SIGKILL after some more rows were written; the full
+disk is a limit on the size of files, within a line. Exits 1 where an answer is lost or doubled. The
+answers are compared with those of an undisturbed run, of which in bfloat16 some differ: after a
+stop other requests share a pass.
 """
 
 import argparse
@@ -34,8 +35,9 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class SoakResult:
-    """Rows that were asked for, those that stand once and in their place, those of them whose answer equals the
-    undisturbed run's, how often a command was killed or found the disk full, and the rows there after each."""
+    """Rows that were asked for, those that stand once and in their place, those of them whose
+    answer equals the undisturbed run's, how often a command was killed or found the disk full, and
+    the rows there after each."""
 
     num_rows: int
     num_placed: int
@@ -135,8 +137,8 @@ def _child(command: list[str], most_nbytes: int | None) -> None:
 
 
 def _stopped(command: list[str], stop: str, out: Path, *, nbytes: int) -> str | None:
-    """Run the command until the file of answers has so many bytes, and stop it there. Returns how it ended, None if
-    otherwise."""
+    """Run the command until the file of answers has so many bytes, and stop it there. Returns how
+    it ended, None if otherwise."""
     if stop == FULL_DISK:
         return FULL_DISK if _ended(command, most_nbytes=nbytes) == _FULL else None
     process = _begun(command)

@@ -1,14 +1,16 @@
-"""Cost of making the replicas of one expert: all widths against one, and seconds at shapes of published models.
+"""Cost of making the replicas of one expert: all widths against one, and seconds at shapes of
+published models.
 
     OMP_NUM_THREADS=1 python -m tools.bench.gptq
     OMP_NUM_THREADS=1 python -m tools.bench.gptq --shapes lab --rounds 20
 
-An expert is made as `moectl quantize` makes it: the Hessian of its tokens, gate and up stacked, its activations, their
-Hessian, down. All four widths and 4 bits alone take turns, so that what else the machine does falls on both alike, and
-the ratio is that of the medians; it depends on how many tokens share the cost of the Hessians, so that of the solver by
-itself stands beside it. Times are of the processor, of one thread. The second table is scaled from parts: costs grow
-with tokens and rows, and beyond 4,096 inputs what multiplies with the Hessian with their square, its factor with their
-cube.
+An expert is made as `moectl quantize` makes it: the Hessian of its tokens, gate and up stacked, its
+activations, their Hessian, down. All four widths and 4 bits alone take turns, so that what else the
+machine does falls on both alike, and the ratio is that of the medians; it depends on how many
+tokens share the cost of the Hessians, so that of the solver by itself stands beside it. Times are
+of the processor, of one thread. The second table is scaled from parts: costs grow with tokens and
+rows, and beyond 4,096 inputs what multiplies with the Hessian with their square, its factor with
+their cube.
 """
 
 import argparse
@@ -28,7 +30,8 @@ from moectl.show.render import Sheet, show_sheet
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """A gated expert's hidden and intermediate size, how many a model has, and calibration tokens of each."""
+    """A gated expert's hidden and intermediate size, how many a model has, and calibration tokens
+    of each."""
 
     hidden: int
     intermediate: int
@@ -38,7 +41,8 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a matrix: of its Hessian per token, of its factorisation and other fixed work, and per row."""
+    """Seconds of a matrix: of its Hessian per token, of its factorisation and other fixed work, and
+    per row."""
 
     token_s: float
     factor_s: float

@@ -1,8 +1,9 @@
-"""Decoding over an emulated link: milliseconds of a live token beside a simulation of the same trace.
+"""Decoding over an emulated link: milliseconds of a live token beside a simulation of the same
+trace.
 
-A section of tools.bench.decode. In each round the machine is profiled as `moectl profile --hardware` does it, and then
-every preset and budget runs, in an order of its own, so that other work falls on both; the simulator replays the trace
-with that profile.
+A section of tools.bench.decode. In each round the machine is profiled as `moectl profile
+--hardware` does it, and then every preset and budget runs, in an order of its own, so that other
+work falls on both; the simulator replays the trace with that profile.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ EFFORT = TimingEffort(lengths=(PROMPT,), turns=20)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One setting in one round: milliseconds of every live token, the simulated mean, and the hit rate of both."""
+    """One setting in one round: milliseconds of every live token, the simulated mean, and the hit
+    rate of both."""
 
     live_ms: Sequence[float]
     simulated_ms: float
@@ -57,7 +59,8 @@ def measure(
 def table(
     name: str, folder: Path, link: str, *, rounds: int, tokens: int, effort: TimingEffort
 ) -> Table:
-    """One model. Each setting decodes the same few sequences of so many tokens from an empty cache."""
+    """One model. Each setting decodes the same few sequences of so many tokens from an empty
+    cache."""
     opened = open_model(str(folder))
     opened = replace(opened, store=RamStore(opened.store))  # once, not for every session
     random = np.random.default_rng(0)
@@ -83,7 +86,8 @@ def table(
 
 
 def _window(opened: MoeModel, folder: Path, link: str, effort: TimingEffort) -> str:
-    """The prefetch window of a layer, measured once so that every round makes the same decisions."""
+    """The prefetch window of a layer, measured once so that every round makes the same
+    decisions."""
     costs = costs_of(profile(opened, folder, link=link, effort=effort), opened.shape)
     return f"{costs.window_nbytes(opened.shape.expert_nbytes, opened.shape.top_k)}B"
 

@@ -1,11 +1,13 @@
-"""Products with packed weights on a CPU: our kernels beside alternatives, by width, shape and tokens.
+"""Products with packed weights on a CPU: our kernels beside alternatives, by width, shape and
+tokens.
 
     python -m tools.bench.low_bit
 
-Contenders take turns in rounds; a ratio is that of one round, to `F.linear` with the same weights in bfloat16, so that
-what else the machine does meanwhile falls on all alike. Cold weights are many matrices in rotation, 96 MiB of them for
-each contender, as where many experts are resident; hot ones stay in the cache. int4pack is torch's kernel for 4 bits,
-to which fewer can be widened, and which has no 8; what that takes in time and memory is told below the table.
+Contenders take turns in rounds; a ratio is that of one round, to `F.linear` with the same weights
+in bfloat16, so that what else the machine does meanwhile falls on all alike. Cold weights are many
+matrices in rotation, 96 MiB of them for each contender, as where many experts are resident; hot
+ones stay in the cache. int4pack is torch's kernel for 4 bits, to which fewer can be widened, and
+which has no 8; what that takes in time and memory is told below the table.
 """
 
 import argparse
@@ -43,7 +45,8 @@ Product = Callable[[torch.Tensor, Weights], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A layout of the weights, made from a Packed of at most so many bits, and the product of x with it."""
+    """A layout of the weights, made from a Packed of at most so many bits, and the product of x
+    with it."""
 
     name: str
     prepare: Callable[[Packed], Weights]
@@ -68,7 +71,8 @@ def as_bfloat16(packed: Packed) -> tuple[torch.Tensor, ...]:
 
 
 def as_int4pack(packed: Packed) -> tuple[torch.Tensor, ...]:
-    """w = (q - 8) * s + z, with codes of any width centred in 4 bits; otherwise z would be large and lose precision."""
+    """w = (q - 8) * s + z, with codes of any width centred in 4 bits; otherwise z would be large
+    and lose precision."""
     middle = 1 << packed.bits - 1
     codes = unpack(packed.qweight.numpy(), packed.bits, packed.num_inputs).T.astype(np.int32) + (
         8 - middle
@@ -172,7 +176,8 @@ def nbytes(weights: Weights) -> int:
 def run_rounds(
     x: torch.Tensor, weights: dict[str, list[Weights]], *, rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of a product per contender and round. The first round warms up; each begins with another contender."""
+    """Seconds of a product per contender and round. The first round warms up; each begins with
+    another contender."""
     there = [each for each in CONTENDERS if each.name in weights]
     turning = {each.name: cycle(weights[each.name]) for each in there}
     calls = {each.name: 1 for each in there}

@@ -1,12 +1,13 @@
-"""Cost of matching expert maps per layer, beside the attention block of the same layer on the same machine.
+"""Cost of matching expert maps per layer, beside the attention block of the same layer on the same
+machine.
 
     OMP_NUM_THREADS=1 python -m tools.bench.maps
 
-One token a request is decoded: after every layer its distribution is matched with all maps, and the best map says
-which experts to bring and how urgently. Beside it the same search over the whole prefix again, and what prefetch policy
-`map` keeps a step waiting with, its matching at once and on its own thread. Each comes right after the attention of a
-layer with its projections, as in a model, which leaves nothing in the caches. Contents are random: time does not depend
-on them.
+One token a request is decoded: after every layer its distribution is matched with all maps, and the
+best map says which experts to bring and how urgently. Beside it the same search over the whole
+prefix again, and what prefetch policy `map` keeps a step waiting with, its matching at once and on
+its own thread. Each comes right after the attention of a layer with its projections, as in a model,
+which leaves nothing in the caches. Contents are random: time does not depend on them.
 """
 
 import argparse
@@ -56,7 +57,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Seconds [passes, L] of each part, and [passes] of the search by embedding, which happens once a pass."""
+    """Seconds [passes, L] of each part, and [passes] of the search by embedding, which happens once
+    a pass."""
 
     attention: np.ndarray
     incremental: np.ndarray
@@ -104,7 +106,8 @@ def random_maps(sizes: Sizes, dtype: str) -> ExpertMaps:
 
 
 def attention(sizes: Sizes, *, device: str, dtype: torch.dtype) -> Callable[[], None]:
-    """Attention of one layer on one more token of each request, including the wait for its result."""
+    """Attention of one layer on one more token of each request, including the wait for its
+    result."""
     config = Qwen2MoeConfig(
         hidden_size=sizes.hidden,
         num_attention_heads=sizes.heads,
@@ -150,7 +153,8 @@ def measure(maps: ExpertMaps, sizes: Sizes, attend: Callable[[], None], *, passe
 def policy_steps(
     maps: ExpertMaps, sizes: Sizes, attend: Callable[[], None], *, passes: int, in_background: bool
 ) -> np.ndarray:
-    """Seconds [passes, L] that a step waits for the prefetch policy map, after one pass for warm-up."""
+    """Seconds [passes, L] that a step waits for the prefetch policy map, after one pass for
+    warm-up."""
     shape = Shape(sizes.layers, sizes.experts, min(TOP_K, sizes.experts), expert_nbytes=1)
     matching, policy, random = Matching(maps, shape), MapPrefetch(), np.random.default_rng(2)
     policy.prepare(shape, Artefacts(matching=matching))
@@ -176,7 +180,8 @@ def policy_steps(
 def _one_pass(
     maps: ExpertMaps, flat: np.ndarray, seen: np.ndarray, attend: Callable[[], None]
 ) -> list[list[float]]:
-    """Time each layer: attention, the next layer of the search, the search from the start, the choice of experts."""
+    """Time each layer: attention, the next layer of the search, the search from the start, the
+    choice of experts."""
     under_way, layers = maps.begin(len(seen)), []
     for layer in range(maps.num_layers):
         attention_s, incremental_s = _after(attend, next_layer, under_way, seen[:, layer])
@@ -197,14 +202,16 @@ def by_embedding(maps: ExpertMaps, embeddings: np.ndarray) -> tuple[np.ndarray, 
 
 
 def whole_prefix(flat: np.ndarray, prefix: np.ndarray) -> np.ndarray:
-    """Cosines [R, N] of `prefix` [R, l, E] with maps [N, L * E] in one product; norms of the maps are precomputed."""
+    """Cosines [R, N] of `prefix` [R, l, E] with maps [N, L * E] in one product; norms of the maps
+    are precomputed."""
     query = prefix.reshape(len(prefix), -1)
     lengths = np.sqrt(np.vecdot(query, query))[:, None]
     return query @ flat[:, : query.shape[1]].astype(np.float32, copy=False).T / lengths
 
 
 def choose(maps: ExpertMaps, scores: np.ndarray, layer: int) -> list[tuple[list[int], np.ndarray]]:
-    """The choice of a policy from scores [R, N]: each request's experts of a layer and their urgency."""
+    """The choice of a policy from scores [R, N]: each request's experts of a layer and their
+    urgency."""
     rows, best = best_matches(scores)
     chosen = []
     for probabilities, score in zip(maps.layer(rows, layer), best.tolist(), strict=True):

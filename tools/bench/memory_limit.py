@@ -1,4 +1,5 @@
-"""Commands with only so much memory, the page cache of their files included: memory control groups of Linux."""
+"""Commands with only so much memory, the page cache of their files included: memory control groups
+of Linux."""
 
 import os
 import subprocess
@@ -40,7 +41,8 @@ def process_environment() -> dict[str, str]:
 
 
 def run_limited(command: Sequence[str], nbytes: int, *, environment: dict[str, str]) -> Limited:
-    """Run a command in a group of its own. Pages of files count for the group that read them first: drop them before.
+    """Run a command in a group of its own. Pages of files count for the group that read them first:
+    drop them before.
 
     Raises BadInput where groups cannot be made, and if the command fails.
     """

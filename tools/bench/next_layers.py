@@ -1,10 +1,12 @@
-"""What `horizon` would gain if it knew exactly which experts the next layers use: what lookahead can be worth to it.
+"""What `horizon` would gain if it knew exactly which experts the next layers use: what lookahead
+can be worth to it.
 
     python -m tools.bench.next_layers --traces FOLDER
     python -m tools.bench.next_layers --traces FOLDER --only mixtral-8x7b --write docs/traces.md
 
-Traces, sizes and `gap closed` are those of `tools.bench.real_traces`. Told a layer's next visit, an expert that is used
-then is expected at that visit, and any other one a pass later than `horizon` says.
+Traces, sizes and `gap closed` are those of `tools.bench.real_traces`. Told a layer's next visit, an
+expert that is used then is expected at that visit, and any other one a pass later than `horizon`
+says.
 """
 
 from dataclasses import dataclass

@@ -2,9 +2,10 @@
 
     python -m tools.bench.peak_memory
 
-makes a random checkpoint of 2 GiB in a temporary folder, one layer at a time, and generates the same number of tokens
-with plain transformers and with moectl over the disk link, at a quarter of the experts and at one expert a layer. It
-ends with exit code 1 unless the offloaded processes stay so small that they cannot have held all experts.
+makes a random checkpoint of 2 GiB in a temporary folder, one layer at a time, and generates the
+same number of tokens with plain transformers and with moectl over the disk link, at a quarter of
+the experts and at one expert a layer. It ends with exit code 1 unless the offloaded processes stay
+so small that they cannot have held all experts.
 """
 
 import argparse
@@ -33,7 +34,8 @@ NAMES = {NOTHING: "imports alone", PLAIN: "transformers, from_pretrained"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One process. `expert_nbytes`: of routed experts in the fast tier; `ms_per_token` of those after the first."""
+    """One process. `expert_nbytes`: of routed experts in the fast tier; `ms_per_token` of those
+    after the first."""
 
     name: str
     peak_nbytes: int

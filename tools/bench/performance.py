@@ -1,4 +1,5 @@
-"""Tables of measurements on a page, and the committed ratios that later measurements are compared with."""
+"""Tables of measurements on a page, and the committed ratios that later measurements are compared
+with."""
 
 import json
 import subprocess
@@ -85,7 +86,8 @@ def conditions(command: str) -> str:
 
 
 def write(page: Path, sections: Sequence[Section], told: str) -> None:
-    """Write each section between its marks in `page`, `told` below it, and its ratios into the file beside the page.
+    """Write each section between its marks in `page`, `told` below it, and its ratios into the file
+    beside the page.
 
     Raises BadInput for a page without the marks.
     """
@@ -122,7 +124,8 @@ def read_ratios(page: Path) -> dict[str, Ratio]:
 
 
 def worse(found: Mapping[str, Ratio], committed: Mapping[str, Ratio]) -> list[str]:
-    """A line for each ratio that exceeds the committed one by more than its spread; new ratios are skipped."""
+    """A line for each ratio that exceeds the committed one by more than its spread; new ratios are
+    skipped."""
     return [
         f"{name}: {own.median:.3f}, committed {then.median:.3f} with a spread of {then.spread:.3f}"
         for name, own in found.items()
@@ -131,7 +134,8 @@ def worse(found: Mapping[str, Ratio], committed: Mapping[str, Ratio]) -> list[st
 
 
 def check_places(page: Path, names: Iterable[str]) -> None:
-    """Raise BadInput for a page without the marks of a section: better before hours of measuring than behind them."""
+    """Raise BadInput for a page without the marks of a section: better before hours of measuring
+    than behind them."""
     text = page.read_text()
     for name in names:
         begin, end = _marks(name)

@@ -1,8 +1,8 @@
 """A prompt over an emulated link at a quarter of the experts, against a lower bound of its time.
 
-A section of tools.bench.decode. The floor is the longer of two: the same prompt with every expert resident, and all
-bytes of all experts once over the link; the last column counts only the bytes that were loaded. Links have the rate
-at which both are equal, half of it and twice as much.
+A section of tools.bench.decode. The floor is the longer of two: the same prompt with every expert
+resident, and all bytes of all experts once over the link; the last column counts only the bytes
+that were loaded. Links have the rate at which both are equal, half of it and twice as much.
 """
 
 import time
@@ -24,7 +24,8 @@ SPEEDS = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt at the budget: its seconds, the stall in them, seconds with full residency, and loaded bytes."""
+    """One prompt at the budget: its seconds, the stall in them, seconds with full residency, and
+    loaded bytes."""
 
     seconds: float
     stall_s: float
@@ -41,7 +42,8 @@ def measure(models: dict[str, Path], *, rounds: int, length: int) -> Section:
 
 
 def table(name: str, folder: Path, *, rounds: int, length: int) -> Table:
-    """One model. Each round is another prompt, first at the budget, then with every expert resident."""
+    """One model. Each round is another prompt, first at the budget, then with every expert
+    resident."""
     opened, full = (open_model(str(folder)) for _ in range(2))
     opened, random = replace(opened, store=RamStore(opened.store)), np.random.default_rng(0)
     prompts = [

@@ -1,12 +1,12 @@
-"""One token times experts in published formats and replicas where they lie, beside experts in bfloat16, by compiled
-kernels.
+"""One token times experts in published formats and replicas where they lie, beside experts in
+bfloat16, by compiled kernels.
 
     OMP_NUM_THREADS=1 python -m tools.bench.published
     OMP_NUM_THREADS=1 python -m tools.bench.published --dtype float16
 
-Eight experts a call, of models in bfloat16 or in float16. A format and bfloat16 take turns in rounds, so that what else
-the machine does falls on both alike; times are of the processor, the least of all rounds. Experts are cold: each has as
-many copies as no cache holds, which take turns.
+Eight experts a call, of models in bfloat16 or in float16. A format and bfloat16 take turns in
+rounds, so that what else the machine does falls on both alike; times are of the processor, the
+least of all rounds. Experts are cold: each has as many copies as no cache holds, which take turns.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python -m tools.bench.quantize_memory
 
-makes a random checkpoint of 1.5 GiB in a temporary folder, one layer at a time, quantises the experts of its first
-layers at all four widths, and prints the peak memory of the calibrating process and of the largest worker beyond their
-imports. More layers take longer, not more memory. Exit code 1 unless both stay below a few times one layer's inputs
-plus a few copies of one expert.
+makes a random checkpoint of 1.5 GiB in a temporary folder, one layer at a time, quantises the
+experts of its first layers at all four widths, and prints the peak memory of the calibrating
+process and of the largest worker beyond their imports. More layers take longer, not more memory.
+Exit code 1 unless both stay below a few times one layer's inputs plus a few copies of one expert.
 """
 
 import argparse
@@ -28,7 +28,8 @@ LENGTH = 256
 INPUTS, EXPERTS = (
     8,
     20,
-)  # copies of a layer's inputs and of an expert in float32 that a process may hold besides the model
+    # copies of a layer's inputs and of an expert in float32 that a process may hold besides the model
+)
 
 
 class _Enough(Exception):
@@ -60,7 +61,8 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
-    """Quantise some experts; return the peak memory of this process and of its largest worker, and sizes beside it."""
+    """Quantise some experts; return the peak memory of this process and of its largest worker, and
+    sizes beside it."""
     import transformers.models.olmoe.modeling_olmoe  # noqa: F401 - what opening the model would import
 
     from moectl.commands.quantize import QuantizeRequest, calibration_data

@@ -1,10 +1,12 @@
-"""Gain by concurrent reads and by a packed checkpoint: the experts of one token, with the page cache and past it.
+"""Gain by concurrent reads and by a packed checkpoint: the experts of one token, with the page
+cache and past it.
 
     python -m tools.bench.reads
 
-Reads top-k experts of every layer as the disk link's threads do, a layer's at a time, out of three checkpoints of the
-same shape: fused, published, and packed from the fused one. All take turns in one process: with the page cache of the
-files dropped before (cold), and again at once (warm). Past the page cache both are the same.
+Reads top-k experts of every layer as the disk link's threads do, a layer's at a time, out of three
+checkpoints of the same shape: fused, published, and packed from the fused one. All take turns in
+one process: with the page cache of the files dropped before (cold), and again at once (warm). Past
+the page cache both are the same.
 """
 
 import argparse
@@ -37,9 +39,11 @@ IN_FLIGHT = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians of one layout over one link: milliseconds to load a token's experts, and CPU milliseconds for it.
+    """Medians of one layout over one link: milliseconds to load a token's experts, and CPU
+    milliseconds for it.
 
-    `cold_ratio` is relative to the fused layout over the disk link with one read at a time, in the same round.
+    `cold_ratio` is relative to the fused layout over the disk link with one read at a time, in the
+    same round.
     """
 
     layout: str
@@ -75,7 +79,8 @@ def main() -> None:
 
 @contextmanager
 def layouts(*shape: str) -> Iterator[dict[str, Path]]:
-    """A random checkpoint in temporary folders, by layout; `shape` as tools.make.checkpoint takes it."""
+    """A random checkpoint in temporary folders, by layout; `shape` as tools.make.checkpoint takes
+    it."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = {

@@ -3,13 +3,14 @@
     python -m tools.bench.real_traces
     python -m tools.bench.real_traces --traces FOLDER --only gpt-oss-20b-mmlu --write docs/traces.md
 
-Loading on demand from a cold cache, without the clock. Of a trace, the first `--tokens` tokens in whole passes. Every
-eviction policy whose columns the trace has; columns of the table are scope and size of the cache, as a share of all
-experts, where a layer has more slots than a token selects: otherwise there is nothing to choose. An interval is of
-1,000 resamplings of the requests (2.5 to 97.5 %), or of the passes where requests are decoded together: it says how
-much the figure depends on which requests were asked, and knows nothing of other texts. `gap closed` is the place of
-`horizon` between the best of the others that do not know the future (0; `late_horizon` aside) and Belady (100 %),
-resampled with them. Files that the folder lacks are skipped.
+Loading on demand from a cold cache, without the clock. Of a trace, the first `--tokens` tokens in
+whole passes. Every eviction policy whose columns the trace has; columns of the table are scope and
+size of the cache, as a share of all experts, where a layer has more slots than a token selects:
+otherwise there is nothing to choose. An interval is of 1,000 resamplings of the requests (2.5 to
+97.5 %), or of the passes where requests are decoded together: it says how much the figure depends
+on which requests were asked, and knows nothing of other texts. `gap closed` is the place of
+`horizon` between the best of the others that do not know the future (0; `late_horizon` aside) and
+Belady (100 %), resampled with them. Files that the folder lacks are skipped.
 """
 
 import argparse
@@ -47,8 +48,8 @@ _LEAST_GAP = 0.005
 
 @dataclass(frozen=True, slots=True)
 class RealTrace:
-    """A trace: the name of its section, its file, experts of a layer, and what a reader has to know of it. `apart`:
-    requests that were decoded together are replayed one after the other."""
+    """A trace: the name of its section, its file, experts of a layer, and what a reader has to know
+    of it. `apart`: requests that were decoded together are replayed one after the other."""
 
     name: str
     file: str
@@ -153,8 +154,8 @@ def _path(real: RealTrace, folder: Path | None) -> Path | None:
 
 
 class Prepared:
-    """The first tokens of a trace, and its resamplings: unit u of `units` [P] counts `weights` [B, U] times. An expert
-    is one byte of `shape`."""
+    """The first tokens of a trace, and its resamplings: unit u of `units` [P] counts `weights` [B,
+    U] times. An expert is one byte of `shape`."""
 
     def __init__(self, real: RealTrace, path: Path, tokens: int) -> None:
         self.trace = first_passes(
@@ -181,8 +182,9 @@ class Prepared:
         window: int = 0,
         eviction: SimpleEviction | None = None,
     ) -> Counters:
-        """Replay the preset on-demand with other `policies` in a cache of `size`, a share of all experts; at each step
-        prefetches may bring `window` experts. `eviction`: one that has no name."""
+        """Replay the preset on-demand with other `policies` in a cache of `size`, a share of all
+        experts; at each step prefetches may bring `window` experts. `eviction`: one that has no
+        name."""
         built = build(preset("on-demand").texts() | policies)
         controller = build_controller(
             replace(built, eviction=eviction) if eviction else built,
@@ -227,7 +229,8 @@ def measured(real: RealTrace, path: Path, tokens: int) -> Table:
 
 
 def first_passes(trace: Trace, tokens: int, *, apart: bool) -> Trace:
-    """The first passes, of at most so many tokens together; `apart` first gives each request passes of its own."""
+    """The first passes, of at most so many tokens together; `apart` first gives each request passes
+    of its own."""
     passes = trace.pass_indices()
     if apart:
         passes = trace.request.astype(np.int64) * (int(passes.max()) + 1) + passes
@@ -239,7 +242,8 @@ def first_passes(trace: Trace, tokens: int, *, apart: bool) -> Trace:
 
 
 def units_of(trace: Trace) -> tuple[np.ndarray, str]:
-    """The unit of resampling of each pass [P], and what it is: its request, or the pass where it has several."""
+    """The unit of resampling of each pass [P], and what it is: its request, or the pass where it
+    has several."""
     passes = trace.pass_indices()
     pairs = np.unique(np.stack((passes, trace.request)), axis=1)
     if len(pairs[0]) > passes.max() + 1:
@@ -248,7 +252,8 @@ def units_of(trace: Trace) -> tuple[np.ndarray, str]:
 
 
 def allowed(trace: Trace, axis: str = "eviction") -> tuple[list[str], list[str]]:
-    """The policies of an axis whose columns the trace has, those that know the future last, and the others."""
+    """The policies of an axis whose columns the trace has, those that know the future last, and the
+    others."""
     names = [name for policy in POLICIES[axis] for name in VARIANTS.get(policy, (policy,))]
     can, cannot = [], []
     for name in sorted(names, key=(OURS, LATE, BOUND, "oracle").__contains__):

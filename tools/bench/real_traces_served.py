@@ -1,10 +1,11 @@
 """What prefetching and what miss policies do on traces of real models, beside loading on demand.
 
-    python -m tools.bench.real_traces_served
-    python -m tools.bench.real_traces_served --traces FOLDER --only mixtral-8x7b --write docs/traces.md
+    python -m tools.bench.real_traces_served python -m tools.bench.real_traces_served --traces
+    FOLDER --only mixtral-8x7b --write docs/traces.md
 
-Every policy whose columns the trace has, over `lru`, from a cold cache, without the clock; traces, sizes and intervals
-are those of `tools.bench.real_traces`. A step's prefetches bring as many experts as `--window` says.
+Every policy whose columns the trace has, over `lru`, from a cold cache, without the clock; traces,
+sizes and intervals are those of `tools.bench.real_traces`. A step's prefetches bring as many
+experts as `--window` says.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,9 @@
-"""Decoding at batch 1 with every expert resident: moectl beside transformers' experts implementations and llama.cpp.
+"""Decoding at batch 1 with every expert resident: moectl beside transformers' experts
+implementations and llama.cpp.
 
-A section of tools.bench.decode. Every implementation decodes the same tokens with the same weights in one process, in
-alternating rounds; ratios are taken within a round, so that other load of the machine affects all alike.
+A section of tools.bench.decode. Every implementation decodes the same tokens with the same weights
+in one process, in alternating rounds; ratios are taken within a round, so that other load of the
+machine affects all alike.
 """
 
 import logging
@@ -72,14 +74,16 @@ log = logging.getLogger("bench_decode")
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A name, and a function that decodes ids [1, PROMPT + tokens] and returns the seconds of each decoded token."""
+    """A name, and a function that decodes ids [1, PROMPT + tokens] and returns the seconds of each
+    decoded token."""
 
     name: str
     decode: Callable[[torch.Tensor], Sequence[float]]
 
 
 def measure(models: dict[str, Path], *, rounds: int, tokens: int) -> Section:
-    """Tables of every model, in bfloat16 and float32. Ratios are to the fastest of transformers' implementations."""
+    """Tables of every model, in bfloat16 and float32. Ratios are to the fastest of transformers'
+    implementations."""
     tables = []
     for name, folder in models.items():
         tables += [table(name, folder, dtype, rounds=rounds, tokens=tokens) for dtype in LLAMA_CPP]
@@ -108,7 +112,8 @@ def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: i
 
 
 def same_files(name: str, folder: Path, *, rounds: int, tokens: int) -> list[Table]:
-    """One table of GGUF files in few bits, each read by moectl and by llama.cpp; none where that cannot be."""
+    """One table of GGUF files in few bits, each read by moectl and by llama.cpp; none where that
+    cannot be."""
     rows, ratios = [], {}
     for type_, dense in SAME_FILES.items():
         with ExitStack() as stack:
@@ -157,7 +162,8 @@ def _llama_cpp(
 
 
 def exported(stack: ExitStack, opened: MoeModel, folder: Path, type_: str) -> Path | None:
-    """The model as a GGUF file that goes with `stack`; None where llama.cpp is not installed or would not read it."""
+    """The model as a GGUF file that goes with `stack`; None where llama.cpp is not installed or
+    would not read it."""
     path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.gguf"
     try:
         check_installed()
@@ -205,7 +211,8 @@ def _medians(own: list[float], others: list[list[float]]) -> list[str]:
 def plain_model(
     folder: Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> PreTrainedModel:
-    """The model as transformers loads it, with copied weights: views of a file are misaligned, which costs time."""
+    """The model as transformers loads it, with copied weights: views of a file are misaligned,
+    which costs time."""
     options = {"experts_implementation": "eager"} | ({"dtype": dtype} if dtype else {})
     model = AutoModelForCausalLM.from_pretrained(folder, **options).eval().to(device)
     for parameter in model.parameters():
@@ -216,8 +223,8 @@ def plain_model(
 def run_rounds(
     contenders: list[Contender], ids: torch.Tensor, *, rounds: int
 ) -> dict[str, list[float]]:
-    """Median seconds of a token per contender and round, after one round for warm-up. Each round begins with another
-    contender."""
+    """Median seconds of a token per contender and round, after one round for warm-up. Each round
+    begins with another contender."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for turn in range(rounds + 1):
         start = turn % len(contenders)
@@ -257,7 +264,8 @@ def decode_seconds(
 
 @contextmanager
 def random_model(*shape: str) -> Iterator[Path]:
-    """A checkpoint of random weights in a temporary folder; `shape` as tools.make.checkpoint takes it."""
+    """A checkpoint of random weights in a temporary folder; `shape` as tools.make.checkpoint takes
+    it."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, "-m", "tools.make.checkpoint", folder, *shape],

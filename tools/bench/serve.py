@@ -1,4 +1,5 @@
-"""Concurrent clients of a server: every token is compared with a run alone, and the cost of sharing is measured.
+"""Concurrent clients of a server: every token is compared with a run alone, and the cost of sharing
+is measured.
 
     python -m tools.bench.serve              200 requests of 8 clients on the bundled model, some of which leave
     python -m tools.bench.serve --presets near,horizon --requests 60 --leave 0.3
@@ -6,8 +7,8 @@
     python -m tools.bench.serve --batch 8               in bfloat16: how many are not
     python -m tools.bench.serve --batch 8 --rounds 3 --requests 64 --leave 0     both ways by turns: speed
 
-The server is a process of its own, its clients are OpenAI's. Exits 1 where an answer is lost, or where a token differs
-that may not: in turns and in float32.
+The server is a process of its own, its clients are OpenAI's. Exits 1 where an answer is lost, or
+where a token differs that may not: in turns and in float32.
 """
 
 import argparse
@@ -46,7 +47,8 @@ OWN = {"temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request; `leaves` is the number of pieces after which the client disconnects, if it does."""
+    """One request; `leaves` is the number of pieces after which the client disconnects, if it
+    does."""
 
     prompt: str
     num_tokens: int

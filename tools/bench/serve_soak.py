@@ -1,11 +1,12 @@
-"""A soak of the server: mixed requests, many of them hostile. Every answer is compared with a run alone.
+"""A soak of the server: mixed requests, many of them hostile. Every answer is compared with a run
+alone.
 
     python -m tools.bench.serve_soak                    2,000 requests of 8 clients on the bundled model
     python -m tools.bench.serve_soak --requests 200
     python -m tools.bench.serve_soak --batch 8          requests share passes, of a copy in float32
 
-Prints how each kind of request went, how long /health took meanwhile, and the memory of the server with its child
-processes. Exits 1 where an answer is wrong or missing.
+Prints how each kind of request went, how long /health took meanwhile, and the memory of the server
+with its child processes. Exits 1 where an answer is wrong or missing.
 """
 
 import argparse
@@ -60,7 +61,8 @@ KINDS = {
 
 
 class Soak:
-    """Requests to the server at `port` whose answers are known: token ids by prompt, as a text or as a chat."""
+    """Requests to the server at `port` whose answers are known: token ids by prompt, as a text or
+    as a chat."""
 
     def __init__(
         self, port: int, texts: dict[str, list[int]], chats: dict[str, list[int]], long: str
@@ -129,7 +131,8 @@ class Soak:
             return all(answer.readline() for _ in range(num_lines)) and answer.status == 200
 
     def _raw(self, asked: dict, wait_s: float | None) -> bytes:
-        """Send a request, close this side and read the answer; with `wait_s` hang up after so many seconds instead."""
+        """Send a request, close this side and read the answer; with `wait_s` hang up after so many
+        seconds instead."""
         body = json.dumps(asked).encode()
         head = (
             f"POST {_path(asked)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -172,7 +175,8 @@ def main() -> int:
 
 
 def _alone(model: Path) -> tuple[dict[str, list[int]], dict[str, list[int]], str]:
-    """The answers of a run without a server, to texts and to chats, and the long text among them."""
+    """The answers of a run without a server, to texts and to chats, and the long text among
+    them."""
     found = [
         document.text
         for document in islice(documents("builtin:held-out"), 200)
@@ -222,7 +226,8 @@ def _server(model: Path, batch: int) -> Iterator[tuple[subprocess.Popen, int]]:
 def _run(
     soak: Soak, pid: int, options: argparse.Namespace
 ) -> tuple[Counter, list[tuple[int, str]], list[float]]:
-    """Send all requests. Returns how many of each kind were right, the memory, and the seconds that /health took."""
+    """Send all requests. Returns how many of each kind were right, the memory, and the seconds that
+    /health took."""
     kinds = random.Random(options.seed).choices(
         list(KINDS), list(KINDS.values()), k=options.requests
     )

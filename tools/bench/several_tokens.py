@@ -1,9 +1,11 @@
-"""One expert on a few tokens by compiled code and by torch, as `--experts fused` may compute it on a CPU.
+"""One expert on a few tokens by compiled code and by torch, as `--experts fused` may compute it on
+a CPU.
 
     OMP_NUM_THREADS=1 python -m tools.bench.several_tokens --only bfloat16
 
-Both take turns in rounds, so that what else the machine does falls on both alike; times are of the processor, the least
-of all rounds. Experts are cold: there are as many copies as no cache holds, which take turns.
+Both take turns in rounds, so that what else the machine does falls on both alike; times are of the
+processor, the least of all rounds. Experts are cold: there are as many copies as no cache holds,
+which take turns.
 """
 
 import argparse
@@ -68,7 +70,8 @@ def ratios(
     *,
     rounds: int,
 ) -> dict[int, float]:
-    """The least time of compiled code by torch's least, for each number of tokens; the first round warms up."""
+    """The least time of compiled code by torch's least, for each number of tokens; the first round
+    warms up."""
     copies = aligned(-(-COLD_NBYTES // layout.nbytes) * layout.nbytes).view(-1, layout.nbytes)
     copies[:] = content[: layout.nbytes]
     found = {}
@@ -87,7 +90,8 @@ def _both(
     x: torch.Tensor,
     shape: tuple[int, int],
 ) -> tuple[Callable[[int], torch.Tensor], Callable[[int], torch.Tensor]]:
-    """Functions that compute another copy at each turn, and never one that the other has just read."""
+    """Functions that compute another copy at each turn, and never one that the other has just
+    read."""
     form, module, views = (
         form_of(layout, layout.dtype),
         experts_module(*shape),

@@ -1,13 +1,15 @@
-"""What a model loses when all its experts are at a share of 16 bits, or of the fewer bits of its checkpoint.
+"""What a model loses when all its experts are at a share of 16 bits, or of the fewer bits of its
+checkpoint.
 
-    moectl quantize --store gptq.duckdb
-    moectl quantize --recipe trellis --store trellis.duckdb
-    python -m tools.bench.shares --store gptq.duckdb --store trellis.duckdb [--write docs/quantisation.md]
+    moectl quantize --store gptq.duckdb moectl quantize --recipe trellis --store trellis.duckdb
+    python -m tools.bench.shares --store gptq.duckdb --store trellis.duckdb [--write
+    docs/quantisation.md]
 
-Replicas are chosen by the greedy over all experts, by gated loss times how much an error in their layer counts: by the
-ramp of `passed_on`, or as `sensitivity` measures it on calibration text. Of a checkpoint in few bits layers are weighed
-by the ramp, and the greedy may also leave experts out, or keep them whole. All bytes that stay count. Text is read in
-one pass, in float32, by transformers' own modules on dequantised weights.
+Replicas are chosen by the greedy over all experts, by gated loss times how much an error in their
+layer counts: by the ramp of `passed_on`, or as `sensitivity` measures it on calibration text. Of a
+checkpoint in few bits layers are weighed by the ramp, and the greedy may also leave experts out, or
+keep them whole. All bytes that stay count. Text is read in one pass, in float32, by transformers'
+own modules on dequantised weights.
 """
 
 import argparse
@@ -52,7 +54,8 @@ LENGTH, BATCH_TOKENS, GUIDING_TOKENS = 256, 4096, 12288
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Against the full model on the same tokens; `error` is the standard error of the ratio, over sequences."""
+    """Against the full model on the same tokens; `error` is the standard error of the ratio, over
+    sequences."""
 
     nbytes: int
     ratio: float
@@ -119,8 +122,9 @@ class Reader:
             getattr(self._modules[layer], name).data[expert] = numbers
 
     def sensitivity(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
-        """[L, 1, 1]: how much a squared error in the output of each layer's experts costs, by one pass backward over
-        text with tokens that the model itself draws (Fisher's information), with a mean of 1."""
+        """[L, 1, 1]: how much a squared error in the output of each layer's experts costs, by one
+        pass backward over text with tokens that the model itself draws (Fisher's information), with
+        a mean of 1."""
         squares, counts = np.zeros(len(self._modules)), 0
         generator = torch.Generator().manual_seed(0)
         for part in batches(sequences, num_tokens=BATCH_TOKENS):
@@ -151,7 +155,8 @@ def _listener(heard: list[torch.Tensor]):
 
 
 def _ratio(differences: np.ndarray) -> tuple[float, float]:
-    """The perplexity ratio and its standard error from sums of differences and tokens by sequence [n, 2]."""
+    """The perplexity ratio and its standard error from sums of differences and tokens by sequence
+    [n, 2]."""
     total, count = differences.sum(0)
     mean = total / count
     spread = differences[:, 0] - mean * differences[:, 1]
@@ -175,8 +180,8 @@ def chosen(
     below: tuple[Width, ...] = (),
     above: tuple[Width, ...] = (),
 ) -> np.ndarray:
-    """Bits [L * E] by the greedy, from losses that are weighted by `weight` in place of the ramp, of all widths and of
-    those `below` and `above` them."""
+    """Bits [L * E] by the greedy, from losses that are weighted by `weight` in place of the ramp,
+    of all widths and of those `below` and `above` them."""
     lost = replicas.lost / passed_on(len(replicas.use)) * weight
     lost = lost.reshape(-1, lost.shape[-1])[:, columns_of([*below, *replicas.widths])]
     costs = np.pad(lost, ((0, 0), (0, len(above))))
@@ -188,7 +193,8 @@ def chosen(
 
 
 def measure(name: str, stores: Sequence[Path], held: str, data: str, tokens: int) -> Table:
-    """A row for each store and share, and for each mixture or way to weigh layers, both ways where `BOTH_WAYS` says."""
+    """A row for each store and share, and for each mixture or way to weigh layers, both ways where
+    `BOTH_WAYS` says."""
     opened = open_quietly(name, device="cpu")
     text = read_data(opened, held, length=LENGTH, num_tokens=tokens, seed=0).sequences
     reader, rows, is_plain = Reader(name, text), [], opened.store.layout.is_plain

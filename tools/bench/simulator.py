@@ -4,11 +4,12 @@
     python -m tools.bench.simulator --eviction lru horizon --live
     python -m tools.bench.simulator --eviction lru --profile
 
-Without `--trace` the trace is synthetic: decode passes of one token over 16 layers of 64 experts, 8 selected, each
-selection leaning on the one before and on a popularity of its layer. Times are of the processor, and those of the
-fastest round: other load of the machine only makes a round slower. `us/step` is of steps laid ready, one
-after another, as warm as caches get; `--live` adds the median of what the controller takes between the layers of a
-real decode, where everything else that a model does has been through the caches.
+Without `--trace` the trace is synthetic: decode passes of one token over 16 layers of 64 experts, 8
+selected, each selection leaning on the one before and on a popularity of its layer. Times are of
+the processor, and those of the fastest round: other load of the machine only makes a round slower.
+`us/step` is of steps laid ready, one after another, as warm as caches get; `--live` adds the median
+of what the controller takes between the layers of a real decode, where everything else that a model
+does has been through the caches.
 """
 
 import argparse
@@ -103,7 +104,8 @@ def synthetic(shape: Shape, num_passes: int, *, seed: int = 0) -> Trace:
 def measure(
     trace: Trace, shape: Shape, eviction: str, options: argparse.Namespace
 ) -> tuple[float, float]:
-    """Requests per second of a replay, and microseconds of a controller's step by itself; the best round of each."""
+    """Requests per second of a replay, and microseconds of a controller's step by itself; the best
+    round of each."""
     rates, steps_us = [], []
     for _ in range(options.rounds):
         owner = controller(trace, shape, eviction, options)
@@ -146,7 +148,8 @@ def _live(eviction: str, options: argparse.Namespace) -> str | None:
 
 
 def live_us(eviction: str, options: argparse.Namespace, *, num_tokens: int = 96) -> float:
-    """Median microseconds of a controller's step while the bundled model decodes, its first tokens left out."""
+    """Median microseconds of a controller's step while the bundled model decodes, its first tokens
+    left out."""
     import torch
 
     from moectl.bundled import demo_model
@@ -179,7 +182,8 @@ def live_us(eviction: str, options: argparse.Namespace, *, num_tokens: int = 96)
 
 
 def _step_us(trace: Trace, owner: Controller) -> float:
-    """Microseconds of a step in the second half of the trace, when the cache is full; steps are prepared beforehand."""
+    """Microseconds of a step in the second half of the trace, when the cache is full; steps are
+    prepared beforehand."""
     taken = [
         Step(s.pass_index, s.phase, s.layer, s.experts.astype(np.int64), s.weights, s.probabilities)
         for s in trace.steps()

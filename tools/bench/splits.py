@@ -1,11 +1,13 @@
-"""Improvement of the split solvers over MoEpic's published greedy one, and the time of curves and solvers.
+"""Improvement of the split solvers over MoEpic's published greedy one, and the time of curves and
+solvers.
 
     python -m tools.bench.splits --trace FILE --num-experts 32
     python -m tools.bench.splits --shape 24x60x4 64x256x8 --tokens 1000
 
-Curves are of a recorded trace that holds predictions, or of a synthetic one for each `--shape` (layers x experts x
-experts a token). Loading an expert takes 1, computing one `1 / --ratio`, attention and the head a quarter each of what
-a layer's experts take; exposed times are in loads, a token. Seconds are wall-clock, compiling left out.
+Curves are of a recorded trace that holds predictions, or of a synthetic one for each `--shape`
+(layers x experts x experts a token). Loading an expert takes 1, computing one `1 / --ratio`,
+attention and the head a quarter each of what a layer's experts take; exposed times are in loads, a
+token. Seconds are wall-clock, compiling left out.
 """
 
 import argparse

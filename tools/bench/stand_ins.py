@@ -1,11 +1,14 @@
-"""Compares buddies and controls as stand-ins for absent experts, at an equal share of replaced ranks.
+"""Compares buddies and controls as stand-ins for absent experts, at an equal share of replaced
+ranks.
 
     python -m tools.bench.stand_ins --store moe.duckdb [--model FOLDER] [--data held-out.jsonl]
 
-Every choice runs live on the same held-out text, teacher-forced, under the same gates, the ranks being those that a
-buddy would serve, as many as a quota lets through (`buddy:stand_in=NAME,quota=SHARE`); the link is not emulated. KL and
-perplexity are against the full model on the decoded tokens. Errors are standard errors over the texts, of the paired
-difference to the buddies where a difference is shown; a random choice is drawn anew for each seed and averaged.
+Every choice runs live on the same held-out text, teacher-forced, under the same gates, the ranks
+being those that a buddy would serve, as many as a quota lets through
+(`buddy:stand_in=NAME,quota=SHARE`); the link is not emulated. KL and perplexity are against the
+full model on the decoded tokens. Errors are standard errors over the texts, of the paired
+difference to the buddies where a difference is shown; a random choice is drawn anew for each seed
+and averaged.
 """
 
 import argparse
@@ -31,7 +34,8 @@ from runtime.session.session import Session, Settings
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One choice on N texts: share of replaced ranks, KL and loss of log-likelihood [N] in nats per token."""
+    """One choice on N texts: share of replaced ranks, KL and loss of log-likelihood [N] in nats per
+    token."""
 
     replaced: float
     kl: np.ndarray

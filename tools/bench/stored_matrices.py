@@ -1,4 +1,5 @@
-"""Random matrices in the published formats and their variants, and experts of them as they lie in a slot."""
+"""Random matrices in the published formats and their variants, and experts of them as they lie in a
+slot."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -205,7 +206,8 @@ _HALVES = {
 
 
 def _blocks_of(form: GgmlBlocks, rows: int, columns: int) -> Tensors:
-    """Blocks of random codes; those of MXFP4 have a scale of one byte, the others one or two of float16."""
+    """Blocks of random codes; those of MXFP4 have a scale of one byte, the others one or two of
+    float16."""
     blocks = torch.randint(
         0, 256, (rows, columns // form.num_weights, form.nbytes), dtype=torch.uint8
     )

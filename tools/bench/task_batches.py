@@ -1,9 +1,10 @@
-"""Items of a task scored in batches beside one at a time: how many more a second, and by how much the answers differ.
+"""Items of a task scored in batches beside one at a time: how many more a second, and by how much
+the answers differ.
 
     OMP_NUM_THREADS=1 python -m tools.bench.task_batches --write docs/evaluate.md
 
-Batches take turns in rounds, so that what else the machine does falls on all alike. The items are those of the built-in
-task; a likelihood is compared per token of the continuation.
+Batches take turns in rounds, so that what else the machine does falls on all alike. The items are
+those of the built-in task; a likelihood is compared per token of the continuation.
 """
 
 import argparse
@@ -32,7 +33,8 @@ SETTINGS = {
 
 @dataclass(slots=True)
 class Found:
-    """One batch of one setting: seconds of each round, the answers and the bytes that were moved."""
+    """One batch of one setting: seconds of each round, the answers and the bytes that were
+    moved."""
 
     seconds: list[float]
     log_p: np.ndarray  # [items, choices]
@@ -71,7 +73,8 @@ def _measured(
 def score(
     opened: MoeModel, given: Mapping[str, str], batch: int, count: int
 ) -> tuple[float, np.ndarray, int]:
-    """Return the seconds that scoring took, the log probability of each choice per token, and the bytes moved."""
+    """Return the seconds that scoring took, the log probability of each choice per token, and the
+    bytes moved."""
     from lm_eval.api.instance import Instance
 
     from profilers.compare.lm_eval_model import SessionLM

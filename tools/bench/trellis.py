@@ -1,8 +1,10 @@
-"""Products with trellis codes on a CPU: our kernels beside those of packed weights and bfloat16, by rate and tokens.
+"""Products with trellis codes on a CPU: our kernels beside those of packed weights and bfloat16, by
+rate and tokens.
 
     python -m tools.bench.trellis
 
-Contenders take turns in rounds, as in `tools.bench.low_bit`; a ratio is that of one round. x is in bfloat16.
+Contenders take turns in rounds, as in `tools.bench.low_bit`; a ratio is that of one round. x is in
+bfloat16.
 """
 
 import argparse
@@ -30,7 +32,8 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def contenders(shape: tuple[int, int], bits: int, *, is_cold: bool) -> dict[str, Product]:
-    """The product with a matrix [out, in] of each kind, of as many matrices in turn as fit into no cache if cold."""
+    """The product with a matrix [out, in] of each kind, of as many matrices in turn as fit into no
+    cache if cold."""
     dense, packed = torch.randn(shape).bfloat16(), random_packed(*shape, bits)
     coded = coded_matrices.random_trellis(*shape, 2 * bits, is_rotated=False)
 

@@ -1,8 +1,8 @@
 """The commands that the documents show, block by block.
 
-A block marked `sh` is run by the tests, on less text. One marked `console`, its commands after `$ `, takes too long for
-them: `python -m tools.docs.walk` runs it as it stands and writes below it when it did. Blocks with another mark are no
-commands.
+A block marked `sh` is run by the tests, on less text. One marked `console`, its commands after `$
+`, takes too long for them: `python -m tools.docs.walk` runs it as it stands and writes below it
+when it did. Blocks with another mark are no commands.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""Draws the packages, their rooms and the imports between them as one SVG picture, legible on light and dark pages."""
+"""Draws the packages, their rooms and the imports between them as one SVG picture, legible on light
+and dark pages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from tools.docs.rooms import WITHOUT_TORCH
 Arrows = Mapping[str, set[str]]
 
 _WINGS = {"runtime": (WITHOUT_TORCH, "decides: imports no torch", "moves and computes")}
-"""Packages with two wings: the rooms on the left, and what the picture says of the left and of the right."""
+"""Packages with two wings: the rooms on the left, and what the picture says of the left and of the
+right."""
 
 _TEXT = {
     "moectl": "what a person sees",
@@ -39,7 +41,8 @@ _HEADS = (
 
 
 def drawn(packages: Mapping[str, Arrows]) -> str:
-    """The picture; `packages` from the innermost outwards, each with the imports between its rooms."""
+    """The picture; `packages` from the innermost outwards, each with the imports between its
+    rooms."""
     parts, top = [], _MARGIN
     frames = []
     for package in reversed(packages):
@@ -62,7 +65,8 @@ def drawn(packages: Mapping[str, Arrows]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Wing:
-    """Rooms that stand together between two borders, by level; `said` is what the picture says of them."""
+    """Rooms that stand together between two borders, by level; `said` is what the picture says of
+    them."""
 
     levels: list[list[str]]
     left: float

@@ -1,4 +1,5 @@
-"""The house as it stands: what each room is for, what it imports, how long its files and functions are.
+"""The house as it stands: what each room is for, what it imports, how long its files and functions
+are.
 
 python -m tools.docs.house                                prints rooms and sizes; exits 1 where a limit is passed
 python -m tools.docs.house --write docs/architecture.md   puts table and picture there: docs/pictures/house.svg
@@ -24,7 +25,8 @@ _BEGIN, _END = "<!-- rooms: -->\n", "<!-- :rooms -->"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Lines of the files and functions of one package, each list ascending, with where they stand."""
+    """Lines of the files and functions of one package, each list ascending, with where they
+    stand."""
 
     package: str
     files: list[tuple[int, str]]
@@ -56,7 +58,8 @@ class Sizes:
 
 
 def sizes(package: str) -> Sizes:
-    """Count the lines of a package; a function counts from its `def` to its end, docstring included."""
+    """Count the lines of a package; a function counts from its `def` to its end, docstring
+    included."""
     files, functions = [], []
     for name, path in modules(package):
         text = path.read_text(encoding="utf-8")

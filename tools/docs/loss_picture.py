@@ -33,7 +33,8 @@ _LINE, _GAP = 14.0, 8.0  # pixels between names and between panels
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All experts of a model at so many `bits` a weight, scales counted, and the KL divergence in nats a token."""
+    """All experts of a model at so many `bits` a weight, scales counted, and the KL divergence in
+    nats a token."""
 
     recipe: str
     bits: float
@@ -46,7 +47,8 @@ def read(page: str) -> dict[str, list[Row]]:
 
 
 def drawing(models: dict[str, list[Row]]) -> Drawing:
-    """A panel for each model, one below another on equal scales; a line for each recipe, with its name at its end."""
+    """A panel for each model, one below another on equal scales; a line for each recipe, with its
+    name at its end."""
     rows = [row for own in models.values() for row in own]
     frame = Frame(width=WIDTH, height=232, right=96, top=24)
     most = max(row.bits for row in rows)

@@ -1,4 +1,5 @@
-"""docs/models.md: which families open and which are refused, with the reason, and in which formats they were tested.
+"""docs/models.md: which families open and which are refused, with the reason, and in which formats
+they were tested.
 
 python -m tools.docs.models                          prints the page
 python -m tools.docs.models --write docs/models.md   writes it

@@ -1,7 +1,8 @@
-"""The rooms of the four packages, and which rooms each may import: one table for the test, the picture and the listing.
+"""The rooms of the four packages, and which rooms each may import: one table for the test, the
+picture and the listing.
 
-A room is a folder of a package, or one of the few modules that stand flat beside the folders. What a room is for stands
-in the docstring of its `__init__.py`.
+A room is a folder of a package, or one of the few modules that stand flat beside the folders. What
+a room is for stands in the docstring of its `__init__.py`.
 """
 
 import ast
@@ -67,7 +68,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "cli": "commands tune show shared bundled",
     },
 }
-"""By package and room: the rooms of the same package that it may import. A package's own `__init__` may import any."""
+"""By package and room: the rooms of the same package that it may import. A package's own `__init__`
+may import any."""
 
 WITHOUT_TORCH = ("policies", "control", "replay", "search")
 """Rooms of `runtime` that decide: they import no torch, neither themselves nor by way of others."""
@@ -78,7 +80,8 @@ DATA = {"moectl": {"demo", "traces"}}
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import of our own code: the module that imports, the line, and the module or name that it asks for."""
+    """One import of our own code: the module that imports, the line, and the module or name that it
+    asks for."""
 
     module: str
     line: int
@@ -93,14 +96,16 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
 
 
 def room_of(name: str) -> tuple[str, str]:
-    """Package and room of a module or of a name in one; the package's own `__init__` is the room ``""``."""
+    """Package and room of a module or of a name in one; the package's own `__init__` is the room
+    ``""``."""
     package, _, rest = name.partition(".")
     room = rest.partition(".")[0]
     return package, room if room in ROOMS[package] else ""
 
 
 def imports(name: str, path: Path) -> Iterator[Import]:
-    """Every import of our own packages in a file, wherever it stands: at the top, in a function, for types only."""
+    """Every import of our own packages in a file, wherever it stands: at the top, in a function,
+    for types only."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             asked = [alias.name for alias in node.names]

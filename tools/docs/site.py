@@ -1,4 +1,5 @@
-"""Generated pages of the site: one for each command from its `--help`, the tables of the store, and SECURITY.md.
+"""Generated pages of the site: one for each command from its `--help`, the tables of the store, and
+SECURITY.md.
 
 MkDocs calls `on_config` and `on_files` when it builds (mkdocs.yml names this file as a hook).
 """
@@ -75,7 +76,8 @@ def pages() -> dict[str, str]:
 
 
 def _by_panel(named: Iterable[tuple[str, TyperCommand | TyperOption]]) -> list[tuple[str, dict]]:
-    """Commands or options by the panel of `--help` in which they stand, in its order; "" for those in none."""
+    """Commands or options by the panel of `--help` in which they stand, in its order; "" for those
+    in none."""
     panels: dict[str, dict] = {}
     for name, one in named:
         panels.setdefault(one.rich_help_panel or "", {})[name] = one

@@ -1,4 +1,5 @@
-"""The table of the store's tables in docs/profile.md, from the schema; tools/docs/site.py makes a page of every column.
+"""The table of the store's tables in docs/profile.md, from the schema; tools/docs/site.py makes a
+page of every column.
 
 python -m tools.docs.tables                          prints it
 python -m tools.docs.tables --write docs/profile.md  puts it there

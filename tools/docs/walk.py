@@ -1,11 +1,12 @@
-"""Run the commands of the documents that take long for tests, as they stand, and write below each block when it was.
+"""Run the commands of the documents that take long for tests, as they stand, and write below each
+block when it was.
 
 python -m tools.docs.walk              every block marked `console`, some hours of them
 python -m tools.docs.walk tune report  those of these pages
 
-A page has a folder of its own, with moectl as it is installed and nothing on the path. It is empty, or for a page
-that shows `python -m tools...` a clone of what is committed, so that nothing is written to these pages but the date. A
-line that fails ends the walk.
+A page has a folder of its own, with moectl as it is installed and nothing on the path. It is empty,
+or for a page that shows `python -m tools...` a clone of what is committed, so that nothing is
+written to these pages but the date. A line that fails ends the walk.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""Offloading on a GPU beside the lower bound by bytes, plain transformers and Accelerate: JSON and a table.
+"""Offloading on a GPU beside the lower bound by bytes, plain transformers and Accelerate: JSON and
+a table.
 
     python -m tools.gpu.bench --out report.json --table table.md
 
-Random weights of two published shapes, routing skewed and alike from token to token (tools.gpu.models), budgets from 5
-to 100 %. It ends within `--limit` seconds; rows that are not measured by then say so. Every row is written at once.
-`--tiny` runs the same with very small models on any machine, over an emulated link without a GPU; its figures do not
-apply to a GPU.
+Random weights of two published shapes, routing skewed and alike from token to token
+(tools.gpu.models), budgets from 5 to 100 %. It ends within `--limit` seconds; rows that are not
+measured by then say so. Every row is written at once. `--tiny` runs the same with very small models
+on any machine, over an emulated link without a GPU; its figures do not apply to a GPU.
 """
 
 import argparse
@@ -97,7 +98,8 @@ def _rows(
     told: dict,
     deadline_s: float,
 ) -> Iterator[Row]:
-    """Rows of plain transformers, then of moectl and Accelerate; facts on the model are added to `told`."""
+    """Rows of plain transformers, then of moectl and Accelerate; facts on the model are added to
+    `told`."""
     from runtime.model.open import open_model
     from runtime.tiers.ram import RamStore
 
@@ -131,7 +133,8 @@ def _rows(
 
 @dataclass(frozen=True)
 class Runs:
-    """The measurements of one model by moectl and Accelerate, rows with a target first; `told` holds facts on it."""
+    """The measurements of one model by moectl and Accelerate, rows with a target first; `told`
+    holds facts on it."""
 
     name: str
     opened: MoeModel
@@ -237,7 +240,8 @@ class Runs:
 def _plain(
     folder: Path, device: str, text: Text, active: int, rates: Rates, told: dict
 ) -> list[Row]:
-    """Rows of every implementation of transformers; statistics of the routing are added to `told`."""
+    """Rows of every implementation of transformers; statistics of the routing are added to
+    `told`."""
     from tools.bench.resident import STOCK, plain_model
 
     try:

@@ -1,12 +1,13 @@
-"""Checks moectl on a GPU: exactness, hidden copy time and speed beside the plain model, as lines for readers and as
-lines of JSON.
+"""Checks moectl on a GPU: exactness, hidden copy time and speed beside the plain model, as lines
+for readers and as lines of JSON.
 
     python -m tools.gpu.check --out report.jsonl
 
-It needs torch with CUDA, transformers, numpy, safetensors and rich, and room for 5 GB on disk, in pinned memory and on
-the GPU (less with `--layers`). Without a GPU it says so, writes a line whose `gpu` is null, and ends with exit code 0;
-with one, the exit code is 1 if a check failed. Each group of checks runs in a process of its own: after an error of
-CUDA all that follows in its process fails.
+It needs torch with CUDA, transformers, numpy, safetensors and rich, and room for 5 GB on disk, in
+pinned memory and on the GPU (less with `--layers`). Without a GPU it says so, writes a line whose
+`gpu` is null, and ends with exit code 0; with one, the exit code is 1 if a check failed. Each group
+of checks runs in a process of its own: after an error of CUDA all that follows in its process
+fails.
 """
 
 import argparse
@@ -111,8 +112,8 @@ def _tell(check: Check) -> Check:
 
 
 def forget() -> None:
-    """Free the GPU memory of a check before the next one. Without a GPU skip it: a collection takes longer than most
-    checks."""
+    """Free the GPU memory of a check before the next one. Without a GPU skip it: a collection takes
+    longer than most checks."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()

@@ -1,5 +1,5 @@
-"""A session as on a GPU, without one: kernels by triton's interpreter, streams that do everything at once, and counts
-of what a driver would be asked. Import it under the interpreter only."""
+"""A session as on a GPU, without one: kernels by triton's interpreter, streams that do everything
+at once, and counts of what a driver would be asked. Import it under the interpreter only."""
 
 import threading
 from collections import Counter
@@ -32,7 +32,8 @@ class Stream:
 
 
 class Event:
-    """Has ended once the host has waited for it or for one that was recorded later: the most work."""
+    """Has ended once the host has waited for it or for one that was recorded later: the most
+    work."""
 
     recorded = ended = 0
 

@@ -1,4 +1,5 @@
-"""Recorded routing for tools.gpu.bench: of its own texts, for perfect prefetching, and of others, for tuning."""
+"""Recorded routing for tools.gpu.bench: of its own texts, for perfect prefetching, and of others,
+for tuning."""
 
 from dataclasses import replace
 from operator import attrgetter
@@ -53,8 +54,8 @@ def known_future(opened: MoeModel, text: Text, *, link: str) -> Artefacts:
 
 
 def tuned(opened: MoeModel, text: Text, rates: Rates, *, budget: str, link: str) -> Tried:
-    """The fastest lossless policies that fetch misses and need no artefacts, by replays of these texts; measure them
-    on other texts."""
+    """The fastest lossless policies that fetch misses and need no artefacts, by replays of these
+    texts; measure them on other texts."""
     search = Forecast(opened, text, rates, link=link).search(budget)
     if not has_numba():  # the search also replays the published presets, some of which need it
         drawn = space.drawn(_candidates(), CANDIDATES, seed=0)
@@ -64,7 +65,8 @@ def tuned(opened: MoeModel, text: Text, rates: Rates, *, budget: str, link: str)
 
 
 class Forecast:
-    """Replays of these texts with times measured here, as `moectl tune` and `moectl plan` make them."""
+    """Replays of these texts with times measured here, as `moectl tune` and `moectl plan` make
+    them."""
 
     def __init__(self, opened: MoeModel, text: Text, rates: Rates, *, link: str) -> None:
         self._trace = recorded(opened, text, link=link, prefetch=_SEEN_AHEAD)

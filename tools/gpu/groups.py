@@ -1,5 +1,6 @@
-"""Groups of measurements, each in a process of its own with its own limit: an error that spoils a CUDA context, or a
-kernel that never ends, costs one group. Each result is a line of JSON, written as it comes."""
+"""Groups of measurements, each in a process of its own with its own limit: an error that spoils a
+CUDA context, or a kernel that never ends, costs one group. Each result is a line of JSON, written
+as it comes."""
 
 import json
 import os
@@ -26,8 +27,8 @@ _LAST_LINES = 5  # of what a group that fails said, kept as its reason
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A module to run with `arguments`; it prints lines of JSON, and anything else for readers. It is ended after
-    `limit_s` seconds."""
+    """A module to run with `arguments`; it prints lines of JSON, and anything else for readers. It
+    is ended after `limit_s` seconds."""
 
     name: str
     module: str
@@ -41,8 +42,9 @@ def tell(**figures: object) -> None:
 
 
 def run_groups(groups: Sequence[Group], out: Path, *, limit_s: float) -> list[dict]:
-    """Run the groups one after another within `limit_s` seconds, and append each line to `out` as it comes, with the
-    name of its group. The last line of a group has `ended`: `well`, or why not."""
+    """Run the groups one after another within `limit_s` seconds, and append each line to `out` as
+    it comes, with the name of its group. The last line of a group has `ended`: `well`, or why
+    not."""
     begin_s, lines = time.monotonic(), []
     with out.open("a", encoding="utf-8") as file:
 

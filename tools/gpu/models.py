@@ -1,8 +1,10 @@
-"""Models of published shapes with random weights but realistic routing: skewed, and similar from token to token.
+"""Models of published shapes with random weights but realistic routing: skewed, and similar from
+token to token.
 
-Random routers spread over all experts alike, and tokens share no more than chance: nothing could be cached. Here one
-channel of every token is constant and gives each expert a popularity, by Zipf's law, drawn anew in every layer; and
-every token belongs to a topic, which a text keeps for a while, so that its tokens resemble each other.
+Random routers spread over all experts alike, and tokens share no more than chance: nothing could be
+cached. Here one channel of every token is constant and gives each expert a popularity, by Zipf's
+law, drawn anew in every layer; and every token belongs to a topic, which a text keeps for a while,
+so that its tokens resemble each other.
 """
 
 from dataclasses import dataclass
@@ -31,8 +33,8 @@ SMALLEST = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model to make: `kind` names transformers' classes; `layers` of the `published` number, by default. A sparse
-    one has no experts on disk."""
+    """A model to make: `kind` names transformers' classes; `layers` of the `published` number, by
+    default. A sparse one has no experts on disk."""
 
     kind: str
     layers: int
@@ -101,7 +103,8 @@ SHAPES = {
 
 
 def save(shape: Shape, folder: Path, *, layers: int, device: str, tiny: bool) -> None:
-    """Write such a model, in bfloat16 and with every layer's experts in one tensor, which is what Accelerate can load.
+    """Write such a model, in bfloat16 and with every layer's experts in one tensor, which is what
+    Accelerate can load.
 
     It is made on `device`, as random numbers come slowly on a CPU.
     """
@@ -166,8 +169,8 @@ def texts(vocabulary: int, *, count: int, length: int, seed: int = 0) -> list[np
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Means over layers: the share of a token's experts that the previous token selected, the same by chance, and the
-    share of all selections on the busiest quarter of the experts."""
+    """Means over layers: the share of a token's experts that the previous token selected, the same
+    by chance, and the share of all selections on the busiest quarter of the experts."""
 
     repeated: float
     by_chance: float

@@ -1,5 +1,5 @@
-"""A driver for Triton without a GPU: kernels are compiled and launched by Triton's own code, and then nothing runs, but
-for the kernels that send a token's ids, or counters, to the host."""
+"""A driver for Triton without a GPU: kernels are compiled and launched by Triton's own code, and
+then nothing runs, but for the kernels that send a token's ids, or counters, to the host."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -64,7 +64,8 @@ class NullDriver:
 
 
 class NullGraph:
-    """In the place of `torch.cuda.CUDAGraph`: a replay sends the letters that were captured, and does nothing else."""
+    """In the place of `torch.cuda.CUDAGraph`: a replay sends the letters that were captured, and
+    does nothing else."""
 
     under_way: "NullGraph | None" = None
     made: ClassVar[list["NullGraph"]] = []

@@ -1,10 +1,11 @@
 """Runs the tests of the kernels for GPUs with the oldest Triton that they support, on any machine.
 
-    python -m tools.gpu.oldest_triton
-    python -m tools.gpu.oldest_triton --folder ~/triton-3.6 tests/runtime/kernels/test_compiled_gpu.py
+    python -m tools.gpu.oldest_triton python -m tools.gpu.oldest_triton --folder ~/triton-3.6
+    tests/runtime/kernels/test_compiled_gpu.py
 
-It installs that Triton, and a numpy that its interpreter works with, into a folder of their own, and puts that folder
-first on the path of pytest: the environment stays as it is. A folder that has them is used again.
+It installs that Triton, and a numpy that its interpreter works with, into a folder of their own,
+and puts that folder first on the path of pytest: the environment stays as it is. A folder that has
+them is used again.
 """
 
 import argparse
@@ -39,8 +40,8 @@ def install(folder: Path) -> None:
 
 
 def run(folder: Path, tests: list[str]) -> int:
-    """Run the tests with the packages of `folder`, and return pytest's exit code. Raises RuntimeError where another
-    Triton would be tested."""
+    """Run the tests with the packages of `folder`, and return pytest's exit code. Raises
+    RuntimeError where another Triton would be tested."""
     environment = os.environ | {"PYTHONPATH": str(folder)}
     ask = [sys.executable, "-c", "import triton; print(triton.__version__)"]
     found = subprocess.run(

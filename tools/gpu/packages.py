@@ -7,5 +7,6 @@ from runtime.session.settings import EXACT, FUSED
 
 
 def experts_by(device: str | torch.device) -> str:
-    """The setting of who computes experts there: our kernels, which on a CPU are numba's, or torch."""
+    """The setting of who computes experts there: our kernels, which on a CPU are numba's, or
+    torch."""
     return EXACT if torch.device(device).type == "cpu" and not has_numba() else FUSED

@@ -1,13 +1,15 @@
-"""Microseconds of Python that a decoded token's experts take of the host in each layer, by who decides, without a GPU.
+"""Microseconds of Python that a decoded token's experts take of the host in each layer, by who
+decides, without a GPU.
 
     python -m tools.gpu.python_cost
     python -m tools.gpu.python_cost --road "device decides" --profile
 
-A very small model with 64 experts, 8 selected, that a stand-in for a GPU serves: Triton compiles the kernels for
-compute capability 9.0 and launches them by its own code, up to the driver, which does nothing; streams and events do
-nothing. From the call of a layer's experts to its return: CPU time of the thread, without attention, norms and routers.
-A driver's own time for a launch, a copy or an event is not in it. Experts are drawn at random; where they are not all
-resident, the budget has room for .7 of them. And the whole forward of a token that is replayed as CUDA graphs, which
+A very small model with 64 experts, 8 selected, that a stand-in for a GPU serves: Triton compiles
+the kernels for compute capability 9.0 and launches them by its own code, up to the driver, which
+does nothing; streams and events do nothing. From the call of a layer's experts to its return: CPU
+time of the thread, without attention, norms and routers. A driver's own time for a launch, a copy
+or an event is not in it. Experts are drawn at random; where they are not all resident, the budget
+has room for .7 of them. And the whole forward of a token that is replayed as CUDA graphs, which
 send letters and do nothing else, with attention, norms and routers in them.
 """
 
@@ -111,8 +113,9 @@ def measured(
 def replayed_us(
     opened: MoeModel, settings: Settings, driver: NullDriver, *, tokens: int
 ) -> list[float]:
-    """Microseconds of each token's forward, replayed as graphs: with hooks, counters and the few operations before,
-    between and behind them, by torch on a CPU. What routers say is drawn at random before each token."""
+    """Microseconds of each token's forward, replayed as graphs: with hooks, counters and the few
+    operations before, between and behind them, by torch on a CPU. What routers say is drawn at
+    random before each token."""
     us, random, num_experts = [], np.random.default_rng(0), opened.shape.num_experts
     NullGraph.made.clear()
     with counted_gpu.with_mailbox(Session(opened, settings)) as session:
@@ -138,7 +141,8 @@ def _silent(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def _time(
     experts, count: int, us: list[float], driver: NullDriver, profiler: cProfile.Profile | None
 ) -> None:
-    """Make a layer's experts note the time of each call, with experts at random; what they return is not computed."""
+    """Make a layer's experts note the time of each call, with experts at random; what they return
+    is not computed."""
     run, random = experts.moectl_forward, np.random.default_rng(count)
 
     def timed(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The rows of tools.gpu.bench: one for each way to run a model, beside the lower bound by its bytes."""
+"""The rows of tools.gpu.bench: one for each way to run a model, beside the lower bound by its
+bytes."""
 
 import statistics
 import time
@@ -23,7 +24,8 @@ _COPIED = 256 << 20  # bytes, more than a GPU's cache holds
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bytes per second of the link, and of the fast tier's memory (reads and writes of a copy within it)."""
+    """Bytes per second of the link, and of the fast tier's memory (reads and writes of a copy
+    within it)."""
 
     link: float
     memory: float
@@ -31,7 +33,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Sequences of one length, of which the first `prompt` tokens are the prompt; the first sequence warms up."""
+    """Sequences of one length, of which the first `prompt` tokens are the prompt; the first
+    sequence warms up."""
 
     sequences: list[np.ndarray]
     prompt: int
@@ -44,9 +47,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to run a model: milliseconds of a prompt and of a decoded token, bytes moved and stall of the latter, all
-    of them means. `floor_ms`: the longer of bytes moved over the link's rate and bytes read over memory's.
-    `predicted_ms`: what a replay with measured times says of a decoded token.
+    """One way to run a model: milliseconds of a prompt and of a decoded token, bytes moved and
+    stall of the latter, all of them means. `floor_ms`: the longer of bytes moved over the link's
+    rate and bytes read over memory's. `predicted_ms`: what a replay with measured times says of a
+    decoded token.
 
     A row without decoding has bytes and floor of its prompts.
     """
@@ -73,7 +77,8 @@ class Row:
 
 
 def attempt(name: str, budget: str, measure: Callable[[], Row]) -> Row:
-    """The row, or a row with the reason of its failure, so that an error does not hide other rows."""
+    """The row, or a row with the reason of its failure, so that an error does not hide other
+    rows."""
     try:
         return measure()
     except Exception as error:
@@ -101,7 +106,8 @@ def link_rate(device: str) -> float:
 
 
 def active_nbytes(opened: MoeModel) -> int:
-    """Bytes that a decoded token reads: its experts and all other weights but the embedding table."""
+    """Bytes that a decoded token reads: its experts and all other weights but the embedding
+    table."""
     model, shape = opened.model, opened.shape
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
@@ -198,8 +204,8 @@ def session_row(
 def prompt_row(
     opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates
 ) -> Row:
-    """A row of moectl on prompts, the first of which warms up; the floor counts each wanted expert once and no
-    arithmetic."""
+    """A row of moectl on prompts, the first of which warms up; the floor counts each wanted expert
+    once and no arithmetic."""
     from tools.gpu.timing import finish
 
     device, seconds, stall_s = opened.model.device, [], []
@@ -246,7 +252,8 @@ def _budget(settings: Settings) -> str:
 def accelerate_row(
     opened: MoeModel, folder: Path, budget: str, text: Text, *, device: str, threads: int
 ) -> Row:
-    """A row of Accelerate with equal bytes of experts on the device and the rest on the host, in its own process."""
+    """A row of Accelerate with equal bytes of experts on the device and the rest on the host, in
+    its own process."""
     from profilers.compare.peers import PEERS, PeerTask, read_apart
 
     others = sum(one.nbytes for one in opened.model.parameters() if not one.is_meta)

@@ -2,12 +2,13 @@
 
     python -m tools.gpu.session 1 --out session.jsonl
 
-Stage 1: the machine and its link, page-locking, kernels by the device's clock, capture in a CUDA graph, exactness in
-float32, tokens as CUDA graphs against launches one by one, decisions on the host against those on the device. Stage 2:
-exactness in bfloat16, replicas, overlap, OLMoE, a trace of eight tokens. Stage 3: a model of Qwen3-30B-A3B's shape at
-several budgets. Stage 4: Mixtral's shape and Accelerate. Each group of measurements runs in a process of its own with
-its own limit; each result is written at once as a line of JSON, and a table at the end. It needs no network, neither
-duckdb nor datasets, and numba only where experts are computed on the host.
+Stage 1: the machine and its link, page-locking, kernels by the device's clock, capture in a CUDA
+graph, exactness in float32, tokens as CUDA graphs against launches one by one, decisions on the
+host against those on the device. Stage 2: exactness in bfloat16, replicas, overlap, OLMoE, a trace
+of eight tokens. Stage 3: a model of Qwen3-30B-A3B's shape at several budgets. Stage 4: Mixtral's
+shape and Accelerate. Each group of measurements runs in a process of its own with its own limit;
+each result is written at once as a line of JSON, and a table at the end. It needs no network,
+neither duckdb nor datasets, and numba only where experts are computed on the host.
 
 `--device cpu --tiny` tries all of it on any machine; its figures say nothing about a GPU.
 """

@@ -1,5 +1,5 @@
-"""Models that are larger than a disk has room for: dense weights as usual, experts as a hole in the file, and contents
-made where they are needed."""
+"""Models that are larger than a disk has room for: dense weights as usual, experts as a hole in the
+file, and contents made where they are needed."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,8 @@ _KINDS, _SPREAD = 8, 0.02  # different experts in rotation; standard deviation o
 
 
 def save(config, folder: Path, *, device: str, give_routing) -> None:
-    """Write a checkpoint in bfloat16 whose experts are a hole, which reads as zeros and takes no room."""
+    """Write a checkpoint in bfloat16 whose experts are a hole, which reads as zeros and takes no
+    room."""
     model = build_skeleton(config, torch.bfloat16)
     experts = {id(one) for layer in moe_layers(model) for one in layer.experts.parameters()}
     random = torch.Generator(device).manual_seed(0)

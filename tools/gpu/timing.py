@@ -1,5 +1,5 @@
-"""Times of kernels by the device's own clock: calls are captured in a CUDA graph and replayed, so that what Python
-needs to launch them does not count."""
+"""Times of kernels by the device's own clock: calls are captured in a CUDA graph and replayed, so
+that what Python needs to launch them does not count."""
 
 import time
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import torch
 
 
 def microseconds(work: Callable[[int], object], turns: int, calls: int, device: str) -> float:
-    """Microseconds of one call of `work`, which gets the number of its turn and does not wait for the device. On a CPU
-    by the host's clock."""
+    """Microseconds of one call of `work`, which gets the number of its turn and does not wait for
+    the device. On a CPU by the host's clock."""
     for turn in range(turns):
         work(turn)  # compiles, and makes room
     return (
@@ -42,8 +42,8 @@ def _replayed(work: Callable[[int], object], turns: int, calls: int, device: str
 
 
 def device_microseconds(work: Callable[[], object], calls: int, device: str) -> float:
-    """Microseconds of one call of `work`, which queues on the current stream, from its first operation on the device to
-    its last. On a CPU by the host's clock."""
+    """Microseconds of one call of `work`, which queues on the current stream, from its first
+    operation on the device to its last. On a CPU by the host's clock."""
     if device == "cpu":
         return host_microseconds(lambda turn: work(), 1, calls, device)
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))

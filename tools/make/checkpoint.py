@@ -1,10 +1,13 @@
-"""Write a random Mixture-of-Experts checkpoint of any size, one layer at a time: only one layer is ever in memory.
+"""Write a random Mixture-of-Experts checkpoint of any size, one layer at a time: only one layer is
+ever in memory.
 
-    python tools/make/checkpoint.py OUT --family olmoe --layers 10 --experts 64 --hidden 1024 --intermediate 512
+    python tools/make/checkpoint.py OUT --family olmoe --layers 10 --experts 64 --hidden 1024
+    --intermediate 512
 
-makes 2 GiB in bfloat16: one shard a layer, in the layout that published checkpoints have (one tensor per expert and
-projection), with a tokenizer of bytes. Routers and weights are random: good for measuring memory, time and
-exactness of loading, not for measuring anything that depends on what routers have learned.
+makes 2 GiB in bfloat16: one shard a layer, in the layout that published checkpoints have (one
+tensor per expert and projection), with a tokenizer of bytes. Routers and weights are random: good
+for measuring memory, time and exactness of loading, not for measuring anything that depends on what
+routers have learned.
 """
 
 import argparse
@@ -83,7 +86,8 @@ def make_config(
 
 
 def layer_tensors(single: PreTrainedConfig, layer: int, *, fused: bool) -> dict[str, torch.Tensor]:
-    """The stored tensors of decoder layer `layer`, made as a model of one; layer 0 brings embeddings, norm and head."""
+    """The stored tensors of decoder layer `layer`, made as a model of one; layer 0 brings
+    embeddings, norm and head."""
     model = AutoModelForCausalLM.from_config(single, dtype=torch.bfloat16)
     tensors = model.state_dict() if fused else revert_weight_conversion(model, model.state_dict())
     return {
@@ -94,7 +98,8 @@ def layer_tensors(single: PreTrainedConfig, layer: int, *, fused: bool) -> dict[
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Every byte is a token, plus one pair, without which llama.cpp opens no vocabulary, and one that ends a text."""
+    """Every byte is a token, plus one pair, without which llama.cpp opens no vocabulary, and one
+    that ends a text."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
     merges = [("t", "h")]
     tokenizer = Tokenizer(

@@ -1,4 +1,5 @@
-"""What the demo model is worth on text it never saw: perplexity by kind, and how much its routers have learned."""
+"""What the demo model is worth on text it never saw: perplexity by kind, and how much its routers
+have learned."""
 
 import json
 import math
@@ -22,10 +23,10 @@ LENGTH, NUM_TOKENS = 256, 12 * 1024  # of a held-out sequence; of held-out text 
 class Figures:
     """On one kind of text; the lists have one value a layer.
 
-    `overlap`: mean share of a token's selected experts that the next token selects too; top_k / num_experts if chosen
-    blindly.
-    `popularity`: what that share would be if every token chose by the experts' popularity alone.
-    `use_entropy`: entropy of how often each expert is selected, 1 when all are used alike.
+    `overlap`: mean share of a token's selected experts that the next token selects too; top_k /
+    num_experts if chosen blindly. `popularity`: what that share would be if every token chose by
+    the experts' popularity alone. `use_entropy`: entropy of how often each expert is selected, 1
+    when all are used alike.
     """
 
     num_tokens: int
@@ -87,7 +88,8 @@ def entropy(counts: torch.Tensor) -> torch.Tensor:
 
 
 def measure(folder: Path) -> dict[str, Figures]:
-    """The figures of the saved checkpoint, computed in float32, on held-out text of every kind this machine has."""
+    """The figures of the saved checkpoint, computed in float32, on held-out text of every kind this
+    machine has."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return {kind: figures(model, held_out_sequences(kind, tokenizer)) for kind in present_kinds()}

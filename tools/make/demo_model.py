@@ -1,8 +1,10 @@
-"""Trains the bundled model: a small OLMoE on text that every CPython ships and on generated word problems.
+"""Trains the bundled model: a small OLMoE on text that every CPython ships and on generated word
+problems.
 
-`python -m tools.make.demo_model --minutes 40` makes moectl/demo/ anew: checkpoint, tokenizer, figures and card.
-With `--hidden 96 --intermediate 64 --experts 24 --out FOLDER` it makes a model with experts of other shapes, without
-a card. The state is kept in `--work` while training, and the same command goes on from it.
+`python -m tools.make.demo_model --minutes 40` makes moectl/demo/ anew: checkpoint, tokenizer,
+figures and card. With `--hidden 96 --intermediate 64 --experts 24 --out FOLDER` it makes a model
+with experts of other shapes, without a card. The state is kept in `--work` while training, and the
+same command goes on from it.
 """
 
 import argparse
@@ -50,7 +52,8 @@ class Plan:
 
 
 def train_tokenizer(texts: dict[str, list[str]]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over an equal amount of each kind; digits stay single, so that sums can be learned."""
+    """Byte-level BPE over an equal amount of each kind; digits stay single, so that sums can be
+    learned."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -115,7 +118,8 @@ def new_model(plan: Plan) -> OlmoeForCausalLM:
 
 
 def batch(streams: dict[str, np.ndarray], step: int, *, seed: int) -> torch.Tensor:
-    """Windows of the streams, each of one kind: int64 [B, T]. Given by seed and step alone, also in a resumed run."""
+    """Windows of the streams, each of one kind: int64 [B, T]. Given by seed and step alone, also in
+    a resumed run."""
     random = np.random.default_rng([seed, step])
     length = LENGTHS[step % len(LENGTHS)]
     shares = np.array([SHARES[kind] for kind in streams])
@@ -207,7 +211,8 @@ def keep(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, r
 
 
 def restore(plan: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict | None:
-    """What is known of the unfinished run in `plan.work`, its weights put in place; None when there is none."""
+    """What is known of the unfinished run in `plan.work`, its weights put in place; None when there
+    is none."""
     if not (plan.work / "state.pt").is_file():
         return None
     state = torch.load(plan.work / "state.pt", weights_only=True)

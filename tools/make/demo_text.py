@@ -20,7 +20,8 @@ TRAINING_PROBLEMS, HELD_OUT_PROBLEMS = 750, 20
 
 
 def kind_documents(kind: str, *, held_out: bool) -> Iterator[Document]:
-    """The training or the held-out documents of one kind, in an order that is the same everywhere."""
+    """The training or the held-out documents of one kind, in an order that is the same
+    everywhere."""
     if kind == "problems":
         seed, count = (
             (HELD_OUT_SEED, HELD_OUT_PROBLEMS) if held_out else (TRAINING_SEED, TRAINING_PROBLEMS)
@@ -30,5 +31,6 @@ def kind_documents(kind: str, *, held_out: bool) -> Iterator[Document]:
 
 
 def present_kinds() -> list[str]:
-    """The kinds this machine has: the interpreter's C headers come with its development files only."""
+    """The kinds this machine has: the interpreter's C headers come with its development files
+    only."""
     return [kind for kind in SHARES if next(kind_documents(kind, held_out=False), None)]

@@ -2,8 +2,9 @@
 
     python -m tools.make.demo_trace tests/data/demo-trace.parquet
 
-Probabilities, one-layer predictions and embeddings are kept to `MANTISSA_BITS` bits, predictions farther ahead and
-those of fitted predictors to fewer, so that the file stays small; the router's choice and its weights are exact.
+Probabilities, one-layer predictions and embeddings are kept to `MANTISSA_BITS` bits, predictions
+farther ahead and those of fitted predictors to fewer, so that the file stays small; the router's
+choice and its weights are exact.
 """
 
 import argparse
@@ -77,7 +78,8 @@ def shortened(values: np.ndarray, bits: int = MANTISSA_BITS) -> np.ndarray:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """As `write_parquet`, packed tighter: bytes of one significance lie together and compress better."""
+    """As `write_parquet`, packed tighter: bytes of one significance lie together and compress
+    better."""
     floats = [
         f"{name}.list.element" for name in ("weights", "probabilities", "predicted", "learned")
     ]

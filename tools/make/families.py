@@ -1,7 +1,8 @@
-"""Small random models of every family of transformers whose experts go through its experts interface.
+"""Small random models of every family of transformers whose experts go through its experts
+interface.
 
-`tiny(family)` gives one in float32. `FAMILIES` has the config fields, by `model_type`, in which a family differs from
-what it is given alike; fields that a config does not have are left out.
+`tiny(family)` gives one in float32. `FAMILIES` has the config fields, by `model_type`, in which a
+family differs from what it is given alike; fields that a config does not have are left out.
 """
 
 from collections.abc import Mapping
@@ -233,12 +234,13 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "awq": ("mixtral",),
     "nvfp4": ("deepseek_v3", "qwen3_moe"),
 }
-"""By format: families that are published so and tested so; a multimodal one has the format in its text_config."""
+"""By format: families that are published so and tested so; a multimodal one has the format in its
+text_config."""
 
 
 def tiny(family: str, sizes: Mapping[str, object] = MappingProxyType({})) -> PreTrainedModel:
-    """A random model of a family, float32, in evaluation mode; multimodal ones have their vision tower. `sizes` replace
-    fields of its text model that are alike for all families."""
+    """A random model of a family, float32, in evaluation mode; multimodal ones have their vision
+    tower. `sizes` replace fields of its text model that are alike for all families."""
     config = _config(CONFIG_MAPPING[family], FAMILIES[family], sizes, is_text=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

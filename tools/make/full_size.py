@@ -1,11 +1,12 @@
 """Write a checkpoint of random weights at a published size, in the layout in which it is published.
 
-    python -m tools.make.full_size gpt-oss-20b OUT
-    python -m tools.make.full_size qwen3-30b-a3b-fp8 OUT --set num_hidden_layers=2 --set num_experts=16
+    python -m tools.make.full_size gpt-oss-20b OUT python -m tools.make.full_size qwen3-30b-a3b-fp8
+    OUT --set num_hidden_layers=2 --set num_experts=16
 
-Names, dtypes, shapes and config.json are those of the published checkpoints; the numbers are slices of one block of
-random ones, so that it takes little memory and no longer than the disk. The tokenizer has 256 bytes. Good for measuring
-memory, time and exactness of loading, not for measuring anything that depends on what routers have learned.
+Names, dtypes, shapes and config.json are those of the published checkpoints; the numbers are slices
+of one block of random ones, so that it takes little memory and no longer than the disk. The
+tokenizer has 256 bytes. Good for measuring memory, time and exactness of loading, not for measuring
+anything that depends on what routers have learned.
 """
 
 import argparse
@@ -28,7 +29,9 @@ _STEP = (
     15_485_863  # numbers from the beginning of a tensor in its block to that of the next; a prime
 )
 _STD = 0.02  # of weights, as at the beginning of training
-_EMBEDDED_STD = 8  # so large that tokens stay apart through all layers: else attention makes them alike, and routers too
+# so large that tokens stay apart through all layers: else attention makes them alike, and routers
+# too
+_EMBEDDED_STD = 8
 _FP8_STD = 64  # of codes: the largest of a million is below the largest of e4m3, 448
 _EXPONENTS = (119, 122)  # of MXFP4: codes have a standard deviation of 3
 
@@ -36,7 +39,8 @@ _EXPONENTS = (119, 122)  # of MXFP4: codes have a standard deviation of 3
 def make(
     model: str, folder: Path, *, changes: Mapping[str, int] | None = None, seed: int = 0
 ) -> int:
-    """Write the checkpoint `model` to `folder`, with these entries of its config changed; return the bytes of it."""
+    """Write the checkpoint `model` to `folder`, with these entries of its config changed; return
+    the bytes of it."""
     config = CONFIGS[model](changes or {})
     folder.mkdir(parents=True, exist_ok=True)
     tensors = list(entries(config))
@@ -49,7 +53,8 @@ def make(
 
 
 def entries(config: Mapping) -> Iterator[Entry]:
-    """Every tensor of the checkpoint, layer by layer; other than experts as transformers' model has them."""
+    """Every tensor of the checkpoint, layer by layer; other than experts as transformers' model has
+    them."""
     given = {
         name: value
         for name, value in config.items()
@@ -115,7 +120,8 @@ _EXPERTS = {"fp8": _fp8_experts, "mxfp4": _mxfp4_experts}
 
 
 class _Blocks:
-    """Blocks of random numbers, as bytes; every tensor begins elsewhere in its block and goes round in it."""
+    """Blocks of random numbers, as bytes; every tensor begins elsewhere in its block and goes round
+    in it."""
 
     def __init__(self, tensors: Sequence[Entry], seed: int) -> None:
         # Odd, so that rows of large matrices do not begin at the same places of the block again.

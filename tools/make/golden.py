@@ -1,4 +1,5 @@
-"""Counts what every policy does on the checked-in trace, and writes the golden file that the tests compare with.
+"""Counts what every policy does on the checked-in trace, and writes the golden file that the tests
+compare with.
 
     python -m tools.make.golden                rewrite tests/data/golden.json for the whole table of policies
     python -m tools.make.golden eviction/lru   only this row; the others stay as they are

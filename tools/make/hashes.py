@@ -1,9 +1,11 @@
-"""Writes hashes.txt: the versions of constraints.txt, each with the sha256 of the files that pip may install.
+"""Writes hashes.txt: the versions of constraints.txt, each with the sha256 of the files that pip
+may install.
 
     python -m tools.make.hashes                          with the files that the package index has for this machine
     python -m tools.make.hashes --besides torch-*.whl    and files from elsewhere, such as torch for the CPU
 
-Asks pip what it would install, without installing it. What the index's torch needs besides, for CUDA, is added.
+Asks pip what it would install, without installing it. What the index's torch needs besides, for
+CUDA, is added.
 """
 
 import argparse
@@ -27,7 +29,8 @@ Hashes = dict[tuple[str, str], set[str]]  # by name and version
 
 
 def resolved() -> Hashes:
-    """What pip would install of constraints.txt, and whatever that needs. Raises CalledProcessError."""
+    """What pip would install of constraints.txt, and whatever that needs. Raises
+    CalledProcessError."""
     asked = ["install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-", "-r"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", *asked, CONSTRAINTS], stdout=subprocess.PIPE, check=True
@@ -63,7 +66,8 @@ def text_of(hashes: Hashes) -> str:
 
 
 def _key(name: str, version: str) -> tuple[str, str]:
-    """The name as constraints.txt has it, and the version without a build's own part: 2.13.0+cpu is 2.13.0."""
+    """The name as constraints.txt has it, and the version without a build's own part: 2.13.0+cpu is
+    2.13.0."""
     return re.sub(r"[-_.]+", "-", name).lower(), version.partition("+")[0]
 
 

@@ -1,9 +1,11 @@
-"""Write a checkpoint again with its experts in few bits, in a layout in which large models are published.
+"""Write a checkpoint again with its experts in few bits, in a layout in which large models are
+published.
 
     python -m tools.make.published MODEL OUT --format mxfp4
 
-Weights are rounded to nearest: 8-bit floats in blocks of 128 x 128, 4-bit floats or signed integers with a scale for 32
-weights. All other tensors are copied. For models whose checkpoints have a tensor for each matrix.
+Weights are rounded to nearest: 8-bit floats in blocks of 128 x 128, 4-bit floats or signed integers
+with a scale for 32 weights. All other tensors are copied. For models whose checkpoints have a
+tensor for each matrix.
 """
 
 import argparse
@@ -23,7 +25,8 @@ Tensors = dict[str, torch.Tensor]
 Encode = Callable[[torch.Tensor], Tensors]
 """The tensors by role that hold a matrix [out, in] in few bits."""
 Choose = Callable[[str, torch.Tensor], Encode | None]
-"""What encodes the matrices of a stored tensor, by its name and numbers; None where it is left as it is."""
+"""What encodes the matrices of a stored tensor, by its name and numbers; None where it is left as
+it is."""
 
 _BLOCK, _GROUP = 128, 32
 _INDEX = "model.safetensors.index.json"
@@ -35,8 +38,8 @@ def is_expert(name: str, tensor: torch.Tensor) -> bool:
 
 
 def publish(model: Path, out: Path, quantization: Mapping, choose: Choose) -> Tensors:
-    """Write the checkpoint `model` to `out` with chosen matrices as the config entry `quantization` says; return the
-    numbers that these now stand for, by the names of their parameters."""
+    """Write the checkpoint `model` to `out` with chosen matrices as the config entry `quantization`
+    says; return the numbers that these now stand for, by the names of their parameters."""
     stated = stated_quantisation({"quantization_config": quantization})
     shutil.copytree(model, out, ignore=shutil.ignore_patterns("*.safetensors"))
     numbers: Tensors = {}
@@ -60,7 +63,8 @@ def publish(model: Path, out: Path, quantization: Mapping, choose: Choose) -> Te
 def _encode(
     tensor: torch.Tensor, name: str, spelling: Spelling, encode: Encode, stored: Tensors
 ) -> torch.Tensor:
-    """Put the tensors of a matrix [out, in], or of those of all experts, into `stored`; return its numbers."""
+    """Put the tensors of a matrix [out, in], or of those of all experts, into `stored`; return its
+    numbers."""
     stem = name.removesuffix(".weight") if spelling.is_module else name
     if tensor.dim() == 2:
         roles = encode(tensor)
@@ -91,8 +95,8 @@ def fp8(matrix: torch.Tensor) -> Tensors:
 
 
 def mxfp4(matrix: torch.Tensor) -> Tensors:
-    """4-bit floats; the exponent of a group is that of its largest number, less that of the type's largest (OCP
-    Microscaling 1.0, section 6.3)."""
+    """4-bit floats; the exponent of a group is that of its largest number, less that of the type's
+    largest (OCP Microscaling 1.0, section 6.3)."""
     groups = matrix.float().unflatten(1, (-1, _GROUP))
     exponent = groups.abs().amax(dim=2).clamp(min=2.0**-100).log2().floor() - 2
     values = torch.tensor(E2M1[:8])

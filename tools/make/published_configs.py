@@ -1,4 +1,5 @@
-"""The config.json of checkpoints that are published in few bits, by the size that is written in full size."""
+"""The config.json of checkpoints that are published in few bits, by the size that is written in
+full size."""
 
 from collections.abc import Callable, Mapping
 

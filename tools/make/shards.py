@@ -19,7 +19,8 @@ Content = Callable[["Entry"], Iterator[memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor of a shard: its name, its dtype as safetensors calls it, its shape and what fills it."""
+    """A tensor of a shard: its name, its dtype as safetensors calls it, its shape and what fills
+    it."""
 
     name: str
     dtype: str
@@ -34,8 +35,8 @@ class Entry:
 def write_shards(
     folder: Path, entries: Iterable[Entry], content: Content, *, shard_nbytes: int
 ) -> int:
-    """Write the tensors in their order into shards of at most `shard_nbytes` bytes, unless a tensor is larger, and the
-    index beside them. Return the bytes of all files."""
+    """Write the tensors in their order into shards of at most `shard_nbytes` bytes, unless a tensor
+    is larger, and the index beside them. Return the bytes of all files."""
     shards = _divided(entries, shard_nbytes)
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
@@ -61,8 +62,8 @@ def _divided(entries: Iterable[Entry], shard_nbytes: int) -> list[list[Entry]]:
 
 
 def _write_shard(path: Path, entries: Sequence[Entry], content: Content) -> None:
-    """Write one file with its tensors in the order of safetensors' own writer: by dtype, then by name. What is written
-    leaves the page cache, which is smaller than a checkpoint."""
+    """Write one file with its tensors in the order of safetensors' own writer: by dtype, then by
+    name. What is written leaves the page cache, which is smaller than a checkpoint."""
     dtypes = list(_ITEM_NBYTES)
     entries = sorted(entries, key=lambda entry: (dtypes.index(entry.dtype), entry.name))
     with path.open("wb") as file:

@@ -1,4 +1,5 @@
-"""Arithmetic word problems with worked answers, written by a seeded generator: text of our own, without end."""
+"""Arithmetic word problems with worked answers, written by a seeded generator: text of our own,
+without end."""
 
 import itertools
 import random

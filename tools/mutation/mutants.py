@@ -1,9 +1,9 @@
 """Mutants of a source file, one small change each, and whether its tests kill them.
 
-What is changed and how is cosmic-ray's (the extra `mutation`); of its operators those are left out whose mutants
-cannot but fail, such as a division that becomes a shift. A mutant is never written: a child process, forked when all
-that is not ours is imported, imports it in place of the file. Compiled loops run as plain Python, so that they are
-mutated like any other code.
+What is changed and how is cosmic-ray's (the extra `mutation`); of its operators those are left out
+whose mutants cannot but fail, such as a division that becomes a shift. A mutant is never written: a
+child process, forked when all that is not ours is imported, imports it in place of the file.
+Compiled loops run as plain Python, so that they are mutated like any other code.
 """
 
 import ast
@@ -60,7 +60,8 @@ _COMPILERS = ("part", "exact_part", "kernel")  # decorators without effect where
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A mutated file, relative to the root: the line, the `change` in readable form, and the whole source."""
+    """A mutated file, relative to the root: the line, the `change` in readable form, and the whole
+    source."""
 
     path: str
     line: int
@@ -94,16 +95,19 @@ def seconds_of(name: str, tests: Sequence[str]) -> float:
 
 
 def is_killed(mutant: Mutant, tests: Sequence[str], *, limit_s: int) -> bool:
-    """Whether a test fails, or takes more CPU seconds than the limit, or three times as many seconds."""
+    """Whether a test fails, or takes more CPU seconds than the limit, or three times as many
+    seconds."""
     return _in_a_child(mutant, mutant.path, tests, limit_s=limit_s)[0] != 0
 
 
 def _prepare(path: str) -> None:
-    """Import the third-party packages that tests of this file need, once, in the environment that children inherit."""
+    """Import the third-party packages that tests of this file need, once, in the environment that
+    children inherit."""
     os.environ |= {
         "NUMBA_DISABLE_JIT": "1",  # a compiled cache would hide the mutant
         "OMP_NUM_THREADS": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the search for plugins takes longer than most tests
+        # the search for plugins takes longer than most tests
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     for name in _THEIRS if path.startswith(_WITHOUT_MODELS) else (*_THEIRS, *_OF_MODELS):
         importlib.import_module(name)
@@ -198,8 +202,8 @@ def _positions(operator: object, source: str) -> list[tuple[tuple[int, int], tup
 
 
 def _spans_left_out(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Spans of (line, column) that are not mutated: annotations, compiling decorators, and the star of keyword-only
-    arguments."""
+    """Spans of (line, column) that are not mutated: annotations, compiling decorators, and the star
+    of keyword-only arguments."""
     for number, line in enumerate(source.splitlines(), start=1):
         yield from (
             ((number, star.start()), (number, star.end())) for star in re.finditer(r"\*(?=,)", line)

@@ -1,4 +1,5 @@
-"""Runs the tests of every mutant of the code that decides on experts, bits and memory, and reports survivors.
+"""Runs the tests of every mutant of the code that decides on experts, bits and memory, and reports
+survivors.
 
     pip install -e '.[test,mutation]'
     python -m tools.mutation.mutate                                  all files of the table below: tens of minutes
@@ -6,8 +7,9 @@
     python -m tools.mutation.mutate --sample 40 runtime/links/link.py   40 of its mutants, drawn with a fixed seed
     python -m tools.mutation.mutate --write                          and put the tables into docs/mutation.md
 
-Prints tried, killed and what survived of every file. On the page each survivor has its reason, which is kept when the
-page is written again; one that is new says that it has none, and is to be looked at.
+Prints tried, killed and what survived of every file. On the page each survivor has its reason,
+which is kept when the page is written again; one that is new says that it has none, and is to be
+looked at.
 """
 
 import argparse
@@ -185,7 +187,8 @@ TESTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one file: the number of mutants that were tried, the survivors, and the number that there are."""
+    """The result of one file: the number of mutants that were tried, the survivors, and the number
+    that there are."""
 
     path: str
     tried: int
@@ -204,7 +207,8 @@ class Outcome:
 
 def outcome_of(path: str, tests: Sequence[str], *, sample: int | None = None) -> Outcome:
     """Try every mutant of a file, or a `sample` of them that is the same every time."""
-    # Twice the usual time and some seconds for a busy machine; a mutant that takes longer counts as an endless loop.
+    # Twice the usual time and some seconds for a busy machine; a mutant that takes longer counts as
+    # an endless loop.
     limit_s = int(2 * seconds_of(path, tests) + 5)
     every = list(mutants(path))
     tried = (

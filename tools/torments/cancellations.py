@@ -1,4 +1,5 @@
-"""Cancellations of requests, class 18 of tests/faults: each is a function of a case and its session."""
+"""Cancellations of requests, class 18 of tests/faults: each is a function of a case and its
+session."""
 
 import threading
 from collections.abc import Callable
@@ -71,7 +72,8 @@ def session_closed(case: EngineCase, session: Session) -> None:
 
 
 def threads(case: EngineCase, session: Session) -> None:
-    """Generations on several threads, one of which is broken off: the others get all of their tokens."""
+    """Generations on several threads, one of which is broken off: the others get all of their
+    tokens."""
     prompts = [case.prompt() for _ in range(3)]
     alone = [[token.token_id for token in session.generate(prompt, _SHORT)] for prompt in prompts]
     aborted, found = case.rng.randrange(3), [[] for _ in prompts]
@@ -94,7 +96,8 @@ def threads(case: EngineCase, session: Session) -> None:
 
 
 def in_turns(case: EngineCase, session: Session) -> None:
-    """Generations interleaved pass by pass: one is closed, another may fail, the others get all of their tokens."""
+    """Generations interleaved pass by pass: one is closed, another may fail, the others get all of
+    their tokens."""
     prompts = [case.prompt() for _ in range(3)]
     alone = [[token.token_id for token in session.generate(prompt, _SHORT)] for prompt in prompts]
     case.faults.mend()
@@ -131,7 +134,8 @@ def _step(generation: Generation, ids: list[int]) -> bool:
 
 
 def row_aborted(case: EngineCase, session: Session) -> None:
-    """One request of a batch is dropped between two tokens; the others continue as in the plain model."""
+    """One request of a batch is dropped between two tokens; the others continue as in the plain
+    model."""
     keep = case.rng.sample(range(3), 2)
     ours = _without_a_row(case, session.forward, keep)
     theirs = _without_a_row(case, case.plain if case.is_exact else session.forward, keep)

@@ -1,4 +1,5 @@
-"""A torment in a process of its own: a crash, a hang or too much memory ends that process and is reported."""
+"""A torment in a process of its own: a crash, a hang or too much memory ends that process and is
+reported."""
 
 import multiprocessing
 import os
@@ -89,7 +90,8 @@ class Cell:
 
 
 def _cell(pipe: Connection, torment: type[cases.Torment], ground: Path, seed: int) -> None:
-    """Answer once after the preparation, with its error if any, then with fault, loss and peak for each number."""
+    """Answer once after the preparation, with its error if any, then with fault, loss and peak for
+    each number."""
     os.setsid()
     os.environ["OMP_NUM_THREADS"] = "1"  # read by torch when it is first imported
     try:

@@ -1,5 +1,5 @@
-"""A digest of what a run wrote, without its number and its times: the same command gives the same digest, row by
-row."""
+"""A digest of what a run wrote, without its number and its times: the same command gives the same
+digest, row by row."""
 
 import hashlib
 import json
@@ -10,13 +10,15 @@ import pyarrow.compute as pc
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 
-# Parameters and columns that depend on the clock, on the machine's load or on the numbers of other runs.
+# Parameters and columns that depend on the clock, on the machine's load or on the numbers of other
+# runs.
 _VARYING = frozenset(("job", "artefacts", "spread", "pace", "load", "after", "profile_run"))
 _TIMES = {"bench": frozenset(("ttft_ms", "tpot_ms", "tokens_per_s", "exposed_ms"))}
 
 
 def content_hash(store: Store, run_id: int) -> str:
-    """sha256 of a run: of the command, model, data and parameters that made it, and of every row of its tables, sorted.
+    """sha256 of a run: of the command, model, data and parameters that made it, and of every row of
+    its tables, sorted.
 
     Hardware that is measured again gives another digest. Raises BadInput as `Store.read` does.
     """

@@ -1,4 +1,5 @@
-"""Random requests for torments: prompts, sampling options, and the fields of a generation_config.json."""
+"""Random requests for torments: prompts, sampling options, and the fields of a
+generation_config.json."""
 
 import random
 from collections.abc import Callable, Mapping

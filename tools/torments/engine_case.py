@@ -1,4 +1,5 @@
-"""One case of the torment `engine_faults`: a session under faults, and the check that later requests are exact."""
+"""One case of the torment `engine_faults`: a session under faults, and the check that later
+requests are exact."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -24,8 +25,8 @@ class EngineCase:
         self.expected = self._expected()
 
     def _expected(self) -> list[list[torch.Tensor]]:
-        """The logits of every request: the plain model's where a session must equal it bit for bit, else those of a
-        session without faults."""
+        """The logits of every request: the plain model's where a session must equal it bit for bit,
+        else those of a session without faults."""
         with self.session() as session:
             self.is_exact = lossless.is_exact(session)
             if self.is_exact:
@@ -33,7 +34,8 @@ class EngineCase:
             return [lossless.said(session, request) for request in self.model.requests]
 
     def run(self, name: str, fault: "Fault") -> None:
-        """Meet the fault in a session one to three times; later requests must be exact. Raises Lost."""
+        """Meet the fault in a session one to three times; later requests must be exact. Raises
+        Lost."""
         try:
             with installed(self.faults), self.session() as session:
                 for _ in range(self.rng.randint(1, 3)):
@@ -69,7 +71,8 @@ class EngineCase:
         )
 
     def differs(self, ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> str:
-        """How the logits differ. Split experts add up in order of arrival, so that bfloat16 may route otherwise."""
+        """How the logits differ. Split experts add up in order of arrival, so that bfloat16 may
+        route otherwise."""
         is_owed = self.is_exact or self.model.opened.dtype is torch.float32
         return lossless.differs(ours, theirs, to_the_bit=self.is_exact) if is_owed else ""
 

@@ -1,4 +1,5 @@
-"""Invariants of a session after any fault: the controller's state, contents of slots, threads, files, memory."""
+"""Invariants of a session after any fault: the controller's state, contents of slots, threads,
+files, memory."""
 
 import gc
 import threading
@@ -12,7 +13,8 @@ from tools.torments.cases import Lost
 
 
 def check(session: Session, after: str) -> None:
-    """Raises Lost unless the controller's state is consistent and every slot holds the expert assigned to it."""
+    """Raises Lost unless the controller's state is consistent and every slot holds the expert
+    assigned to it."""
     try:
         session.validate()
     except AssertionError as problem:

@@ -1,4 +1,5 @@
-"""Links with injected faults, for torments and tests: the real links, with faults where bytes move."""
+"""Links with injected faults, for torments and tests: the real links, with faults where bytes
+move."""
 
 import threading
 import time
@@ -18,8 +19,9 @@ _LONG_S = 60.0  # longer than a thread waits on a busy machine
 
 
 class Faults:
-    """The faults to inject. `issuing`, `moving` and `landing` are called with the number of the issue, of the transfer
-    and of the query for completion; they may raise, sleep, or return False. `patience_s` is the disk link's timeout."""
+    """The faults to inject. `issuing`, `moving` and `landing` are called with the number of the
+    issue, of the transfer and of the query for completion; they may raise, sleep, or return False.
+    `patience_s` is the disk link's timeout."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,7 +116,8 @@ def failing(at: int, error: Callable[[], BaseException]) -> Callable[[int], None
 
 
 def failing_from(at: int, error: Callable[[], BaseException]) -> Callable[[int], None]:
-    """A fault that raises on number `at` and on all later ones: a single one may be an unused prefetch."""
+    """A fault that raises on number `at` and on all later ones: a single one may be an unused
+    prefetch."""
 
     def fault(number: int) -> None:
         if number >= at:

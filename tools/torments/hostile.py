@@ -1,4 +1,5 @@
-"""Generators of hostile files, and the check of their outcome: a result or a Problem, within limits of time and memory.
+"""Generators of hostile files, and the check of their outcome: a result or a Problem, within limits
+of time and memory.
 
 All random choices use the generator that is passed in, so that a seed repeats a case.
 """
@@ -61,7 +62,8 @@ TEXTS = (
 
 
 def refusal(what: str, call: Callable[[], object]) -> Problem | None:
-    """The Problem that `call` raised, None on success. Raises Lost for any other error, and for a late one."""
+    """The Problem that `call` raised, None on success. Raises Lost for any other error, and for a
+    late one."""
     try:
         with _bounded():
             call()
@@ -85,7 +87,8 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def altered(value: object, rng: random.Random) -> object:
-    """A copy of a JSON value with one to three of its parts replaced, removed, renamed or exchanged."""
+    """A copy of a JSON value with one to three of its parts replaced, removed, renamed or
+    exchanged."""
     value = json.loads(json.dumps(value))
     for _ in range(rng.choice((1, 1, 2, 3))):
         places = list(_places(value))
@@ -109,7 +112,8 @@ def odd(rng: random.Random) -> object:
 
 
 def as_text(value: object, rng: random.Random) -> str:
-    """JSON text, sometimes with a duplicate key, deep nesting, or a number of thousands of digits."""
+    """JSON text, sometimes with a duplicate key, deep nesting, or a number of thousands of
+    digits."""
     text = json.dumps(value, ensure_ascii=rng.random() < 0.9)
     twist = rng.random()
     if twist < 0.05 and text.startswith("{") and len(text) > 2:

@@ -14,7 +14,8 @@ _WATCHED = str(ROOT / "runtime")
 
 
 class Instructions:
-    """Counts instructions of `runtime` on this thread; raises KeyboardInterrupt before number `at`, if given."""
+    """Counts instructions of `runtime` on this thread; raises KeyboardInterrupt before number `at`,
+    if given."""
 
     def __init__(self, at: int | None = None) -> None:
         self.count, self._at = 0, at

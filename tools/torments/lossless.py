@@ -63,7 +63,8 @@ _TOLERANCE = 1e-4  # relative to the largest logit
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A batch of prompts [B, S], the tokens [B, n] that follow, and the plain model's logits of each pass."""
+    """A batch of prompts [B, S], the tokens [B, n] that follow, and the plain model's logits of
+    each pass."""
 
     prompts: torch.Tensor
     tokens: torch.Tensor
@@ -119,8 +120,8 @@ class Model:
 
 
 class Models:
-    """Every family, with fields of its config varied, in every dtype, each in one of the formats; made at its first
-    use."""
+    """Every family, with fields of its config varied, in every dtype, each in one of the formats;
+    made at its first use."""
 
     def __init__(self, ground: Path) -> None:
         self._ground, self._made = ground, {}
@@ -209,8 +210,8 @@ def said(session: Session, request: Request) -> list[torch.Tensor]:
 
 
 def is_exact(session: Session) -> bool:
-    """Whether the session must equal the plain model bit for bit. Split experts and compiled kernels add in another
-    order, which in bfloat16 changes the routing."""
+    """Whether the session must equal the plain model bit for bit. Split experts and compiled
+    kernels add in another order, which in bfloat16 changes the routing."""
     return session.parts.fast.split is None and not session.parts.is_fused
 
 

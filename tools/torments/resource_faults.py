@@ -1,4 +1,5 @@
-"""Faults of links and of memory, class 17 of tests/faults: each is a function of a case and its session."""
+"""Faults of links and of memory, class 17 of tests/faults: each is a function of a case and its
+session."""
 
 import random
 import threading
@@ -96,7 +97,8 @@ def building_fails(case: EngineCase, session: Session) -> None:
 
 
 def many(case: EngineCase, session: Session) -> None:
-    """A thousand requests, every tenth of which fails: memory does not grow after the first hundred."""
+    """A thousand requests, every tenth of which fails: memory does not grow after the first
+    hundred."""
     for number in range(_MANY):
         if number == 100:
             before = Held.now()

@@ -5,8 +5,9 @@
     python -m tools.torments.torture --only against_generate --cases 2000       so many cases of one torment
     python -m tools.torments.torture --only killed --case 17                    one case again
 
-Each torment (tools/torments) runs in a process of its own, so that a crash, a hang or exhausted memory counts as a loss
-and does not end the run. Exits 1 if anything was lost, and prints how to repeat it.
+Each torment (tools/torments) runs in a process of its own, so that a crash, a hang or exhausted
+memory counts as a loss and does not end the run. Exits 1 if anything was lost, and prints how to
+repeat it.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""The commands that torments kill or starve, and what each leaves: runs in a store, or a file or folder beside it."""
+"""The commands that torments kill or starve, and what each leaves: runs in a store, or a file or
+folder beside it."""
 
 import hashlib
 import random

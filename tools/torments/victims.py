@@ -1,4 +1,5 @@
-"""Commands of moectl in child processes that are killed or run out of disk, and checks of what they wrote.
+"""Commands of moectl in child processes that are killed or run out of disk, and checks of what they
+wrote.
 
 A child is forked from a process with all imports done, so that it starts at once.
 """
@@ -44,7 +45,8 @@ _WORDS = (
     "all",
     "day",
 )
-# Calls that may change files: a process killed there is the most likely to leave something half done.
+# Calls that may change files: a process killed there is the most likely to leave something half
+# done.
 _EVENTS = frozenset(
     (
         "execute",
@@ -78,7 +80,8 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """SIGKILL `after_s`, counted from the event of this number if there is one, else from the start."""
+    """SIGKILL `after_s`, counted from the event of this number if there is one, else from the
+    start."""
 
     after_s: float
     event: int | None = None
@@ -119,7 +122,8 @@ class Victims:
         )
 
     def known(self, command: str, *, has_runs: bool, times: int = 1) -> tuple[Runs, Ended]:
-        """All runs after this many undisturbed executions of the command, and how the last one ended."""
+        """All runs after this many undisturbed executions of the command, and how the last one
+        ended."""
         times = times if command == "learn" else 1  # learned maps change the next run
         key = (command, has_runs, times)
         if key not in self._known:
@@ -137,7 +141,8 @@ class Victims:
         return folder
 
     def check(self, command: str, folder: Path, *, has_runs: bool, times: int = 0) -> int:
-        """Check that nothing is lost, partial or wrong; return how often the command has completed (`times` before)."""
+        """Check that nothing is lost, partial or wrong; return how often the command has completed
+        (`times` before)."""
         before = found(self.with_runs if has_runs else self.without)
         if before and not (folder / "moe.duckdb").exists():
             raise Lost(f"{command}: the store is gone")
@@ -156,8 +161,8 @@ class Victims:
     def finish(
         self, command: str, folder: Path, *, has_runs: bool, times: int
     ) -> tuple[StoreFinding, ...]:
-        """Run the command again, which must give the undisturbed result; return the files left beside the store. It had
-        completed `times` before."""
+        """Run the command again, which must give the undisturbed result; return the files left
+        beside the store. It had completed `times` before."""
         if not (times and command in NEW_FOLDER):
             self._whole(command, folder)
         now, wanted = found(folder), self.known(command, has_runs=has_runs, times=times + 1)[0]
@@ -216,7 +221,8 @@ class Child:
 
 
 def found(folder: Path) -> Runs:
-    """The contents of the store in a folder, after reading every row and every replica file, and the outputs."""
+    """The contents of the store in a folder, after reading every row and every replica file, and
+    the outputs."""
     path = folder / "moe.duckdb"
     if not path.exists():
         return outputs(folder)

@@ -23,8 +23,8 @@ from moectl.show.render import (
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to see under a name: tables by their key in JSON, facts that only JSON shows, and tables that are
-    printed in place of those of JSON, if any."""
+    """What there is to see under a name: tables by their key in JSON, facts that only JSON shows,
+    and tables that are printed in place of those of JSON, if any."""
 
     name: str
     sheets: Mapping[str, Sheet]
@@ -36,9 +36,11 @@ class View:
 def inspect(
     name: str, store: Path, *, run: int | None, layer: int | None, verify: bool = False
 ) -> View:
-    """Return the view of a name; with `verify`, replica files are read and compared with their hashes.
+    """Return the view of a name; with `verify`, replica files are read and compared with their
+    hashes.
 
-    Raises BadUsage (unknown name or layer), BadInput (store, replica files) and Incompatible (store).
+    Raises BadUsage (unknown name or layer), BadInput (store, replica files) and Incompatible
+    (store).
     """
     if verify and name != "replicas":
         raise BadUsage(

@@ -25,7 +25,8 @@ from moectl.show.render import Heatmap, Sheet, human_bytes
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """An artefact in an open store: the run that wrote it, the shape of its model, and the layer asked for."""
+    """An artefact in an open store: the run that wrote it, the shape of its model, and the layer
+    asked for."""
 
     store: Store
     run: StoredRun
@@ -62,7 +63,8 @@ def find_artefact(
 
 
 def _shape(store: Store, run: StoredRun) -> Shape:
-    """Return the shape of the run's model; a split keeps its own when the store does not hold its model."""
+    """Return the shape of the run's model; a split keeps its own when the store does not hold its
+    model."""
     shapes = {model.model_id: model.shape for model in store.models()}
     return shapes[run.info.model_id] if run.info.model_id else Shape(**run.info.parameters["shape"])
 
@@ -196,4 +198,5 @@ ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] = 
     "maps": ("expert_maps", maps),
     "predictors": ("predictors", predictors),
 }
-"""By the name that `moectl inspect` takes: the table of the store, and the function that shows it."""
+"""By the name that `moectl inspect` takes: the table of the store, and the function that shows
+it."""

@@ -1,4 +1,5 @@
-"""`moectl inspect store --verify`: compare every row and every replica file with what the runs recorded."""
+"""`moectl inspect store --verify`: compare every row and every replica file with what the runs
+recorded."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,7 +38,8 @@ def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
 def verified(store: Path, *, model: str | None) -> Verified:
     """Check a store, and compare it with a checkpoint, a folder or hub id, if one is named.
 
-    Raises BadInput, Incompatible and OutOfResources when the store or the checkpoint cannot be opened.
+    Raises BadInput, Incompatible and OutOfResources when the store or the checkpoint cannot be
+    opened.
     """
     with Store.open(store, read_only=True) as opened:
         checked = check_store(opened)

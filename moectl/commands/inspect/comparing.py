@@ -1,4 +1,5 @@
-"""Compares a store with a checkpoint: the fingerprint of its model, and the source of every replica."""
+"""Compares a store with a checkpoint: the fingerprint of its model, and the source of every
+replica."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -16,8 +17,8 @@ from runtime.model.open import MoeModel
 
 
 def compared(store: Store, name: str) -> list[StoreFinding]:
-    """Return a finding if the store does not hold the model `name`, a folder or hub id, and one for each run whose
-    replicas are of other weights. Every expert that has replicas is read once.
+    """Return a finding if the store does not hold the model `name`, a folder or hub id, and one for
+    each run whose replicas are of other weights. Every expert that has replicas is read once.
 
     Raises BadInput for a model that cannot be opened.
     """
@@ -68,8 +69,8 @@ def _other_sources(store: Store, runs: list[StoredRun], opened: MoeModel) -> Ite
 
 
 def _source(path: Path) -> str | None:
-    """Return the hash of the expert that a file was made of, None for a file that cannot be read, which has a finding
-    of its own."""
+    """Return the hash of the expert that a file was made of, None for a file that cannot be read,
+    which has a finding of its own."""
     try:
         return read_metadata(path).get(SOURCE, "")
     except BadInput:

@@ -71,7 +71,8 @@ def presets_in_brief(store: Path) -> list[Sheet]:
 
 
 def one_preset(name: str, store: Path) -> tuple[Sheet, Sheet]:
-    """The row of one preset, and the same from top to bottom. Raises BadUsage for an unknown name."""
+    """The row of one preset, and the same from top to bottom. Raises BadUsage for an unknown
+    name."""
     sheet = presets(store)
     rows = {row[0]: row for row in sheet.rows}
     if name not in rows:
@@ -144,4 +145,5 @@ KNOWLEDGE: dict[str, Callable[[Path], Sheet]] = {
     "policies": policies,
     "machines": machines,
 }
-"""By the name that `moectl inspect` takes. Presets come from the store too; the others do not read it."""
+"""By the name that `moectl inspect` takes. Presets come from the store too; the others do not read
+it."""

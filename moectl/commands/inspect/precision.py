@@ -1,4 +1,5 @@
-"""`moectl inspect precision`: what few bits cost on held-out text, by width and by the assignment of widths."""
+"""`moectl inspect precision`: what few bits cost on held-out text, by width and by the assignment
+of widths."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -48,10 +49,11 @@ class PrecisionRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRow:
-    """One assignment of bits to experts. Several draws have one row: means (geometric for ratios) and extremes.
+    """One assignment of bits to experts. Several draws have one row: means (geometric for ratios)
+    and extremes.
 
-    `share` is of the bytes of all experts in the checkpoint; `kl` is in nats, `loss_error` the standard error of a
-    draw's ratio.
+    `share` is of the bytes of all experts in the checkpoint; `kl` is in nats, `loss_error` the
+    standard error of a draw's ratio.
     """
 
     avg_bits: float
@@ -77,7 +79,8 @@ class PricedPrecision:
 
 
 def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
-    """Raise BadUsage for views that do not exist: all layers are priced together, with the newest replicas."""
+    """Raise BadUsage for views that do not exist: all layers are priced together, with the newest
+    replicas."""
     if heatmap or layer is not None or run is not None:
         raise BadUsage(
             "inspect precision prices the newest replicas of all layers: leave out --run, --layer, --heatmap"
@@ -160,7 +163,8 @@ def _prices(
 
 
 def _bench(priced: Sequence[tuple[BitAssignment, PrecisionPrice]]) -> pa.Table:
-    """Return a row of the table `bench` for each measurement; columns of time and traffic stay NULL."""
+    """Return a row of the table `bench` for each measurement; columns of time and traffic stay
+    NULL."""
     return pa.Table.from_pylist(
         [
             {

@@ -1,4 +1,5 @@
-"""`moectl inspect prefetch`: how well each prefetch policy predicts, how far ahead, and with what effect."""
+"""`moectl inspect prefetch`: how well each prefetch policy predicts, how far ahead, and with what
+effect."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

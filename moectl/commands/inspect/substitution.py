@@ -1,4 +1,5 @@
-"""`moectl inspect substitution`: what substituting resident experts for absent ones costs on held-out text."""
+"""`moectl inspect substitution`: what substituting resident experts for absent ones costs on
+held-out text."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -40,7 +41,8 @@ LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class SubstitutionRequest:
-    """The held-out text to measure on, the shares of resident experts, and the random draws of each share."""
+    """The held-out text to measure on, the shares of resident experts, and the random draws of each
+    share."""
 
     data: str
     tokens: int
@@ -51,10 +53,11 @@ class SubstitutionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SubstitutionRow:
-    """One policy under one set of limits at one share of residents: means over the draws, and the extreme ratios.
+    """One policy under one set of limits at one share of residents: means over the draws, and the
+    extreme ratios.
 
-    `absent` and `replaced` are shares of all ranks; the mean of the ratios is geometric; `loss_error` is the standard
-    error of the ratio of one draw, whose text is that of all.
+    `absent` and `replaced` are shares of all ranks; the mean of the ratios is geometric;
+    `loss_error` is the standard error of the ratio of one draw, whose text is that of all.
     """
 
     resident: float
@@ -107,7 +110,8 @@ def substitution(
 ) -> PricedSubstitution:
     """Price every metric's buddies and the controls on a model whose profile is in the store.
 
-    Raises BadInput (no store, no text), Incompatible (no profile of this model, or one without similarity).
+    Raises BadInput (no store, no text), Incompatible (no profile of this model, or one without
+    similarity).
     """
     torch.set_num_threads(threads)
     opened = open_quietly(name or str(demo_model()), device=device)
@@ -154,7 +158,8 @@ def show(priced: PricedSubstitution, *, as_json: bool) -> None:
 def _policies(
     opened: MoeModel, store: Path, run: int | None, *, name: str
 ) -> tuple[dict[str, Callable[[int], Miss]], np.ndarray]:
-    """Return, controls first, functions that make each policy for a draw, and the profile's entropy [L, 101]."""
+    """Return, controls first, functions that make each policy for a draw, and the profile's entropy
+    [L, 101]."""
     shape = opened.shape
     with Store.open(store, read_only=True) as stored:
         model = stored.require_model(

@@ -1,8 +1,9 @@
-"""One token's attention over a cache of keys and values, compiled by numba. Importing this module imports numba.
+"""One token's attention over a cache of keys and values, compiled by numba. Importing this module
+imports numba.
 
-Scores and sums are float32 without rounding in between. Numbers are read and written in place, by address, and `like`
-is an array of their type, uint16 for bfloat16, int16 for float16. Shapes: N heads, D numbers of a head, R of them
-rotated, S positions.
+Scores and sums are float32 without rounding in between. Numbers are read and written in place, by
+address, and `like` is an array of their type, uint16 for bfloat16, int16 for float16. Shapes: N
+heads, D numbers of a head, R of them rotated, S positions.
 """
 
 import numpy as np
@@ -40,8 +41,9 @@ def _turned(x, cos, other, sin, is_wide, like):
 
 @part
 def _rotate(row, half, cos, sin, is_paired, is_each, is_wide, like):
-    """Rotate the first R = 2 * half numbers of a head: neighbours if `is_paired`, otherwise the first half with the
-    second. If `is_each`, every number has its own angle in cos and sin [R], otherwise pair i has angle i."""
+    """Rotate the first R = 2 * half numbers of a head: neighbours if `is_paired`, otherwise the
+    first half with the second. If `is_each`, every number has its own angle in cos and sin [R],
+    otherwise pair i has angle i."""
     for i in range(half):
         a, b = (2 * i, 2 * i + 1) if is_paired else (i, i + half)
         of_a, of_b = (a, b) if is_each else (i, i)
@@ -50,14 +52,16 @@ def _rotate(row, half, cos, sin, is_paired, is_each, is_wide, like):
         row[b] = _turned(second, cos[of_b], first, sin[of_b], is_wide, like)
 
 
-NORM = "Tuple((int64, int64, float64, boolean))"  # span (0: no norm), address of weights, eps, is_rounded
+# span (0: no norm), address of weights, eps, is_rounded
+NORM = "Tuple((int64, int64, float64, boolean))"
 ORDER = "UniTuple(boolean, 4)"  # is_late, is_paired, is_each, is_wide
 TURN = "UniTuple(int64, 5)"  # is_float32, half, number of angles, addresses of cos and sin
 
 
 @called_part
 def prepare(values, dim, norm, order, turn, like):
-    """Normalise and rotate heads, values [N * D], in place. The norm comes after the rotation if `is_late`."""
+    """Normalise and rotate heads, values [N * D], in place. The norm comes after the rotation if
+    `is_late`."""
     span, weights, eps, is_rounded = norm
     is_late, is_paired, is_each, is_wide = order
     is_float32, half, angles, cos, sin = turn
@@ -87,7 +91,8 @@ def place(values, dim, out, step, like):
     nogil=True,
 )
 def prepare_heads(heads, dim, norm, order, turn, x, out, step, like):
-    """Normalise and rotate heads x [N, D] and write them to `out`, where they begin `step` numbers apart."""
+    """Normalise and rotate heads x [N, D] and write them to `out`, where they begin `step` numbers
+    apart."""
     values = read(x, heads * dim, like)
     prepare(values, dim, norm, order, turn, like)
     place(values, dim, out, step, like)
@@ -95,7 +100,8 @@ def prepare_heads(heads, dim, norm, order, turn, x, out, step, like):
 
 @called_part
 def _softmax(scores, sink):
-    """Turn scores [S] into weights in place. A sink takes its share of them; minus infinity: there is none."""
+    """Turn scores [S] into weights in place. A sink takes its share of them; minus infinity: there
+    is none."""
     most, total = sink, f32(0)
     for s in range(len(scores)):
         most = max(most, scores[s])
@@ -124,9 +130,10 @@ MASK = "UniTuple(int64, 2)"  # address, is_bool
 
 @called_part
 def attended(queries, sizes, scaling, sinks, cache, mask, like):
-    """Return [N * V]: the attention of heads, queries [N * D], to the S positions of keys [N / groups, S, D] and values
-    [N / groups, S, V], heads of which lie `key_step` and `value_step` numbers apart. The mask [S], boolean or added to
-    the scores, and sinks [N], float32, are absent where their address is 0."""
+    """Return [N * V]: the attention of heads, queries [N * D], to the S positions of keys [N /
+    groups, S, D] and values [N / groups, S, V], heads of which lie `key_step` and `value_step`
+    numbers apart. The mask [S], boolean or added to the scores, and sinks [N], float32, are absent
+    where their address is 0."""
     heads, groups, dim, value_dim = sizes
     keys, key_step, values, value_step, length = cache
     at_mask, is_bool = mask

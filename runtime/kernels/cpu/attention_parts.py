@@ -1,4 +1,5 @@
-"""The parts of an attention module that compiled code knows, recognised by the module's children, not by its name."""
+"""The parts of an attention module that compiled code knows, recognised by the module's children,
+not by its name."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ _OUTPUTS = ("o_proj", "out_proj")
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The linear layers, norms and sizes of an attention: `count` heads of `dim` numbers, `value_dim` in values;
-    `groups` of them share keys. `sinks` [N] is float32."""
+    """The linear layers, norms and sizes of an attention: `count` heads of `dim` numbers,
+    `value_dim` in values; `groups` of them share keys. `sinks` [N] is float32."""
 
     query: nn.Linear | QuantisedLinear
     key: nn.Linear | QuantisedLinear
@@ -56,9 +57,10 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How heads are rotated by their position: not at all (`is_still`), neighbours (`is_paired`) or halves; with an
-    angle for each number (`is_each`) or for each pair, of which there are then as many as are given (`is_half`) or half
-    as many; without rounding in between (`is_wide`); before their norm (`is_late`) or after it."""
+    """How heads are rotated by their position: not at all (`is_still`), neighbours (`is_paired`) or
+    halves; with an angle for each number (`is_each`) or for each pair, of which there are then as
+    many as are given (`is_half`) or half as many; without rounding in between (`is_wide`); before
+    their norm (`is_late`) or after it."""
 
     is_paired: bool = False
     is_each: bool = False

@@ -1,4 +1,5 @@
-"""Scales and codes of ggml's blocks as vectors, by the code that loads them. Importing this module imports numba."""
+"""Scales and codes of ggml's blocks as vectors, by the code that loads them. Importing this module
+imports numba."""
 
 from llvmlite import ir
 
@@ -47,7 +48,8 @@ def _first_of_each(
 
 
 def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
-    """Q4_K's and Q5_K's scales and minima, float32 [16]: four of these, four of those, and so on."""
+    """Q4_K's and Q5_K's scales and minima, float32 [16]: four of these, four of those, and so
+    on."""
     lower, upper = load(builder, block, vector(I8, 8), 4), load(builder, block, vector(I8, 4), 12)
     last = _joined(builder, [_bits(builder, upper, 0xF), _bits(builder, upper, 0xF, 4)])
     last = builder.or_(last, _bits(builder, lower, 0x30, 2))
@@ -110,7 +112,8 @@ def scales_iq4(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 
 
 def _less_32(builder: ir.IRBuilder, codes: ir.Value, block: ir.Value, start: int) -> ir.Value:
-    """The scale at this byte of a block times those of its groups, which are 32 less than their codes."""
+    """The scale at this byte of a block times those of its groups, which are 32 less than their
+    codes."""
     count = codes.type.count
     whole = spread(
         builder, float16_as_float(builder, load(builder, block, vector(I16, 1), start)), [0] * count
@@ -178,7 +181,8 @@ def codes_6k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
     return codes
 
 
-# Codes of 128 weights: 64 bytes as words, of which each has four; number i of every word in vector i
+# Codes of 128 weights: 64 bytes as words, of which each has four; number i of every word in vector
+# i
 
 
 def of_blocks(builder: ir.IRBuilder, block: ir.Value, start: int, nbytes: int) -> ir.Value:
@@ -231,7 +235,8 @@ def words_6k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value
 
 
 def _upper(builder: ir.IRBuilder, block: ir.Value, start: int, shifts: tuple[int, int]) -> ir.Value:
-    """32 bytes twice as words, moved down so that both have at the same place what belongs to the lower bits."""
+    """32 bytes twice as words, moved down so that both have at the same place what belongs to the
+    lower bits."""
     words = load(builder, block, vector(I16, LANES), start)
     amounts = [shift for shift in shifts for _ in range(LANES)]
     return builder.lshr(_joined(builder, [words, words]), ir.Constant(NUMBERS, amounts))

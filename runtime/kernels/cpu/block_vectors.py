@@ -1,8 +1,9 @@
 """Rows of ggml's blocks times one token, in vectors. Importing this module imports numba.
 
-With x in bfloat16 codes are multiplied in pairs: looked up in a table, or as 128 + code, whose bits are those of the
-code behind a constant; an x in float16 is the sum of two in bfloat16. With x in float32 they are converted. What is
-then too much, and minima, is taken off by `offsets`: of a block [16], each for the scale in its place.
+With x in bfloat16 codes are multiplied in pairs: looked up in a table, or as 128 + code, whose bits
+are those of the code behind a constant; an x in float16 is the sum of two in bfloat16. With x in
+float32 they are converted. What is then too much, and minima, is taken off by `offsets`: of a block
+[16], each for the scale in its place.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,8 +58,8 @@ _BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the ma
 
 
 class _Step(NamedTuple):
-    """One turn of the loop: its number, the addresses of a row's operands, and how many tokens in bfloat16 add up to
-    x, which take turns by steps."""
+    """One turn of the loop: its number, the addresses of a row's operands, and how many tokens in
+    bfloat16 add up to x, which take turns by steps."""
 
     builder: ir.IRBuilder
     number: ir.Value
@@ -85,8 +86,8 @@ _Add = Callable[[_Step, list[ir.Value]], list[ir.Value]]
 
 
 def _row(add: _Add, num_tokens: int = 1) -> Callable[..., float]:
-    """Return `dot(codes, x, offsets, table, num_steps)`: a row of blocks times x. `add` makes the sums after a step of
-    those before."""
+    """Return `dot(codes, x, offsets, table, num_steps)`: a row of blocks times x. `add` makes the
+    sums after a step of those before."""
 
     @intrinsic
     def dot(context, codes, x, offsets, table, num_steps):
@@ -126,7 +127,8 @@ def _four_blocks(start: int, scales_of: Callable) -> _Add:
 def _looked_up_times(
     step: _Step, table: ir.Value, words: ir.Value, x: ir.Value, place: int = 0
 ) -> ir.Value:
-    """The products of the numbers of 128 codes with those from this place, in bytes, of a token at x."""
+    """The products of the numbers of 128 codes with those from this place, in bytes, of a token at
+    x."""
     own = filled(SUMS, 0.0)
     for i in range(4):
         own = step.add_products(
@@ -201,8 +203,8 @@ def _floats_k(
     lanes: Sequence[int],
     factors_of: Callable | None,
 ) -> _Add:
-    """A block of 256 codes with x in float32; `lanes` has the scale of each 16, `factors_of` makes of these what
-    `offsets` are for."""
+    """A block of 256 codes with x in float32; `lanes` has the scale of each 16, `factors_of` makes
+    of these what `offsets` are for."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 8 * STEP)
@@ -278,7 +280,8 @@ def _numbers(builder: ir.IRBuilder, codes: ir.Value, half: int, less: int = 0) -
 
 
 def _e2m1(builder: ir.IRBuilder, codes: ir.Value, half: int) -> ir.Value:
-    """float32 of half of 32 floats of 4 bits: exponent and mantissa go where those of float32 meet."""
+    """float32 of half of 32 floats of 4 bits: exponent and mantissa go where those of float32
+    meet."""
     own = builder.zext(spread(builder, codes, range(LANES * half, LANES * (half + 1))), PAIRS)
     sign = builder.shl(builder.and_(own, filled(PAIRS, 8)), filled(PAIRS, 28))
     magnitude = builder.shl(builder.and_(own, filled(PAIRS, 7)), filled(PAIRS, 22))

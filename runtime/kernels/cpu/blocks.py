@@ -1,4 +1,5 @@
-"""Matrices of ggml's blocks, which have their scales inside, times one token. Importing this module imports numba."""
+"""Matrices of ggml's blocks, which have their scales inside, times one token. Importing this module
+imports numba."""
 
 import numpy as np
 
@@ -65,8 +66,9 @@ _IQ4_TABLE = 2  # of TABLES, behind FLOATS_4 and INTEGERS_4
 
 
 def _in_words(low: tuple[int, ...], high: tuple[int, ...]) -> np.ndarray:
-    """The order of a step of weights by words: a run of bytes has in its low halves the weights from a number of `low`
-    on, in its high ones those from a number of `high` on; of each word first the low byte."""
+    """The order of a step of weights by words: a run of bytes has in its low halves the weights
+    from a number of `low` on, in its high ones those from a number of `high` on; of each word first
+    the low byte."""
     starts = [(start, odd) for odd in (0, 1) for runs in (low, high) for start in runs]
     each = np.arange(0, STEP // len(low) // 2, 2)
     return np.concatenate([start + odd + each for start, odd in starts])
@@ -135,8 +137,9 @@ def _in_steps_of_two(x, order):
 
 @part
 def _offsets(x, kind, excess):
-    """What each scale of a block of 256 multiplies besides, [blocks, 16]: codes are too large by `excess`, and minima
-    of Q4_K and Q5_K, in the places 4 to 7 and 12 to 15, belong to no code. IQ4_XS has none."""
+    """What each scale of a block of 256 multiplies besides, [blocks, 16]: codes are too large by
+    `excess`, and minima of Q4_K and Q5_K, in the places 4 to 7 and 12 to 15, belong to no code.
+    IQ4_XS has none."""
     out = np.empty((0 if kind == IQ4_XS else len(x) // 256, 16), np.float32)
     for block in range(len(out)):
         own = x[256 * block : 256 * (block + 1)]
@@ -255,7 +258,8 @@ def _dot_rest(kind, row, x, num_blocks):
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_256(fields, start, x, y, is_narrow):
-    """Add x [I] times a matrix of Q2_K to Q6_K or IQ4_XS to y [O]. `is_narrow` says that x is in bfloat16."""
+    """Add x [I] times a matrix of Q2_K to Q6_K or IQ4_XS to y [O]. `is_narrow` says that x is in
+    bfloat16."""
     kind, num_blocks, table = fields[KIND], len(x) // 256, TABLES[_IQ4_TABLE].ctypes.data
     offsets = _offsets(x, kind, _excess_of(kind, is_narrow))
     token = _in_steps(x, _ORDERS[_order_of(kind)])
@@ -286,8 +290,8 @@ def nbytes_of(kind):
 
 @kernel("void(int64, int64, float32[::1], float32[::1], boolean)", nogil=True)
 def add_blocks_of_32(kind, blocks, x, y, is_narrow):
-    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, the blocks at this address, to y [O]. `is_narrow` says
-    that x is in bfloat16."""
+    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4, the blocks at this address, to y
+    [O]. `is_narrow` says that x is in bfloat16."""
     is_narrow, num_blocks, num_steps = is_narrow and kind != Q8_0, len(x) // 32, len(x) // STEP
     block_nbytes, token, table = (
         nbytes_of(kind),

@@ -1,21 +1,23 @@
-"""Room behind the keys and values of a cache's layer. A token's are written there; torch would copy the whole layer."""
+"""Room behind the keys and values of a cache's layer. A token's are written there; torch would copy
+the whole layer."""
 
 import torch
 from transformers.cache_utils import DynamicLayer
 
 CacheOperand = tuple[int, int, int, int, int]
-"""What kernels take of a cache: the address of the first head's keys, how many numbers apart heads lie, the same of its
-values, and the number of positions."""
+"""What kernels take of a cache: the address of the first head's keys, how many numbers apart heads
+lie, the same of its values, and the number of positions."""
 
 _NAME = "moectl_room"
 _LEAST = 64  # positions
 
 
 class CacheRoom:
-    """Memory [1, N, C, D] of which the layer's keys and values [1, N, S, D] are the first positions.
+    """Memory [1, N, C, D] of which the layer's keys and values [1, N, S, D] are the first
+    positions.
 
-    It is used as long as the layer has the very tensors that were given to it last: if it is cropped, or a copy of it
-    goes on from the same tensors, it gets room anew.
+    It is used as long as the layer has the very tensors that were given to it last: if it is
+    cropped, or a copy of it goes on from the same tensors, it gets room anew.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:

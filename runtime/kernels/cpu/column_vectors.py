@@ -1,10 +1,10 @@
-"""Products of codes of 2 to 8 bits that lie side by side for adjacent outputs with one token, written in vectors, which
-LLVM would not find in loops.
+"""Products of codes of 2 to 8 bits that lie side by side for adjacent outputs with one token,
+written in vectors, which LLVM would not find in loops.
 
-The token is in whole numbers of 16 bits, as two digits of 8 bits. One instruction takes four codes of each of 16
-outputs out of their words, and another adds up their products with four digits, without rounding. Rows are read in
-strips, which a processor does not fetch in advance: each strip asks for the one under it. Operands are int64 addresses.
-Importing this module imports numba.
+The token is in whole numbers of 16 bits, as two digits of 8 bits. One instruction takes four codes
+of each of 16 outputs out of their words, and another adds up their products with four digits,
+without rounding. Rows are read in strips, which a processor does not fetch in advance: each strip
+asks for the one under it. Operands are int64 addresses. Importing this module imports numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ from artifacts.common.llvm_vectors import (
 from runtime.kernels.cpu.lanes import HAS_QUADS, LANES, PAIRS, SUMS, plus_product, prefetch
 
 PANEL = 64  # outputs whose sums are kept in registers, one a word
-UNIT = 32  # inputs that are multiplied at once, whose codes are in as many rows of words as a code has bits
+# inputs that are multiplied at once, whose codes are in as many rows of words as a code has bits
+UNIT = 32
 DIGITS = 2  # of a number of the token
 _QUADS = UNIT // 4
 _BYTES = vector(I8, 4 * LANES)
@@ -74,7 +75,8 @@ def _three_bits(builder: ir.IRBuilder, rows: Sequence[ir.Value], first: int) -> 
 
 
 def inputs_of_quads(bits: int) -> list[int]:
-    """The inputs [32] of a unit by quads: those of 3 bits lie side by side, others at the same place of each byte."""
+    """The inputs [32] of a unit by quads: those of 3 bits lie side by side, others at the same
+    place of each byte."""
     if bits == 3:
         return list(range(UNIT))
     per_byte = 8 // bits
@@ -87,7 +89,8 @@ def inputs_of_quads(bits: int) -> list[int]:
 
 
 def _arranged(bits: int) -> Callable[..., None]:
-    """Return `arrange(digits, num_units)`: it puts the digits of units in the order of their quads."""
+    """Return `arrange(digits, num_units)`: it puts the digits of units in the order of their
+    quads."""
     order = [UNIT * digit + place for digit in range(DIGITS) for place in inputs_of_quads(bits)]
 
     @intrinsic
@@ -116,9 +119,9 @@ def add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir
 
 
 def _stream(bits: int) -> Callable[..., None]:
-    """Return `add(words, stride, x, num_units, sums)`: it adds so many units of rows of words, `stride` bytes apart, to
-    `PANEL` sums, and asks for the units under them. x [units, 2, 32] has the digits, sums [PANEL / 16, 2, 16] those of
-    16 outputs, int32."""
+    """Return `add(words, stride, x, num_units, sums)`: it adds so many units of rows of words,
+    `stride` bytes apart, to `PANEL` sums, and asks for the units under them. x [units, 2, 32] has
+    the digits, sums [PANEL / 16, 2, 16] those of 16 outputs, int32."""
 
     @intrinsic
     def add(context, words, stride, x, num_units, sums):
@@ -175,9 +178,9 @@ arrange_2, arrange_4 = (_arranged(bits) for bits in (2, 4))
 
 
 def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
-    """Return `add(zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y)`: it adds blocks of sums of 16 outputs
-    times their scales times `worth` to y. A zero-point is a stored one plus `zero_offset`; `order` has its place in a
-    word for each output of a word."""
+    """Return `add(zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y)`: it adds blocks
+    of sums of 16 outputs times their scales times `worth` to y. A zero-point is a stored one plus
+    `zero_offset`; `order` has its place in a word for each output of a word."""
     places = [
         bits * (lane // len(order) * len(order) + order[lane % len(order)]) for lane in range(LANES)
     ]

@@ -1,8 +1,8 @@
-"""Matrices whose outputs lie side by side in a stream of words down the inputs (GPTQ), times one token. Importing this
-module imports numba.
+"""Matrices whose outputs lie side by side in a stream of words down the inputs (GPTQ), times one
+token. Importing this module imports numba.
 
-The codes of a group are multiplied and summed for all outputs at once, before scales multiply the sums. Zero-points
-take part as products with the sum of the group's x.
+The codes of a group are multiplied and summed for all outputs at once, before scales multiply the
+sums. Zero-points take part as products with the sum of the group's x.
 """
 
 import numpy as np
@@ -111,7 +111,8 @@ def _add_panels(fields, start, x, num_fast, y):
 
 @part
 def _add_codes(words, bits, width, index, x, sums):
-    """Add codes of any width, one input after another, to the sums of its group; a block of outputs at a time."""
+    """Add codes of any width, one input after another, to the sums of its group; a block of outputs
+    at a time."""
     mask, last, num_outputs = u32((1 << bits) - 1), len(words) - 1, words.shape[1]
     for begin in range(0, num_outputs, _BLOCK):
         end = min(begin + _BLOCK, num_outputs)
@@ -133,7 +134,8 @@ def _add_codes(words, bits, width, index, x, sums):
 
 @part
 def _scale_stream(fields, start, first, sums, sums_x, y):
-    """Add the sums [G, O] of codes, times their scales, to y [O], for the outputs from `first` on."""
+    """Add the sums [G, O] of codes, times their scales, to y [O], for the outputs from `first`
+    on."""
     bits, num_outputs = fields[BITS], len(y)
     zeros = carray(
         pointer(start + fields[ZEROS], INT32_LIKE), (len(sums), (num_outputs * bits + 31) // 32)
@@ -177,8 +179,8 @@ def multiply_stream(fields, start, x, y, is_narrow):
 
 
 def is_in_digits(bits: int, *, is_narrow: bool) -> bool:
-    """Whether replicas of this width are multiplied here, in whole numbers: no table holds codes of 8 bits, and the
-    processor has the products. `is_narrow` says that x is in bfloat16."""
+    """Whether replicas of this width are multiplied here, in whole numbers: no table holds codes of
+    8 bits, and the processor has the products. `is_narrow` says that x is in bfloat16."""
     return bits == 8 and is_narrow and HAS_QUADS
 
 
@@ -189,7 +191,8 @@ def can_add_replica(group_size):
 
 @part
 def add_replica(words, scales, zeros, bits, x, y):
-    """Add x [T, I] times a replica's matrix, whose arrays are those of `low_bit.multiplier`, to y [T, O]."""
+    """Add x [T, I] times a replica's matrix, whose arrays are those of `low_bit.multiplier`, to y
+    [T, O]."""
     fields = np.full(NUM_FIELDS, -1)
     fields[BITS], fields[CODES], fields[ZEROS] = bits, words.ctypes.data, zeros.ctypes.data
     fields[SCALES], fields[SCALE_TYPE] = scales.ctypes.data, FLOAT16

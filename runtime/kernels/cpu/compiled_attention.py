@@ -16,7 +16,8 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of a token's position."""
 
 Turn = tuple[int, int, int, int, int]
-"""What kernels take of angles: whether they are float32, pairs that are rotated, the number of cosines, addresses."""
+"""What kernels take of angles: whether they are float32, pairs that are rotated, the number of
+cosines, addresses."""
 
 _IGNORED = {
     "position_ids",
@@ -34,8 +35,9 @@ def mask_operand(mask: torch.Tensor | None) -> tuple[int, int]:
 
 
 class CompiledAttention:
-    """Computes what an attention module does for one token of one request, the cache of which has entries. The linear
-    layers are called as modules. `num_outputs`: of the module's tuple, 0 if it gives a tensor."""
+    """Computes what an attention module does for one token of one request, the cache of which has
+    entries. The linear layers are called as modules. `num_outputs`: of the module's tuple, 0 if it
+    gives a tensor."""
 
     def __init__(
         self, module: nn.Module, heads: Heads, rotation: Rotation, *, num_outputs: int
@@ -56,7 +58,8 @@ class CompiledAttention:
         )
 
     def _prepare(self, count: int, dim: int, norm: Norm | None) -> Callable[..., None]:
-        """The kernel that normalises and rotates `count` heads, without the arguments that change."""
+        """The kernel that normalises and rotates `count` heads, without the arguments that
+        change."""
         return partial(
             kernels("cpu.attention").prepare_heads,
             count,
@@ -66,7 +69,8 @@ class CompiledAttention:
         )
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
-        """The replacement of the module's forward, which computes all that this class does not take."""
+        """The replacement of the module's forward, which computes all that this class does not
+        take."""
         if others or self._module._forward_hooks or not self.takes(hidden_states, **named):
             return self._theirs(hidden_states, *others, **named)
         out = self.attend(hidden_states, **named)
@@ -80,7 +84,8 @@ class CompiledAttention:
         position_embeddings: Angles | None = None,
         **others: object,
     ) -> bool:
-        """Whether the arguments of a forward are one token after others, in a cache that is known, and no more."""
+        """Whether the arguments of a forward are one token after others, in a cache that is known,
+        and no more."""
         heads, past, index = self.heads, past_key_values, self._module.layer_idx
         if x.numel() != heads.query.in_features or x.dtype is not self._dtype or x.requires_grad:
             return False
@@ -143,8 +148,8 @@ class CompiledAttention:
         position_embeddings: Angles | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """Compute the output [.., H] for x [.., H]; mask [1, 1, 1, S] of what the token attends to. The cache's layer
-        gets the token's keys and values."""
+        """Compute the output [.., H] for x [.., H]; mask [1, 1, 1, S] of what the token attends to.
+        The cache's layer gets the token's keys and values."""
         heads, like, layer = self.heads, self._like, self.layer_of(past_key_values)
         turn = self.turn(position_embeddings)
         query = heads.query(x)

@@ -1,4 +1,5 @@
-"""The first half of a decoder's layer, up to the norm before its MLP or experts, in one compiled call for one token.
+"""The first half of a decoder's layer, up to the norm before its MLP or experts, in one compiled
+call for one token.
 
 What a layer does with these parts, a trial says: modules of other structure compute as before.
 """
@@ -27,8 +28,8 @@ _SIZES = {0.125: 1.0, 1.0: 1.0, 64.0: 1.0}
 
 @dataclass(frozen=True, slots=True)
 class BlockParts:
-    """The attention of a layer, the norms before it and behind the sum with it, and the module that takes the latter's
-    output. `modules` have forwards that one call computes."""
+    """The attention of a layer, the norms before it and behind the sum with it, and the module that
+    takes the latter's output. `modules` have forwards that one call computes."""
 
     attention: CompiledAttention
     before: Norm
@@ -43,8 +44,8 @@ class BlockParts:
 
 
 class CompiledBlock:
-    """Computes what a layer of a decoder does for one token: x plus attention of its norm, plus the mixer, an MLP or
-    experts, of that sum's norm. The mixer is called as a module."""
+    """Computes what a layer of a decoder does for one token: x plus attention of its norm, plus the
+    mixer, an MLP or experts, of that sum's norm. The mixer is called as a module."""
 
     def __init__(self, module: nn.Module, parts: BlockParts, *, num_outputs: int) -> None:
         attention, heads = parts.attention, parts.attention.heads
@@ -70,7 +71,8 @@ class CompiledBlock:
         )
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
-        """The replacement of the layer's forward, which computes all that this class does not take."""
+        """The replacement of the layer's forward, which computes all that this class does not
+        take."""
         if others or any(self._hooks) or not self.takes(hidden_states, **named):
             return self._theirs(hidden_states, *others, **named)
         return self.attend(hidden_states, **named)
@@ -88,7 +90,8 @@ class CompiledBlock:
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """Compute the layer's output [.., H] for x [.., H]. The cache's layer gets the token's keys and values."""
+        """Compute the layer's output [.., H] for x [.., H]. The cache's layer gets the token's keys
+        and values."""
         out, normalised, layer = (
             torch.empty_like(x),
             torch.empty_like(x),

@@ -1,5 +1,5 @@
-"""A decoder from its embedding to its last norm for one token, module after module, without what its own code prepares
-for any input: masks, recorded outputs, defaults."""
+"""A decoder from its embedding to its last norm for one token, module after module, without what
+its own code prepares for any input: masks, recorded outputs, defaults."""
 
 import copy
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ class BodyParts:
 
 
 class CompiledBody:
-    """Calls the modules of a decoder for one token after others, or what computes its `layers` in one call. `kind`: the
-    class of its output."""
+    """Calls the modules of a decoder for one token after others, or what computes its `layers` in
+    one call. `kind`: the class of its output."""
 
     def __init__(self, module: nn.Module, parts: BodyParts, kind: type | None) -> None:
         self._module, self.parts, self._kind = module, parts, kind
@@ -43,7 +43,8 @@ class CompiledBody:
         self._theirs = partial(type(module).forward, module)
 
     def forward(self, *arguments: object, **named: object) -> object:
-        """The replacement of the module's forward, which computes all that this class does not take."""
+        """The replacement of the module's forward, which computes all that this class does not
+        take."""
         if arguments or not self.takes(**named):
             return self._theirs(*arguments, **named)
         return self._kind(
@@ -59,7 +60,8 @@ class CompiledBody:
         position_ids: torch.Tensor | None = None,
         **others: object,
     ) -> bool:
-        """Whether the arguments are one token of one request, which attends to all in a cache that grows."""
+        """Whether the arguments are one token of one request, which attends to all in a cache that
+        grows."""
         past, config = past_key_values, self._module.config
         if input_ids is None or input_ids.numel() != 1 or input_ids.dim() != 2 or not use_cache:
             return False

@@ -1,4 +1,5 @@
-"""Consecutive layers of a decoder in one compiled call for one token, as long as nothing is decided about experts."""
+"""Consecutive layers of a decoder in one compiled call for one token, as long as nothing is decided
+about experts."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,9 +23,9 @@ _NUM_TRIED = 3  # tokens on which it is tried what a mixer does with its experts
 
 
 class WholeExperts(NamedTuple):
-    """Where the experts of all layers begin, `starts` [L, E] (0: absent), the kinds and places of their `matrices` [L,
-    3, 2], how many neurons they have, and the replicas that stand for those that are absent, as `whole_layer` has
-    them."""
+    """Where the experts of all layers begin, `starts` [L, E] (0: absent), the kinds and places of
+    their `matrices` [L, 3, 2], how many neurons they have, and the replicas that stand for those
+    that are absent, as `whole_layer` has them."""
 
     starts: np.ndarray
     matrices: np.ndarray
@@ -44,7 +45,8 @@ class ExpertsInPlace(Protocol):
         """Of layers about which nothing is to be decided; None where that is not so."""
 
     def count(self, first: int, chosen: torch.Tensor) -> None:
-        """One token was computed by n layers from number `first` on, with the experts that were `chosen` [n, K]."""
+        """One token was computed by n layers from number `first` on, with the experts that were
+        `chosen` [n, K]."""
 
 
 class CompiledLayers:
@@ -94,7 +96,8 @@ class CompiledLayers:
         blocks: Sequence[CompiledBlock],
         routers: Mapping[nn.Module, CompiledRouter],
     ) -> "CompiledLayers | None":
-        """Of all layers, where these are their blocks; None where layers differ or have other parts."""
+        """Of all layers, where these are their blocks; None where layers differ or have other
+        parts."""
         own = [routers.get(layer.gate) for layer in layers]
         if len(blocks) != len(layers) or None in own:
             return None
@@ -141,7 +144,8 @@ class CompiledLayers:
         turn: Turn,
         whole: WholeExperts,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The ids [L, K] that routers chose, the norm of the last x, and the number of the layer that is left."""
+        """The ids [L, K] that routers chose, the norm of the last x, and the number of the layer
+        that is left."""
         routing, num_layers, is_routed = self._routing, len(caches), False
         ids = torch.empty(num_layers, routing.top_k, dtype=torch.int64)
         weights = torch.empty(num_layers, routing.top_k, dtype=routing.weights_dtype)
@@ -173,8 +177,8 @@ def _kind(block: CompiledBlock, router: CompiledRouter) -> tuple:
 
 
 def _is_router_and_experts(layer: MoeLayer, block: CompiledBlock, router: CompiledRouter) -> bool:
-    """Whether the block's mixer gives its experts what it is given, with the router's choice, and returns what they
-    give."""
+    """Whether the block's mixer gives its experts what it is given, with the router's choice, and
+    returns what they give."""
     mixer, seen, dtype = block.parts.mixer, [], block.parts.attention.heads.dtype
     random = torch.Generator().manual_seed(0)
     tokens, given = torch.randn(2, _NUM_TRIED, 1, router.num_inputs, generator=random).to(dtype)

@@ -1,6 +1,8 @@
-"""Routers in compiled code, for one token. Which routers choose by their matrix, and what they give, a trial says.
+"""Routers in compiled code, for one token. Which routers choose by their matrix, and what they
+give, a trial says.
 
-A choice that rounding could change is left to the model's own router, so that experts are chosen as it chooses them.
+A choice that rounding could change is left to the model's own router, so that experts are chosen as
+it chooses them.
 """
 
 from dataclasses import dataclass
@@ -16,16 +18,16 @@ from runtime.kernels.load import kernels
 _NUM_TOKENS = 256  # random ones, on which a router is tried
 _SIZES = (0.25, 1.0, 4.0)  # of their logits
 _TOLERANCES = {torch.float32: (2e-5,), torch.bfloat16: (2e-5, 2**-7)}
-"""Of the distance of the selected to others before rounding, over their logits: products may be summed in float32 and
-rounded once, or be rounded in between."""
+"""Of the distance of the selected to others before rounding, over their logits: products may be
+summed in float32 and rounded once, or be rounded in between."""
 
 _SAME = 0.99  # of logits that are rounded once
 
 
 @dataclass(frozen=True, slots=True)
 class RouterOutput:
-    """What a router gives for its matrix times a token: dtypes of logits and weights; `is_shared_out`: the weights of
-    the `top_k` add up to 1."""
+    """What a router gives for its matrix times a token: dtypes of logits and weights;
+    `is_shared_out`: the weights of the `top_k` add up to 1."""
 
     top_k: int
     is_shared_out: bool
@@ -35,8 +37,8 @@ class RouterOutput:
 
 
 class CompiledRouter:
-    """Computes a router for one token. `num_unclear` counts the tokens that it left to the module; `operand` and `how`
-    are what kernels take of it."""
+    """Computes a router for one token. `num_unclear` counts the tokens that it left to the module;
+    `operand` and `how` are what kernels take of it."""
 
     def __init__(self, gate: nn.Module, routing: RouterOutput) -> None:
         weight, bias = gate.weight, getattr(gate, "bias", None)
@@ -68,7 +70,8 @@ class CompiledRouter:
         return self.routing.tolerance < _TOLERANCES[self._dtype][-1]
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
-        """The replacement of the module's forward; it computes more than one token, and choices that are not clear."""
+        """The replacement of the module's forward; it computes more than one token, and choices
+        that are not clear."""
         x = hidden_states
         is_token = x.numel() == self.num_inputs and x.dtype is self._dtype and x.is_contiguous()
         if not is_token or others or named or x.requires_grad:
@@ -82,7 +85,8 @@ class CompiledRouter:
         return self._theirs(x)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """The logits [1, E], weights and ids [1, K] of a token [.., H]; None where its choice is not clear."""
+        """The logits [1, E], weights and ids [1, K] of a token [.., H]; None where its choice is
+        not clear."""
         routing = self.routing
         logits = torch.empty(1, self.num_experts, dtype=routing.logits_dtype)
         weights = torch.empty(1, routing.top_k, dtype=routing.weights_dtype)
@@ -92,7 +96,8 @@ class CompiledRouter:
 
 
 def compiled_router(gate: nn.Module) -> CompiledRouter | None:
-    """The router in compiled code, if it is a matrix, of which compiled code makes the same choices."""
+    """The router in compiled code, if it is a matrix, of which compiled code makes the same
+    choices."""
     state = dict(gate.named_parameters()) | dict(gate.named_buffers())
     is_matrix = {"weight"} <= state.keys() <= {"weight", "bias"} and gate.weight.dim() == 2
     if not is_matrix or len(signature(type(gate).forward).parameters) != 2:  # self and tokens
@@ -109,7 +114,8 @@ def _is_plain(weights: torch.Tensor) -> bool:
 
 
 def _tried(gate: nn.Module) -> CompiledRouter | None:
-    """The nearest of the ways to weigh experts, if all choices and numbers agree with the router's on random tokens."""
+    """The nearest of the ways to weigh experts, if all choices and numbers agree with the router's
+    on random tokens."""
     random, (num_experts, num_inputs) = torch.Generator().manual_seed(0), gate.weight.shape
     x = (
         torch.randn(_NUM_TOKENS, num_inputs, generator=random)
@@ -137,8 +143,9 @@ def _tried(gate: nn.Module) -> CompiledRouter | None:
 
 
 def _deviation(router: CompiledRouter, x: torch.Tensor, theirs: tuple[torch.Tensor, ...]) -> float:
-    """The largest deviation of logits and weights, over the largest of the token's; infinite where a clear choice is
-    another, less than half of them are clear, or logits are others than `is_rounded_once` says."""
+    """The largest deviation of logits and weights, over the largest of the token's; infinite where
+    a clear choice is another, less than half of them are clear, or logits are others than
+    `is_rounded_once` says."""
     ours = [router.route(token) for token in x]
     clear = [i for i, given in enumerate(ours) if given is not None]
     if 2 * len(clear) < len(x):

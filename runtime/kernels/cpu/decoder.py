@@ -1,5 +1,6 @@
-"""What a decoder computes for one token beside experts, in compiled code: linear layers, norms, attention, blocks of
-layers, routers. All but linear layers are replaced only where compiled code agrees with them."""
+"""What a decoder computes for one token beside experts, in compiled code: linear layers, norms,
+attention, blocks of layers, routers. All but linear layers are replaced only where compiled code
+agrees with them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,8 +21,8 @@ from runtime.model.open import MoeModel
 
 
 class CompiledDecoder:
-    """Replaces `forward` in the modules that compiled code computes, from `install` to `uninstall`; torch, which
-    computes the rest, has one thread meanwhile for one token."""
+    """Replaces `forward` in the modules that compiled code computes, from `install` to `uninstall`;
+    torch, which computes the rest, has one thread meanwhile for one token."""
 
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._torch = QuietTorch(opened.model)

@@ -1,6 +1,7 @@
-"""The linear layers outside the experts in compiled code, for one token: when torch multiplies a bfloat16 matrix by one
-vector, it reads the matrix at a fraction of the memory's bandwidth. Matrices of few bits are multiplied where they lie,
-by up to `MOST_TOKENS` tokens; more multiply tiles of their rows, dequantised.
+"""The linear layers outside the experts in compiled code, for one token: when torch multiplies a
+bfloat16 matrix by one vector, it reads the matrix at a fraction of the memory's bandwidth. Matrices
+of few bits are multiplied where they lie, by up to `MOST_TOKENS` tokens; more multiply tiles of
+their rows, dequantised.
 
 Routers are not replaced, so that they choose a token's experts with the model's own bits.
 """
@@ -23,7 +24,8 @@ MOST_TOKENS = 4
 
 
 class CompiledLinear:
-    """Replaces `forward` in every linear layer, from `install` to `uninstall`; `threads` share its rows."""
+    """Replaces `forward` in every linear layer, from `install` to `uninstall`; `threads` share its
+    rows."""
 
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._threads = threads
@@ -71,7 +73,8 @@ def _is_packed(layer: nn.Module) -> bool:
 
 
 def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
-    """What kernels that compute more than a linear layer take of one, which they read by its addresses."""
+    """What kernels that compute more than a linear layer take of one, which they read by its
+    addresses."""
     names, bias = kernels("cpu.published"), 0 if layer.bias is None else layer.bias.data_ptr()
     kind = (
         getattr(names, layer.form.name)
@@ -82,7 +85,8 @@ def linear_operand(layer: nn.Linear | QuantisedLinear) -> tuple[int, int, int]:
 
 
 class PackedLinear:
-    """Multiplies tokens by the matrix of a quantised layer where it lies. Sums are rounded once, with the bias."""
+    """Multiplies tokens by the matrix of a quantised layer where it lies. Sums are rounded once,
+    with the bias."""
 
     def __init__(self, layer: QuantisedLinear, threads: KernelThreads) -> None:
         self._layer, self._threads, self._address = layer, threads, layer.blocks.data_ptr()
@@ -110,7 +114,8 @@ class PackedLinear:
         return out.view(*x.shape[:-1], layer.out_features)
 
     def _sums(self, tokens: np.ndarray) -> np.ndarray:
-        """tokens [T, I] -> [T, O], float32; each token by all of the matrix, in shares of its rows."""
+        """tokens [T, I] -> [T, O], float32; each token by all of the matrix, in shares of its
+        rows."""
         sums = np.zeros((len(tokens), self._layer.out_features), np.float32)
         borders = [
             sums.shape[1] * share // self._num_shares for share in range(self._num_shares + 1)
@@ -127,7 +132,8 @@ class PackedLinear:
 
 
 def _forward(layer: nn.Linear, threads: KernelThreads) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the replacement of the layer's `forward`, x [..., I] -> [..., O]; torch computes more than one token."""
+    """Return the replacement of the layer's `forward`, x [..., I] -> [..., O]; torch computes more
+    than one token."""
     kind, dtype, address = AS_NUMPY[layer.weight.dtype], layer.weight.dtype, layer.weight.data_ptr()
     bias = torch.empty(0, dtype=dtype) if layer.bias is None else layer.bias.detach()
     bias, project = bias.view(kind).numpy(), kernels("cpu.gated").project

@@ -1,8 +1,9 @@
-"""Gated experts on one token, compiled by numba: gate, up, activation and down in one read of the weights.
+"""Gated experts on one token, compiled by numba: gate, up, activation and down in one read of the
+weights.
 
-Where the module computes in 16 bits, results are rounded as the module rounds them. Products are summed in float32, in
-another order than torch's. Weights are read in place, by address; `like` is an array of their type, uint16 for
-bfloat16, int16 for float16. Importing this module imports numba.
+Where the module computes in 16 bits, results are rounded as the module rounds them. Products are
+summed in float32, in another order than torch's. Weights are read in place, by address; `like` is
+an array of their type, uint16 for bfloat16, int16 for float16. Importing this module imports numba.
 
 Shapes: H hidden, I neurons of an expert, n experts or segments, K top-k.
 """
@@ -36,8 +37,8 @@ def pointer(context, address, like):
 
 
 def _elements_are(element: types.Type) -> Callable[..., bool]:
-    """Return a function of `like` that says whether its elements are of this type, as a constant, so that the other
-    branch is not compiled."""
+    """Return a function of `like` that says whether its elements are of this type, as a constant,
+    so that the other branch is not compiled."""
 
     @intrinsic
     def elements_are(context, like):
@@ -56,7 +57,8 @@ are_bfloat16, _are_float16 = _elements_are(types.uint16), _elements_are(types.in
 
 @intrinsic
 def as_float(context, element):
-    """Convert an element to float32: uint16 holds the bits of a bfloat16, int16 of a float16, float32 stays."""
+    """Convert an element to float32: uint16 holds the bits of a bfloat16, int16 of a float16,
+    float32 stays."""
 
     def generate(_, builder, __, arguments):
         if element == types.float32:
@@ -120,7 +122,8 @@ def as_stored(context, value, out):
 
 
 def new_factors(count, like):
-    """An array for what weights like these are multiplied by: bfloat16 where the processor multiplies such pairs."""
+    """An array for what weights like these are multiplied by: bfloat16 where the processor
+    multiplies such pairs."""
 
 
 @overload(new_factors, inline="always")
@@ -157,8 +160,8 @@ def swiglu(gate, up, like):
 
 @part
 def add_expert(inner, down, token, acts, out, like):
-    """Add an expert on the token [H] to `out` [H]. Gate and up lie at address `inner` as [2 I, H], down at its own as
-    [H, I]; `acts` [I] is overwritten."""
+    """Add an expert on the token [H] to `out` [H]. Gate and up lie at address `inner` as [2 I, H],
+    down at its own as [H, I]; `acts` [I] is overwritten."""
     hidden, num_neurons = len(token), len(acts)
     gate_up = carray(pointer(inner, like), (2 * num_neurons, hidden))
     matrix = carray(pointer(down, like), (hidden, num_neurons))
@@ -172,8 +175,8 @@ def add_expert(inner, down, token, acts, out, like):
 
 @kernel([f"void(int64[:, ::1], int64, {TOKEN}, {like})" for like in LIKE], nogil=True)
 def add_whole(addresses, num_neurons, x, rows, y, like):
-    """Add expert i on x [H] to y[rows[i]]. Gate and up lie at addresses[i, 0] as [2 I, H], down at addresses[i, 1] as
-    [H, I]. addresses [n, 2], rows [n], y [K, H]."""
+    """Add expert i on x [H] to y[rows[i]]. Gate and up lie at addresses[i, 0] as [2 I, H], down at
+    addresses[i, 1] as [H, I]. addresses [n, 2], rows [n], y [K, H]."""
     token, acts = as_factors(x, like), new_factors(num_neurons, like)
     for i in range(len(rows)):
         add_expert(addresses[i, 0], addresses[i, 1], token, acts, y[rows[i]], like)
@@ -181,8 +184,9 @@ def add_whole(addresses, num_neurons, x, rows, y, like):
 
 @kernel([f"void(int64[::1], int64[::1], {TOKEN}, {like})" for like in LIKE], nogil=True)
 def add_segments(addresses, neurons, x, rows, y, like):
-    """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], for each its row of gate, its
-    row of up and its column of down. addresses, neurons and rows [n], y [K, H]."""
+    """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], for each
+    its row of gate, its row of up and its column of down. addresses, neurons and rows [n], y [K,
+    H]."""
     hidden, token = len(x), as_factors(x, like)
     for i in range(len(rows)):
         data = carray(pointer(addresses[i], like), (neurons[i], 3, hidden))
@@ -236,7 +240,8 @@ def add_bias(y, bias, like):
 
 @kernel([f"void(float32[:, ::1], float32[::1], int64, {out})" for out in LIKE], nogil=True)
 def combine(y, weights, num_rows, out):
-    """Write out [H]: the sum, in order, of the first `num_rows` rows of y [K, H] times their weights [K]."""
+    """Write out [H]: the sum, in order, of the first `num_rows` rows of y [K, H] times their
+    weights [K]."""
     for h in range(y.shape[1]):
         total = f32(0)
         for i in range(num_rows):
@@ -246,8 +251,8 @@ def combine(y, weights, num_rows, out):
 
 @part
 def products(address, bias, x, count, like):
-    """Return [O], float32: the matrix [O, I] at `address` times x [I], which was rounded, plus the bias [O] at its
-    address unless that is 0."""
+    """Return [O], float32: the matrix [O, I] at `address` times x [I], which was rounded, plus the
+    bias [O] at its address unless that is 0."""
     matrix, biases = (
         carray(pointer(address, like), (count, len(x))),
         carray(pointer(bias, like), count),
@@ -261,7 +266,8 @@ def products(address, bias, x, count, like):
 
 @kernel([f"void(int64, {like}, {like}, {like})" for like in LIKE], nogil=True)
 def project(address, bias, x, out):
-    """Write out [O]: the matrix [O, I] at `address` times x [I], plus `bias` [O] unless it is empty."""
+    """Write out [O]: the matrix [O, I] at `address` times x [I], plus `bias` [O] unless it is
+    empty."""
     matrix, token = carray(pointer(address, x), (len(out), len(x))), as_factors(x, x)
     for o in range(len(out)):
         total = _dot(matrix[o], token)

@@ -1,4 +1,5 @@
-"""Gated experts on one token, on replicas of 1 to 8 bits, compiled by numba: the packed streams are read in place.
+"""Gated experts on one token, on replicas of 1 to 8 bits, compiled by numba: the packed streams are
+read in place.
 
 Importing this module imports numba. Shapes: H hidden, I neurons of an expert, n experts, K top-k.
 """
@@ -19,8 +20,8 @@ WORDS, SCALES, ZEROS = range(3)
 _INT32, _INT16 = np.zeros(1, np.int32), np.zeros(1, np.int16)
 
 
-# Parts of the closure below are outside it: numba does not cache a closure that holds another compiled function, and
-# would compile it again in every process.
+# Parts of the closure below are outside it: numba does not cache a closure that holds another
+# compiled function, and would compile it again in every process.
 
 
 @part
@@ -47,12 +48,13 @@ def _add_in_digits(addresses, num_groups, bits, worth, x, y):
 
 @cache
 def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
-    """Return `add(addresses, groups, x, rows, y, like)` of one width, for models in bfloat16 if `is_narrow`, else for
-    others, which adds expert i on x to y[rows[i]].
+    """Return `add(addresses, groups, x, rows, y, like)` of one width, for models in bfloat16 if
+    `is_narrow`, else for others, which adds expert i on x to y[rows[i]].
 
-    addresses[i, 0] point to the words, scales and zero-points of gate and up [., 2 I], addresses[i, 1] to those of down
-    [., H]; at 1 bit the address of zero-points is any address. `groups` holds the numbers of input groups of the two
-    matrices, and I. addresses [n, 2, 3], groups [3], rows [n], x [H], y [K, H].
+    addresses[i, 0] point to the words, scales and zero-points of gate and up [., 2 I], addresses[i,
+    1] to those of down [., H]; at 1 bit the address of zero-points is any address. `groups` holds
+    the numbers of input groups of the two matrices, and I. addresses [n, 2, 3], groups [3], rows
+    [n], x [H], y [K, H].
     """
     likes = [like for like in LIKE if (like == BFLOAT16_LIKE) == is_narrow]
     worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)

@@ -1,5 +1,5 @@
-"""Gated experts on one token, on replicas in trellis codes of any rate, compiled by numba: the token is rotated once
-for all of them, and the codes are read where they lie.
+"""Gated experts on one token, on replicas in trellis codes of any rate, compiled by numba: the
+token is rotated once for all of them, and the codes are read where they lie.
 
 Importing this module imports numba. Shapes: H hidden, I neurons of an expert, n experts, K top-k.
 """
@@ -16,13 +16,14 @@ FUNCTIONS = "int64[::1]"
 ROTATIONS = (
     "Tuple((float32[::1], float32[::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], int64))"
 )
-"""Signs [H] and [I], the transform of the odd factor of H, the same back, that of I, and numbers of 16 bits for each of
-a token's."""
+"""Signs [H] and [I], the transform of the odd factor of H, the same back, that of I, and numbers of
+16 bits for each of a token's."""
 
 
 @part
 def rotated_numbers(x, signs, odd, digits):
-    """A token in its rotation, as `as_numbers` has it: int16 [digits, .] and what they are worth [1]."""
+    """A token in its rotation, as `as_numbers` has it: int16 [digits, .] and what they are worth
+    [1]."""
     turned, numbers = np.empty(len(x), np.float32), np.empty((digits, len(x)), np.int16)
     transform(x * signs, odd, turned)
     return numbers, np.full(1, as_numbers(turned, digits, numbers), np.float32)
@@ -30,8 +31,8 @@ def rotated_numbers(x, signs, odd, digits):
 
 @part
 def add_replica(functions, addresses, sizes, rotations, token, out, like):
-    """Add an expert on a token in numbers to `out` [H]. addresses[0] and sizes[0] are those of gate and up,
-    addresses[1] and sizes[1] of down, as `runtime.kernels.cpu.trellis` has them."""
+    """Add an expert on a token in numbers to `out` [H]. addresses[0] and sizes[0] are those of gate
+    and up, addresses[1] and sizes[1] of down, as `runtime.kernels.cpu.trellis` has them."""
     signs, inner_signs, _, odd_back, inner_odd, digits = rotations
     num_neurons = len(inner_signs)
     inner, acts = np.zeros((1, 2 * num_neurons), np.float32), np.empty(num_neurons, np.float32)

@@ -1,5 +1,6 @@
-"""Vectors of LLVM's code: the parts of which `vectors` makes its products. A vector is of 16 sums, float32, or of 32
-numbers, bfloat16 as uint16, or of as many codes. Importing this module imports numba.
+"""Vectors of LLVM's code: the parts of which `vectors` makes its products. A vector is of 16 sums,
+float32, or of 32 numbers, bfloat16 as uint16, or of as many codes. Importing this module imports
+numba.
 """
 
 from collections.abc import Sequence
@@ -9,13 +10,15 @@ from llvmlite import ir
 from artifacts.common.llvm_vectors import F32, FEATURES, I8, I16, I32, I64, called, filled, vector
 
 HAS_PAIRS = "avx512bf16" in FEATURES
-"""Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
+"""Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right
+and slow."""
 
 HAS_BYTE_TABLES = HAS_PAIRS and "avx512vbmi" in FEATURES
 """Whether it looks up bytes in tables as well."""
 
 HAS_QUADS = all(name in FEATURES for name in ("avx512vnni", "avx512vbmi"))
-"""Whether the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes that out as well."""
+"""Whether the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes
+that out as well."""
 
 HAS_WIDE_HALVES = "avx512f" in FEATURES
 """Whether it widens 16 float16 at once."""
@@ -42,8 +45,8 @@ SUMS, NUMBERS, PAIRS = vector(F32, LANES), vector(I16), vector(I32, LANES)
 
 
 def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: int) -> ir.Value:
-    """Numbers of the codes at this bit of 32 lanes of 16 bits. The table is there twice: the bit above a code does not
-    matter."""
+    """Numbers of the codes at this bit of 32 lanes of 16 bits. The table is there twice: the bit
+    above a code does not matter."""
     if shift:
         codes = builder.lshr(codes, filled(NUMBERS, shift))
     if HAS_PAIRS:
@@ -110,7 +113,8 @@ def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache: int = 1) -> None:
-    """Fetch the bytes at `offset` behind any address into the nearest cache (1) or the second (2), without waiting."""
+    """Fetch the bytes at `offset` behind any address into the nearest cache (1) or the second (2),
+    without waiting."""
     place = builder.inttoptr(builder.add(address, I64(offset)), I8.as_pointer())
     called(
         builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)]
@@ -120,5 +124,6 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache
 def chosen(
     builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]
 ) -> ir.Value:
-    """A vector of the lanes of two vectors with these indices, those of the second behind those of the first."""
+    """A vector of the lanes of two vectors with these indices, those of the second behind those of
+    the first."""
     return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), list(lanes)))

@@ -1,5 +1,5 @@
-"""Layers of a decoder, one after another, for one token in one call, compiled by numba: blocks, routers and experts.
-Importing this module imports numba.
+"""Layers of a decoder, one after another, for one token in one call, compiled by numba: blocks,
+routers and experts. Importing this module imports numba.
 
 Shapes: L layers, E experts, K top-k, H hidden.
 """
@@ -75,7 +75,8 @@ def _attend(layer, operands, shapes, x, normalised, turn, caches, like):
 
 @part
 def _choose(layer, operands, how, router, normalised, logits, chosen, like):
-    """`route` by a router of so many inputs and experts; `chosen` has the addresses of weights and ids."""
+    """`route` by a router of so many inputs and experts; `chosen` has the addresses of weights and
+    ids."""
     matrix = operands[3][layer, 1], operands[3][layer, 2], *router
     return route(matrix, *how, normalised, logits, *chosen, like)
 
@@ -102,13 +103,14 @@ def _add(x, other, count, like):
 
 @kernel([f"UniTuple(int64, 2)({_LAYERS}, {like})" for like in LIKE], nogil=True)
 def compute_layers(operands, shapes, how, experts, begin, places, turn, caches, like):
-    """Compute x [H] in place by layers from the first on; that one may be done up to its router (`begin` has its number
-    and whether). Return how many layers there are, or the number of the first that could not be done: with 0, its
-    choice is not clear; with 1, an expert is absent. Of that layer all is done but its experts.
+    """Compute x [H] in place by layers from the first on; that one may be done up to its router
+    (`begin` has its number and whether). Return how many layers there are, or the number of the
+    first that could not be done: with 0, its choice is not clear; with 1, an expert is absent. Of
+    that layer all is done but its experts.
 
-    By layer there are `operands`, of linear layers [4, 3] and norms [4, 3], four epsilons and the scaling [5], the
-    addresses of sinks and of the router's matrix and bias [3]; and those of caches. Weights and ids are written by
-    layer, [L, K]."""
+    By layer there are `operands`, of linear layers [4, 3] and norms [4, 3], four epsilons and the
+    scaling [5], the addresses of sinks and of the router's matrix and bias [3]; and those of
+    caches. Weights and ids are written by layer, [L, K]."""
     first, is_routed = begin
     x, normalised, given, logits, weights, ids = places
     hidden, top_k, are_wide, (num_layers, num_experts) = (

@@ -1,11 +1,14 @@
-"""Products with low-bit weights on a CPU, compiled by numba: streams of 1 to 8 bits are read in place.
+"""Products with low-bit weights on a CPU, compiled by numba: streams of 1 to 8 bits are read in
+place.
 
-Outputs are adjacent, so that a vector of them is multiplied at once, by `streams` where the processor can look up its
-codes, at 8 bits by `columns` where it multiplies bytes. Elsewhere code k of every output is masked out of its word,
-multiplied by x[k] and added to its sum. The masked code is not shifted down, so it counts a power of two too much; x is
-divided by that power beforehand, which is exact. Importing this module imports numba.
+Outputs are adjacent, so that a vector of them is multiplied at once, by `streams` where the
+processor can look up its codes, at 8 bits by `columns` where it multiplies bytes. Elsewhere code k
+of every output is masked out of its word, multiplied by x[k] and added to its sum. The masked code
+is not shifted down, so it counts a power of two too much; x is divided by that power beforehand,
+which is exact. Importing this module imports numba.
 
-Shapes: T tokens, I inputs, O outputs, G groups, W = ceil(I * bits / 32) words, Z = ceil(O * bits / 32) words.
+Shapes: T tokens, I inputs, O outputs, G groups, W = ceil(I * bits / 32) words, Z = ceil(O * bits /
+32) words.
 """
 
 from collections.abc import Callable
@@ -30,8 +33,8 @@ _EXPONENTS = f32(2.0**112)  # by the difference of the exponent biases of float3
 
 
 def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Multiply x [T, I] by the low-bit matrix: [T, O] in x's dtype, summed in float32. A token's sums do not depend on
-    the other tokens."""
+    """Multiply x [T, I] by the low-bit matrix: [T, O] in x's dtype, summed in float32. A token's
+    sums do not depend on the other tokens."""
     y = np.zeros((len(x), packed.num_outputs), np.float32)
     tokens = np.ascontiguousarray((x.detach() if x.requires_grad else x).float().numpy())
     multiplier(packed.bits, is_narrow=x.dtype is torch.bfloat16)(*_arrays(packed), tokens, y)
@@ -39,7 +42,8 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
-    """Return the matrix [O, I], outputs adjacent in memory: the bits of `kernels.low_bit.dequantise`, much faster."""
+    """Return the matrix [O, I], outputs adjacent in memory: the bits of
+    `kernels.low_bit.dequantise`, much faster."""
     is_bfloat16 = dtype is torch.bfloat16
     out = torch.empty(
         packed.num_inputs, packed.num_outputs, dtype=dtype if is_bfloat16 else torch.float32
@@ -58,8 +62,8 @@ def _arrays(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @part
 def _code(word, following, shift, bits):
-    """Read the code that begins at bit `shift` of `word` and may end in the following word; without a branch, so that
-    loops vectorise."""
+    """Read the code that begins at bit `shift` of `word` and may end in the following word; without
+    a branch, so that loops vectorise."""
     low = u32(u32(word) >> u32(shift))
     high = u32(u32(u32(following) << u32(1)) << u32(31 - shift))
     return f32(i32(u32(low | high) & u32((1 << bits) - 1)))
@@ -67,7 +71,8 @@ def _code(word, following, shift, bits):
 
 @part
 def _grid(scales, zeros, bits, scale, zero):
-    """Write one group's scales (from float16 bits) and zero-points as floats [O]; at 1 bit the zero-point is 0.5."""
+    """Write one group's scales (from float16 bits) and zero-points as floats [O]; at 1 bit the
+    zero-point is 0.5."""
     patterns = scale.view(np.int32)
     for o in range(len(scales)):
         half = i32(scales[o])
@@ -96,7 +101,8 @@ def _add_code(words, bits, k, x, sums):
 
 @part
 def _add_block(words, first, bits, x, sums):
-    """Add a block of 32 codes of 1, 2, 4 or 8 bits; codes of both halves of each word are masked out."""
+    """Add a block of 32 codes of 1, 2, 4 or 8 bits; codes of both halves of each word are masked
+    out."""
     half, mask = 16 // bits, (1 << bits) - 1
     for j in range(bits):
         code = 2 * half * j
@@ -112,7 +118,8 @@ def _add_block(words, first, bits, x, sums):
 
 @part
 def _add_three(words, first, x, sums):
-    """Add a block of 32 codes of 3 bits in 3 words: two codes span two words, and one includes a sign bit."""
+    """Add a block of 32 codes of 3 bits in 3 words: two codes span two words, and one includes a
+    sign bit."""
     for o in range(words.shape[1]):
         total = sums[o]
         a, b, c = words[first, o], words[first + 1, o], words[first + 2, o]
@@ -129,7 +136,8 @@ def _add_three(words, first, x, sums):
 
 
 def code_worth(bits: int) -> np.ndarray:
-    """Return the factor [32] of x for each code of a block: the inverse of the masked code's power of two."""
+    """Return the factor [32] of x for each code of a block: the inverse of the masked code's power
+    of two."""
     places = np.arange(_BLOCK) * bits
     shifts = np.where(places % 32 > 28, 0, places % 32) if bits == 3 else places % 16
     return (2.0**-shifts).astype(np.float32)
@@ -148,8 +156,8 @@ def _mask_out(words, first, bits, worth, x, scaled, sums):
 
 @part
 def product(words, scales, zeros, bits, worth, is_fast, x, y):
-    """Add x [T, I] times the weights to y [T, O]; `worth` [32] is `code_worth(bits)`, `is_fast` says that codes can be
-    looked up, the arrays are `multiplier`'s."""
+    """Add x [T, I] times the weights to y [T, O]; `worth` [32] is `code_worth(bits)`, `is_fast`
+    says that codes can be looked up, the arrays are `multiplier`'s."""
     num_outputs, group_size = words.shape[1], x.shape[1] // len(scales)
     scale, zero = np.empty(num_outputs, np.float32), np.empty(num_outputs, np.float32)
     sums, factors = np.empty(num_outputs, np.float32), np.empty(NUM_FACTORS, np.float32)
@@ -186,10 +194,11 @@ def product_in_digits(words, scales, zeros, bits, worth, x, y):
 
 @cache
 def multiplier(bits: int, *, is_narrow: bool) -> Callable[..., None]:
-    """Return `multiply(words, scales, zeros, x, y)` for one width: it adds x [T, I] times the weights to y [T, O].
-    `is_narrow` says that x is in bfloat16.
+    """Return `multiply(words, scales, zeros, x, y)` for one width: it adds x [T, I] times the
+    weights to y [T, O]. `is_narrow` says that x is in bfloat16.
 
-    x and y are float32, `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G, Z], unused at 1 bit.
+    x and y are float32, `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G,
+    Z], unused at 1 bit.
     """
     worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)
     has_digits = is_in_digits(bits, is_narrow=is_narrow)
@@ -236,7 +245,8 @@ def _unpack(words, scales, zeros, bits, out):
 
 @kernel(_SIGNATURE.format("int64, int16[:, ::1]"), nogil=True)
 def _unpack_bfloat16(words, scales, zeros, bits, out):
-    """Write every weight as bits of bfloat16, rounded to nearest, ties to even: torch's rounding alone takes longer."""
+    """Write every weight as bits of bfloat16, rounded to nearest, ties to even: torch's rounding
+    alone takes longer."""
     scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
     row = np.empty(words.shape[1], np.float32)
     patterns, group_size = row.view(np.uint32), len(out) // len(scales)

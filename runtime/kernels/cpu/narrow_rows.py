@@ -1,9 +1,9 @@
-"""The same matrices as `rows`, times one token in 16 bits, for processors with `lanes.HAS_BYTE_TABLES`. Importing this
-module imports numba.
+"""The same matrices as `rows`, times one token in 16 bits, for processors with
+`lanes.HAS_BYTE_TABLES`. Importing this module imports numba.
 
-Codes become bfloat16, which holds every number of a format exactly, and products are summed in float32 before scales
-multiply them. A token in float16 is the sum of two in bfloat16, without rounding. Matrices whose groups are of no whole
-steps go to `rows`.
+Codes become bfloat16, which holds every number of a format exactly, and products are summed in
+float32 before scales multiply them. A token in float16 is the sum of two in bfloat16, without
+rounding. Matrices whose groups are of no whole steps go to `rows`.
 """
 
 import numpy as np
@@ -56,8 +56,8 @@ _PLANES = np.ascontiguousarray(
     .reshape(-1, 256, 2)
     .swapaxes(1, 2)
 )
-"""The low bytes and the high ones of the number of each code of 8 bits, by KIND. The first 128 of each plane have the
-tables of floats."""
+"""The low bytes and the high ones of the number of each code of 8 bits, by KIND. The first 128 of
+each plane have the tables of floats."""
 _FLOAT_PLANES = np.ascontiguousarray(_PLANES[:, :, :128])
 
 
@@ -73,8 +73,8 @@ def _codes_of_step(kind):
 
 @part
 def _groups_of_steps(fields, num_inputs, codes):
-    """The groups of a row that are of whole steps, the steps of each, and how many scales a step has: none of its own
-    where all have the same."""
+    """The groups of a row that are of whole steps, the steps of each, and how many scales a step
+    has: none of its own where all have the same."""
     width = fields[WIDTH]
     if fields[NUM_GROUPS] == 1:
         return num_inputs // codes, 1, 0
@@ -101,7 +101,8 @@ def _is_fit(fields, num_inputs, num_outputs, codes):
 
 @part
 def _in_steps(values, kind, filler):
-    """The values in the order of `row_vectors`, [steps, inputs of one]; the filler ends the last."""
+    """The values in the order of `row_vectors`, [steps, inputs of one]; the filler ends the
+    last."""
     count = _codes_of_step(kind)
     steps = np.full((-(-len(values) // count), count), filler, values.dtype)
     flat = steps.reshape(steps.size)

@@ -1,7 +1,8 @@
 """RMS norms of one token, compiled by numba. Importing this module imports numba.
 
-Sums are float32's. Where values are of 16 bits, they are rounded where the module rounds them; numbers are read and
-written in place, by address, and `like` is an array of their type, uint16 for bfloat16, int16 for float16.
+Sums are float32's. Where values are of 16 bits, they are rounded where the module rounds them;
+numbers are read and written in place, by address, and `like` is an array of their type, uint16 for
+bfloat16, int16 for float16.
 """
 
 import numpy as np
@@ -41,8 +42,8 @@ def write(values, address, like):
 
 @part
 def scale_to_unit(values, weights, eps, is_rounded, like):
-    """Divide values [H] by their root mean square and multiply them by weights [H], in place. Before that they are
-    rounded too if `is_rounded`."""
+    """Divide values [H] by their root mean square and multiply them by weights [H], in place.
+    Before that they are rounded too if `is_rounded`."""
     total = f32(0)
     for i in range(len(values)):
         total += values[i] * values[i]

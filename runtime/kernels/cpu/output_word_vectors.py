@@ -1,5 +1,6 @@
-"""Products of 4-bit codes, eight outputs of one input in a word (AWQ), with one token as digits: `column_vectors` for
-words that lie across the outputs. Operands are int64 addresses. Importing this module imports numba.
+"""Products of 4-bit codes, eight outputs of one input in a word (AWQ), with one token as digits:
+`column_vectors` for words that lie across the outputs. Operands are int64 addresses. Importing this
+module imports numba.
 """
 
 import numpy as np
@@ -17,14 +18,15 @@ OUTPUTS = LANES * len(ORDER)  # whose sums are kept in registers
 _VECTORS = range(OUTPUTS // LANES)
 _BYTES = vector(I8, 4 * LANES)
 
-# Four rows of words become vectors w of 16 words with four codes of the same place in each half byte: lane 4 L + j is
-# of byte j of word 4 L + w. Sum `w0 n w1`, in bits, is of w = `w1 w0` and half n.
+# Four rows of words become vectors w of 16 words with four codes of the same place in each half
+# byte: lane 4 L + j is of byte j of word 4 L + w. Sum `w0 n w1`, in bits, is of w = `w1 w0` and
+# half n.
 
 
 @intrinsic
 def add_output_words(context, words, stride, x, sums):
-    """Add a unit of rows of words, `stride` bytes apart, to the sums of 16 words, int32 [8, 2, 16], which `in_order`
-    puts in order, and ask for the unit under it. x has its digits [2, 32]."""
+    """Add a unit of rows of words, `stride` bytes apart, to the sums of 16 words, int32 [8, 2, 16],
+    which `in_order` puts in order, and ask for the unit under it. x has its digits [2, 32]."""
 
     def generate(target, builder, signature, arguments):
         words, stride, x, sums = arguments
@@ -97,7 +99,8 @@ def in_order(context, sums, num_blocks):
 def _zipped(
     builder: ir.IRBuilder, first: ir.Value, second: ir.Value, *, num_lanes: int
 ) -> list[ir.Value]:
-    """Two vectors lane by lane, in parts of so many lanes: the first halves of all parts, and the second."""
+    """Two vectors lane by lane, in parts of so many lanes: the first halves of all parts, and the
+    second."""
     count, half = first.type.count, num_lanes // 2
     lanes = [
         [start + lane for start in range(first, count, num_lanes) for lane in range(half)]

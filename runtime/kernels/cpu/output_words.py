@@ -1,5 +1,5 @@
-"""Matrices of 4-bit codes whose words have eight outputs of one input (AWQ), times one token. Importing this module
-imports numba."""
+"""Matrices of 4-bit codes whose words have eight outputs of one input (AWQ), times one token.
+Importing this module imports numba."""
 
 import numpy as np
 from numba import carray
@@ -75,7 +75,8 @@ def _add_others(words, zeros, first, x, scales, y):
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_output_words(fields, start, x, y, is_narrow):
-    """Add x [I] times a matrix in words [I, O / 8] to y [O]; output i of a word has place `ORDER.index(i)`."""
+    """Add x [I] times a matrix in words [I, O / 8] to y [O]; output i of a word has place
+    `ORDER.index(i)`."""
     width, num_groups, num_words = fields[WIDTH], fields[NUM_GROUPS], len(y) // _PER_WORD
     words = carray(pointer(start + fields[CODES], INT32_LIKE), (len(x), num_words))
     zeros = carray(pointer(start + fields[ZEROS], INT32_LIKE), (num_groups, num_words))

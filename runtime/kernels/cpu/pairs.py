@@ -1,8 +1,8 @@
-"""Dot products of bfloat16, summed in float32 by the processor's own instructions, which multiply pairs: `vdpbf16ps` of
-x86 with AVX-512, `bfdot` of Arm.
+"""Dot products of bfloat16, summed in float32 by the processor's own instructions, which multiply
+pairs: `vdpbf16ps` of x86 with AVX-512, `bfdot` of Arm.
 
-Both take numbers below 2**-126 for zero and raise no exceptions; x86 rounds sums to the nearest, ties to even, Arm to
-odd. Importing this module imports numba.
+Both take numbers below 2**-126 for zero and raise no exceptions; x86 rounds sums to the nearest,
+ties to even, Arm to odd. Importing this module imports numba.
 """
 
 from collections.abc import Callable, Sequence

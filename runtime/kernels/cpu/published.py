@@ -1,4 +1,5 @@
-"""What kernels for published formats share: how a matrix is described to them, and how its scales are read.
+"""What kernels for published formats share: how a matrix is described to them, and how its scales
+are read.
 
 Importing this module imports numba.
 """
@@ -14,7 +15,8 @@ from artifacts.formats.codes import E2M1, IQ4
 from artifacts.formats.order import INPUT_BITS
 from runtime.kernels.cpu.gated import bits_of, part, pointer
 
-# A matrix is int64 [NUM_FIELDS]. Offsets count bytes from the start of its expert; -1 is that of a missing tensor.
+# A matrix is int64 [NUM_FIELDS]. Offsets count bytes from the start of its expert; -1 is that of a
+# missing tensor.
 (
     KIND,
     CODES,
@@ -76,7 +78,8 @@ def number(context, bits):
 
 @part
 def beyond_bfloat16(x):
-    """What float16 lacks when its bits are cut to bfloat16, which holds that too; nothing of infinity."""
+    """What float16 lacks when its bits are cut to bfloat16, which holds that too; nothing of
+    infinity."""
     rest = np.empty_like(x)
     for k in range(len(x)):
         less = x[k] - number(u32(bits_of(x[k]) & u32(0xFFFF0000)))
@@ -86,8 +89,8 @@ def beyond_bfloat16(x):
 
 @part
 def in_turns(first, second):
-    """Rows [n, size] of one and the other in turn: [n, 2, size], in loops, because numba compiles an assignment to a
-    slice for seconds."""
+    """Rows [n, size] of one and the other in turn: [n, 2, size], in loops, because numba compiles
+    an assignment to a slice for seconds."""
     both = np.empty((len(first), 2, first.shape[1]), first.dtype)
     for row in range(len(first)):
         for k in range(first.shape[1]):
@@ -97,7 +100,8 @@ def in_turns(first, second):
 
 @part
 def float8(byte, shift):
-    """An 8-bit float over a power of two, which is `float8_worth`: its exponent goes where that of float32 ends."""
+    """An 8-bit float over a power of two, which is `float8_worth`: its exponent goes where that of
+    float32 ends."""
     magnitude = u32(u32(byte & u32(0x7F)) << shift)
     return number(u32(magnitude | u32(u32(byte & u32(0x80)) << u32(24))))
 
@@ -127,8 +131,8 @@ def _read_bytes(stored, is_exponent, out):
 
 @part
 def in_order(fields, start, x):
-    """x [I] as its columns lie, and the group of each place, int32 [I]; empty where groups of `WIDTH` follow each
-    other."""
+    """x [I] as its columns lie, and the group of each place, int32 [I]; empty where groups of
+    `WIDTH` follow each other."""
     index = np.empty(0 if fields[ORDER] < 0 else len(x), np.int32)
     if fields[ORDER] < 0:
         return x, index
@@ -145,8 +149,8 @@ def in_order(fields, start, x):
 
 @part
 def sums_of_groups(x, width, index, out):
-    """Write the sum of every group of columns: those with its number in `index`, or `width` after each other where
-    that is empty; the last may be cut off."""
+    """Write the sum of every group of columns: those with its number in `index`, or `width` after
+    each other where that is empty; the last may be cut off."""
     out[:] = 0
     for k in range(len(index)):
         out[index[k]] += x[k]
@@ -157,7 +161,8 @@ def sums_of_groups(x, width, index, out):
 
 @kernel("void(int64, int64, int64, int64, int64, float32[::1])", nogil=True)
 def read_scales(address, kind, first, whole, is_inverse, out):
-    """Fill out [n] with the scales from number `first` on; `whole` is the address of a further factor, or -1."""
+    """Fill out [n] with the scales from number `first` on; `whole` is the address of a further
+    factor, or -1."""
     if kind == FLOAT32:
         stored = carray(pointer(address + 4 * first, _FLOAT_LIKE), out.shape)
         for i in range(len(out)):  # numba compiles `out[:] = stored` for a second longer

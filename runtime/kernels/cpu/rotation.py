@@ -1,5 +1,5 @@
-"""The rotations of `artifacts.quantisation.rotation` of one vector, compiled by numba. Importing this module imports
-numba.
+"""The rotations of `artifacts.quantisation.rotation` of one vector, compiled by numba. Importing
+this module imports numba.
 """
 
 from functools import cache
@@ -21,7 +21,8 @@ ROTATION = "float32[::1], float32[:, ::1]"
 
 
 class RotationParts(NamedTuple):
-    """What the rotation of vectors of one length [n] takes: signs [n] and the transform of the odd factor [m, m]."""
+    """What the rotation of vectors of one length [n] takes: signs [n] and the transform of the odd
+    factor [m, m]."""
 
     signs: np.ndarray
     odd: np.ndarray
@@ -57,7 +58,8 @@ def transform_vectors(context, address, count):
 
 @part
 def transform(x, odd, out):
-    """Write T x to out [n]: the transform `odd` [m, m] of parts of x [n] by a Hadamard transform of each part."""
+    """Write T x to out [n]: the transform `odd` [m, m] of parts of x [n] by a Hadamard transform of
+    each part."""
     m, power = len(odd), len(x) // len(odd)
     out[:] = 0
     scale = f32(1 / np.sqrt(power))

@@ -1,5 +1,5 @@
-"""One token's choice of experts by a router that is a matrix, compiled by numba. Importing this module imports
-numba."""
+"""One token's choice of experts by a router that is a matrix, compiled by numba. Importing this
+module imports numba."""
 
 import numpy as np
 from numba import carray
@@ -17,7 +17,8 @@ _REST = f32(1 / 16)
 
 @part
 def _largest(sums, order):
-    """Write to `order` the indices of the largest sums, the largest first; of equal ones the first."""
+    """Write to `order` the indices of the largest sums, the largest first; of equal ones the
+    first."""
     left = sums.copy()
     for rank in range(len(order)):
         best = 0
@@ -29,8 +30,8 @@ def _largest(sums, order):
 
 @part
 def _is_clear(sums, order, tolerance, like):
-    """Whether neither another order of additions nor rounding can change which experts are selected: the last of
-    `order` is the first that is not."""
+    """Whether neither another order of additions nor rounding can change which experts are
+    selected: the last of `order` is the first that is not."""
     last, following, most = sums[order[-2]], sums[order[-1]], f32(0)
     for e in range(len(sums)):
         most = max(most, abs(sums[e]))
@@ -42,15 +43,17 @@ def _is_clear(sums, order, tolerance, like):
 _ROUTER = (
     "UniTuple(int64, 4)"  # addresses of matrix and bias (0: none), number of inputs and of experts
 )
-_HOW = "UniTuple(boolean, 3), int64, float32"  # is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
+# is_shared_out, has_wide_logits, has_wide_weights; top-k; tolerance
+_HOW = "UniTuple(boolean, 3), int64, float32"
 
 
 @kernel(
     [f"boolean({_ROUTER}, {_HOW}, int64, int64, int64, int64, {like})" for like in LIKE], nogil=True
 )
 def route(router, how, top_k, tolerance, x, logits, weights, ids, like):
-    """Write the logits [E], the indices of the K largest and their softmax's values, or if `is_shared_out` those over
-    their sum. What is wide is float32. Returns whether the choice is clear: if not, what is written is to be dropped.
+    """Write the logits [E], the indices of the K largest and their softmax's values, or if
+    `is_shared_out` those over their sum. What is wide is float32. Returns whether the choice is
+    clear: if not, what is written is to be dropped.
     """
     matrix, bias, inputs, num_experts = router
     is_shared_out, has_wide_logits, has_wide_weights = how

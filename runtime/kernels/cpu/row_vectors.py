@@ -1,9 +1,11 @@
-"""Four rows of codes times a token in 16 bits, written in vectors for processors with `lanes.HAS_BYTE_TABLES`.
+"""Four rows of codes times a token in 16 bits, written in vectors for processors with
+`lanes.HAS_BYTE_TABLES`.
 
-Codes are taken in steps of 64 bytes. Their numbers, bfloat16, are looked up in tables, 32 to a vector, and multiplied
-with x by pairs of neighbours; an x in float16 is the sum of two in bfloat16. Four rows share the loads of x; what the
-next four need is asked for in the order of memory, because four rows at a time are no stream that the processor would
-foresee. Operands are int64 addresses and counts. Importing this module imports numba.
+Codes are taken in steps of 64 bytes. Their numbers, bfloat16, are looked up in tables, 32 to a
+vector, and multiplied with x by pairs of neighbours; an x in float16 is the sum of two in bfloat16.
+Four rows share the loads of x; what the next four need is asked for in the order of memory, because
+four rows at a time are no stream that the processor would foresee. Operands are int64 addresses and
+counts. Importing this module imports numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,8 +44,8 @@ from runtime.kernels.cpu.lanes import (
 ROWS = 4
 STEP_NBYTES = 64
 HALF_BYTES_TURNED, BYTES_TURNED = (32, 4, 1), (4, 2, 8)
-"""The order of the inputs in a step: [a, b, c] as they are stored becomes [b, a, c]. Codes of 4 bits are taken from the
-lowest of each 16 bits on, of 16 codes of 8 bits first eight."""
+"""The order of the inputs in a step: [a, b, c] as they are stored becomes [b, a, c]. Codes of 4
+bits are taken from the lowest of each 16 bits on, of 16 codes of 8 bits first eight."""
 
 _AHEAD = 2048  # bytes behind the next rows, which may be short
 _BYTES = vector(I8, STEP_NBYTES)
@@ -51,8 +53,8 @@ _FOUR = vector(F32, ROWS)
 
 
 class _Codes(NamedTuple):
-    """How codes become numbers: tables of this type, vectors of numbers in a step, and bytes of the last step where a
-    row ends with 64 inputs more than whole steps."""
+    """How codes become numbers: tables of this type, vectors of numbers in a step, and bytes of the
+    last step where a row ends with 64 inputs more than whole steps."""
 
     table: ir.VectorType
     num_tables: int
@@ -203,12 +205,14 @@ def _neighbours_added(
 
 
 def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
-    """Return `add(codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y)`.
+    """Return `add(codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest,
+    zeros, sums_x, y)`.
 
-    Each of so many groups is of so many steps, after which follow `rest` steps, 0 or 1. A step begins `per_step` scales
-    behind the last, float32, or has that many for its lanes; those of a row are `next_scales` bytes behind those of the
-    row before it. Zero-points lie as scales do, `sums_x` has minus the sum of x of each lane of a step. x is an array
-    [steps, .], or [steps, n, .] of what adds up to it."""
+    Each of so many groups is of so many steps, after which follow `rest` steps, 0 or 1. A step
+    begins `per_step` scales behind the last, float32, or has that many for its lanes; those of a
+    row are `next_scales` bytes behind those of the row before it. Zero-points lie as scales do,
+    `sums_x` has minus the sum of x of each lane of a step. x is an array [steps, .], or [steps, n,
+    .] of what adds up to it."""
 
     @intrinsic
     def add(

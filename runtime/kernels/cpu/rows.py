@@ -1,8 +1,8 @@
-"""Matrices whose rows lie one after another, in 4 or 8 bits a number, times one token: FP8, MXFP4, NVFP4 and
-compressed-tensors' integers. Importing this module imports numba.
+"""Matrices whose rows lie one after another, in 4 or 8 bits a number, times one token: FP8, MXFP4,
+NVFP4 and compressed-tensors' integers. Importing this module imports numba.
 
-The products of a group are summed before its scale multiplies them. Zero-points are left out of those sums: their part
-is a product with the sum of the group's x.
+The products of a group are summed before its scale multiplies them. Zero-points are left out of
+those sums: their part is a product with the sum of the group's x.
 """
 
 import numpy as np
@@ -46,7 +46,8 @@ _STEP = 32  # codes of 8 bits that `vectors` takes at a time
 
 @part
 def read_rows(fields, start, row, scales):
-    """Fill `scales` with those of a row, and of further ones where it has more than a row of them."""
+    """Fill `scales` with those of a row, and of further ones where it has more than a row of
+    them."""
     whole = start + fields[WHOLE] if fields[WHOLE] >= 0 else -1
     first = (row if fields[HEIGHT] == 1 else row // fields[HEIGHT]) * fields[NUM_GROUPS]
     read_scales(
@@ -172,8 +173,8 @@ def _columns(index, width, count):
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply(fields, start, x, y, is_narrow):
-    """Add x [I] times a matrix to y [O]. Of two codes of 4 bits the even one is in the low half of a byte; integers of
-    8 bits without sign are less by 128."""
+    """Add x [I] times a matrix to y [O]. Of two codes of 4 bits the even one is in the low half of
+    a byte; integers of 8 bits without sign are less by 128."""
     token, index = in_order(fields, start, x)
     if fields[KIND] in (FLOATS_4, INTEGERS_4):
         _multiply_half_bytes(fields, start, token, y, index)

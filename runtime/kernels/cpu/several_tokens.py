@@ -1,11 +1,13 @@
-"""Whole gated experts in 16 bits on a few tokens, compiled by numba: each weight is read from memory once for all.
+"""Whole gated experts in 16 bits on a few tokens, compiled by numba: each weight is read from
+memory once for all.
 
-Rows are multiplied by fours, by up to four tokens at a time: each vector of weights and of x serves four products. More
-tokens find the rows in the cache. bfloat16 is multiplied by pairs, float16 after widening, with x in float32.
-Rounding is that of `runtime.kernels.cpu.gated`. Importing this module imports numba.
+Rows are multiplied by fours, by up to four tokens at a time: each vector of weights and of x serves
+four products. More tokens find the rows in the cache. bfloat16 is multiplied by pairs, float16
+after widening, with x in float32. Rounding is that of `runtime.kernels.cpu.gated`. Importing this
+module imports numba.
 
-Shapes: T tokens, H hidden, I neurons; H and I are multiples of `STEP`. A vector is of 32 numbers in bfloat16, of 16 in
-float16 and float32.
+Shapes: T tokens, H hidden, I neurons; H and I are multiples of `STEP`. A vector is of 32 numbers in
+bfloat16, of 16 in float16 and float32.
 """
 
 from collections.abc import Callable
@@ -37,11 +39,13 @@ _LINE = 64  # bytes that a prefetch asks for
 
 
 def _products(num_tokens: int) -> Callable[..., None]:
-    """Return `multiply(rows, steps, x, following, sums, like)`: four rows that follow each other, times so many tokens.
+    """Return `multiply(rows, steps, x, following, sums, like)`: four rows that follow each other,
+    times so many tokens.
 
-    Rows and tokens are of `steps` vectors; those of the tokens take turns. It writes sums [num_tokens, 4] float32, and
-    asks for the rows at `following` meanwhile. Operands are int64 addresses; `like` is an array of the tokens' type,
-    uint16 for rows in bfloat16 and float32 for rows in float16.
+    Rows and tokens are of `steps` vectors; those of the tokens take turns. It writes sums
+    [num_tokens, 4] float32, and asks for the rows at `following` meanwhile. Operands are int64
+    addresses; `like` is an array of the tokens' type, uint16 for rows in bfloat16 and float32 for
+    rows in float16.
     """
 
     @intrinsic
@@ -93,7 +97,8 @@ _one, _two, _three, _four = map(_products, range(1, _BLOCK + 1))
 
 @part
 def _multiply(rows, size, tokens, first, count, sums):
-    """Write sums [count, 4]: four rows of `size` numbers times tokens `first` and following of `_by_blocks`."""
+    """Write sums [count, 4]: four rows of `size` numbers times tokens `first` and following of
+    `_by_blocks`."""
     steps, x = size // _lanes(tokens), tokens.ctypes.data + tokens.itemsize * first * size
     following, out = rows + 2 * _ROWS * size if first == 0 else rows, sums.ctypes.data
     if count == 4:
@@ -124,7 +129,8 @@ def _lanes(tokens):
 
 @part
 def _place(i, first, token, count, size, lanes):
-    """Where number i of a token of `size` is, number `token` of the block of `count` that begins with `first`."""
+    """Where number i of a token of `size` is, number `token` of the block of `count` that begins
+    with `first`."""
     return first * size + (i // lanes * count + token) * lanes + i % lanes
 
 
@@ -149,8 +155,8 @@ def _by_blocks(x):
     nogil=True,
 )
 def compute_whole(inner, down, num_neurons, x, out):
-    """Write out [T, H]: an expert on x [T, H]. Gate and up lie at address `inner` as [2 I, H], down at `down` as
-    [H, I]."""
+    """Write out [T, H]: an expert on x [T, H]. Gate and up lie at address `inner` as [2 I, H], down
+    at `down` as [H, I]."""
     num_tokens, hidden = x.shape
     tokens, acts = _by_blocks(x), _room(num_tokens * num_neurons, x)
     sums, others = np.empty((_BLOCK, _ROWS), np.float32), np.empty((_BLOCK, _ROWS), np.float32)

@@ -1,7 +1,9 @@
-"""Blocks of 32 codes of 1, 2, 3 or 4 bits, outputs side by side, times one token, by looking up in vectors.
+"""Blocks of 32 codes of 1, 2, 3 or 4 bits, outputs side by side, times one token, by looking up in
+vectors.
 
-At 1 and 2 bits four bits of a word, of four or two codes, choose one of 16 sums of x in float32. At 3 and 4 bits codes
-are looked up as bfloat16 and multiplied by pairs. Importing this module imports numba.
+At 1 and 2 bits four bits of a word, of four or two codes, choose one of 16 sums of x in float32. At
+3 and 4 bits codes are looked up as bfloat16 and multiplied by pairs. Importing this module imports
+numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +36,8 @@ NUM_FACTORS = 16 * LANES
 _BLOCK, _NOTHING = 32, 32  # codes; the place of a code that there is not
 _SPANNING = ((5, 26), (10, 21))  # codes of 3 bits that are not within half a word
 
-# The codes that are multiplied as a pair: one of the low halves of words and one of the high halves.
+# The codes that are multiplied as a pair: one of the low halves of words and one of the high
+# halves.
 _PLACES_OF_3 = np.array(
     [(0, 6), (1, 7), (2, 8), (3, 9), (4, _NOTHING), *zip(range(11, 16), range(16, 21), strict=True)]
     + [*zip((22, 23, 24, 25, _NOTHING), range(27, 32), strict=True), *_SPANNING]
@@ -48,13 +51,15 @@ _CODES = (np.arange(16, dtype=np.float32).view(np.uint32) >> 16).tolist()  # as 
 
 
 def can_look_up(bits: int, *, is_narrow: bool) -> bool:
-    """Whether the processor can look up codes of this width; `is_narrow` says that x is in bfloat16."""
+    """Whether the processor can look up codes of this width; `is_narrow` says that x is in
+    bfloat16."""
     return _HAS_SUMS if bits <= 2 else bits <= 4 and HAS_PAIRS and is_narrow
 
 
 def _sums_of(bits: int) -> Callable[..., None]:
-    """Return `add(words, stride, tables, num_vectors, sums)`: it adds a block, with rows of words `stride` bytes apart,
-    to sums [O] of so many vectors of outputs. Operands are int64 addresses."""
+    """Return `add(words, stride, tables, num_vectors, sums)`: it adds a block, with rows of words
+    `stride` bytes apart, to sums [O] of so many vectors of outputs. Operands are int64
+    addresses."""
 
     @intrinsic
     def add(context, words, stride, tables, num_vectors, sums):
@@ -80,8 +85,8 @@ def _sums_of(bits: int) -> Callable[..., None]:
 def _pairs_of(
     bits: int, num_pairs: int, halves: Callable[..., list[ir.Value]]
 ) -> Callable[..., None]:
-    """The same with pairs of x instead of tables. `halves` makes vectors with the codes of a pair at the first bits of
-    each half."""
+    """The same with pairs of x instead of tables. `halves` makes vectors with the codes of a pair
+    at the first bits of each half."""
 
     @intrinsic
     def add(context, words, stride, x, num_vectors, sums):
@@ -118,8 +123,8 @@ def _rows(
 def _ask_for_next(
     builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value
 ) -> None:
-    """Ask for a part of the next block, one line of the cache after another: the processor does not foresee rows that
-    are read side by side."""
+    """Ask for a part of the next block, one line of the cache after another: the processor does not
+    foresee rows that are read side by side."""
     kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     start = advanced(
@@ -210,8 +215,8 @@ def _write_pairs(x, places, pairs):
 
 @part
 def look_up(words, bits, x, factors, sums):
-    """Add the block of 32 codes that begins with these words to sums [O], a whole number of vectors. x is [32], and
-    `factors` [`NUM_FACTORS`] is overwritten."""
+    """Add the block of 32 codes that begins with these words to sums [O], a whole number of
+    vectors. x is [32], and `factors` [`NUM_FACTORS`] is overwritten."""
     address, stride, num_vectors = words.ctypes.data, 4 * words.shape[1], len(sums) // LANES
     if bits <= 2:
         _write_sums(x, bits, factors.reshape(NUM_FACTORS // LANES, LANES))

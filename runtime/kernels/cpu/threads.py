@@ -1,5 +1,6 @@
-"""Threads that compute parts of a token's work side by side: kernels that release the GIL, each for rows of its own.
-What a row adds up to does not depend on how the work was divided: every number of threads gives the same bits."""
+"""Threads that compute parts of a token's work side by side: kernels that release the GIL, each for
+rows of its own. What a row adds up to does not depend on how the work was divided: every number of
+threads gives the same bits."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ MIN_SHARE = (
 
 
 class KernelThreads:
-    """Runs parts of one token's work on the caller's thread and up to `count` - 1 others, which start when they are
-    first needed. For one caller at a time. `num_used`: the most threads that have computed side by side so far."""
+    """Runs parts of one token's work on the caller's thread and up to `count` - 1 others, which
+    start when they are first needed. For one caller at a time. `num_used`: the most threads that
+    have computed side by side so far."""
 
     def __init__(self, count: int) -> None:
         self.count, self.num_used = count, 1
@@ -26,8 +28,8 @@ class KernelThreads:
         return max(1, min(self.count, nbytes // MIN_SHARE))
 
     def run(self, parts: Sequence[Callable[[], None]]) -> None:
-        """Do at most `count` parts, the first on the caller's thread, and return when all are done. Raises the error of
-        a part once the others have ended."""
+        """Do at most `count` parts, the first on the caller's thread, and return when all are done.
+        Raises the error of a part once the others have ended."""
         if os.getpid() != self._process:  # a fork has none of its parent's threads
             self._open()
         others: list[Future] = []
@@ -51,8 +53,9 @@ class KernelThreads:
 
 
 def divided(nbytes: Sequence[int], num_shares: int) -> list[list[int]]:
-    """The indices of pieces of so many bytes, in at most so many shares: the largest piece first, each to the share
-    that has the fewest bytes. No share is empty, and the first has the largest piece."""
+    """The indices of pieces of so many bytes, in at most so many shares: the largest piece first,
+    each to the share that has the fewest bytes. No share is empty, and the first has the largest
+    piece."""
     shares: list[list[int]] = [[] for _ in range(min(num_shares, len(nbytes)))]
     held = [0] * len(shares)
     for index in sorted(range(len(nbytes)), key=nbytes.__getitem__, reverse=True):

@@ -1,8 +1,9 @@
-"""Products with matrices in trellis codes on a CPU, compiled by numba: the codes are read where they lie.
+"""Products with matrices in trellis codes on a CPU, compiled by numba: the codes are read where
+they lie.
 
-A token is rotated and rounded to whole numbers of 16 bits, relative to its largest; in float32 what is lost is a second
-such number, worth 2^-15 of the first. Tokens in their vectors of numbers share the levels of a block of rows, four
-vectors at most. Importing this module imports numba.
+A token is rotated and rounded to whole numbers of 16 bits, relative to its largest; in float32 what
+is lost is a second such number, worth 2^-15 of the first. Tokens in their vectors of numbers share
+the levels of a block of rows, four vectors at most. Importing this module imports numba.
 
 Shapes: T tokens, I inputs, O outputs, V vectors of numbers.
 """
@@ -35,11 +36,12 @@ from runtime.kernels.cpu.trellis_vectors import (
 )
 
 CODES, SCALE, HIGH, ROW_SCALES = range(4)
-"""Places in a matrix's addresses, int64 [4], in the order of the format's PARTS; that of row scales is 0 where outputs
-are rotated."""
+"""Places in a matrix's addresses, int64 [4], in the order of the format's PARTS; that of row scales
+is 0 where outputs are rotated."""
 
 NUM_OUTPUTS, NUM_INPUTS, HALF_BITS, NUM_HIGH, FACTOR = range(5)
-"""Places in a matrix's sizes, int64 [5]. The factor is the multiplier in the place of the state's bits."""
+"""Places in a matrix's sizes, int64 [5]. The factor is the multiplier in the place of the state's
+bits."""
 
 MANY_TOKENS = 64
 """From this number on it pays to unpack the levels: docs/lowbit.md."""
@@ -80,7 +82,8 @@ def sizes_of(trellis: Trellis) -> np.ndarray:
 
 
 def multiply(x: torch.Tensor, trellis: Trellis) -> torch.Tensor:
-    """Multiply x [T, I] by the matrix: [T, O] in x's dtype. A token's sums do not depend on the other tokens."""
+    """Multiply x [T, I] by the matrix: [T, O] in x's dtype. A token's sums do not depend on the
+    other tokens."""
     y = np.zeros((len(x), trellis.num_outputs), np.float32)
     matrix = addresses_of(trellis), sizes_of(trellis)
     _multiply(functions(), *matrix, rotated(x, trellis.num_inputs), num_digits(x.dtype), y)
@@ -151,7 +154,8 @@ def as_numbers(x, digits, numbers):
 
 @part
 def _add_columns(functions, codes, half_bits, count, factor, tokens, sums):
-    """Add the columns of so many half bits, whose words begin at `codes`, times `tokens` [V, .] to `sums` [V, .]."""
+    """Add the columns of so many half bits, whose words begin at `codes`, times `tokens` [V, .] to
+    `sums` [V, .]."""
     num_outputs, worth, stride = sums.shape[1], _STEPS[half_bits], tokens.strides[0]
     num_words, table = half_bits * (num_outputs // (2 * ROWS)), _TABLES.ctypes.data
     at_once = min(len(tokens), AT_ONCE)
@@ -222,7 +226,8 @@ def product(functions, addresses, sizes, x, digits, y):
 
 @part
 def add_numbers(functions, addresses, sizes, numbers, worth, y):
-    """Add R x to y [T, O] for tokens as `as_numbers` wrote them, `numbers` int16 [T digits, I] worth `worth` [T]."""
+    """Add R x to y [T, O] for tokens as `as_numbers` wrote them, `numbers` int16 [T digits, I]
+    worth `worth` [T]."""
     digits, scale = len(numbers) // len(y), carray(pointer(addresses[SCALE], _FLOAT), (1,))[0]
     sums = np.zeros((len(numbers), padded(sizes[NUM_OUTPUTS], 2 * ROWS)), np.float32)
     _add_vectors(functions, addresses, sizes, numbers, sums)
@@ -254,7 +259,8 @@ def _multiply(functions, addresses, sizes, x, digits, y):
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64, int16[:, ::1])", nogil=True)
 def _unpack(functions, addresses, sizes, first_block, out):
-    """Write the levels of rows from this block on to out [., I], columns with half a bit more behind the others."""
+    """Write the levels of rows from this block on to out [., I], columns with half a bit more
+    behind the others."""
     num_inputs, num_high = sizes[NUM_INPUTS], sizes[NUM_HIGH]
     codes, num_blocks, count = (
         addresses[CODES],

@@ -1,8 +1,9 @@
-"""Blocks of 16 rows of trellis codes for processors that look up nothing in vectors. Importing this module imports
-numba.
+"""Blocks of 16 rows of trellis codes for processors that look up nothing in vectors. Importing this
+module imports numba.
 
-A block's place is a tuple of half bits, of whether it begins in the middle of its first word, of the address of that
-word, the bytes between two rows of words, how many of these there are from it on and in all, and the columns.
+A block's place is a tuple of half bits, of whether it begins in the middle of its first word, of
+the address of that word, the bytes between two rows of words, how many of these there are from it
+on and in all, and the columns.
 """
 
 import numpy as np

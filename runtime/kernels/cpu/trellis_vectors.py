@@ -1,8 +1,10 @@
-"""Rows of trellis codes times a token in whole numbers of 16 bits, written in vectors of 32 neighbouring columns.
+"""Rows of trellis codes times a token in whole numbers of 16 bits, written in vectors of 32
+neighbouring columns.
 
-A row of a vector takes five instructions: two neighbouring words are shifted to the row's window, a product leaves the
-hash in its upper bits, a shift makes it an index, a table of 64 gives the level, and levels are multiplied by pairs of
-columns and added. Operands are int64 addresses and counts. Importing this module imports numba.
+A row of a vector takes five instructions: two neighbouring words are shifted to the row's window, a
+product leaves the hash in its upper bits, a shift makes it an index, a table of 64 gives the level,
+and levels are multiplied by pairs of columns and added. Operands are int64 addresses and counts.
+Importing this module imports numba.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +61,8 @@ _SUMS_AT_ONCE = 16 if _HAS_WORD_TABLES else 4
 
 
 class _Block:
-    """16 rows of codes of so many half bits; `phase` bits of the first word belong to the rows before."""
+    """16 rows of codes of so many half bits; `phase` bits of the first word belong to the rows
+    before."""
 
     def __init__(
         self, builder: ir.IRBuilder, half_bits: int, phase: int, operands: Sequence[ir.Value]
@@ -79,8 +82,8 @@ class _Block:
             self._starts.append(advanced(builder, words, place, self._stride))
 
     def over_columns(self, take: Callable[[ir.Value, ir.Value | None], None]) -> None:
-        """Call `take` for every vector of columns with its index, and for the last with how many of them there are, if
-        these are fewer than 32."""
+        """Call `take` for every vector of columns with its index, and for the last with how many of
+        them there are, if these are fewer than 32."""
         builder = self._builder
         if (
             _HAS_WORD_TABLES
@@ -210,10 +213,11 @@ Write = Callable[[ir.IRBuilder, "_Block", Sequence[ir.Value]], None]
 
 
 def _of_every_kind(name: str, write: Write) -> Callable[[], int]:
-    """Return the intrinsic that gives the address of a function, for `call`. It takes half bits, whether the block
-    begins in the middle of its first word, the address of that word, the bytes between two rows of words, how many of
-    these there are from it on and in all, the columns, the addresses of the tables of even and of odd rows, int16 [2,
-    64], the multiplier, where the block's row 0 goes, and two operands of its own."""
+    """Return the intrinsic that gives the address of a function, for `call`. It takes half bits,
+    whether the block begins in the middle of its first word, the address of that word, the bytes
+    between two rows of words, how many of these there are from it on and in all, the columns, the
+    addresses of the tables of even and of odd rows, int16 [2, 64], the multiplier, where the
+    block's row 0 goes, and two operands of its own."""
 
     @intrinsic
     def address(context):
@@ -256,8 +260,9 @@ def _define(function: ir.Function, write: Write) -> None:
 
 
 def _sums_of(num_tokens: int) -> Callable:
-    """Return the intrinsic that writes 16 sums, float32, of each of so many tokens. Its own operands are the address of
-    the tokens, int16, and the bytes between two of them: zeros fill them up to a multiple of 32."""
+    """Return the intrinsic that writes 16 sums, float32, of each of so many tokens. Its own
+    operands are the address of the tokens, int16, and the bytes between two of them: zeros fill
+    them up to a multiple of 32."""
 
     def write(builder: ir.IRBuilder, block: _Block, own: Sequence[ir.Value]) -> None:
         starts = [advanced(builder, own[0], I64(token), own[1]) for token in range(num_tokens)]
@@ -318,8 +323,9 @@ def _find(addresses):
 
 @cache
 def functions() -> np.ndarray:
-    """int64 [4], the addresses of what kernels `call`, since these would compile it again, each for itself: 16 sums of
-    one, of two and of four tokens, and the levels of 16 rows. Nothing where there are no vectors."""
+    """int64 [4], the addresses of what kernels `call`, since these would compile it again, each for
+    itself: 16 sums of one, of two and of four tokens, and the levels of 16 rows. Nothing where
+    there are no vectors."""
     addresses = np.zeros(4, np.int64)
     if HAS_VECTORS:
         _find(addresses)

@@ -1,4 +1,5 @@
-"""Holds compiled code against a model's own modules, on the arguments that they are given in a short pass."""
+"""Holds compiled code against a model's own modules, on the arguments that they are given in a
+short pass."""
 
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -21,8 +22,8 @@ _NUM_PROMPT, _POSITIONS = (
 
 
 class CompiledModule(Protocol):
-    """Compiled code that may compute what a module does for one token. `attend` gives its output and extends the cache;
-    both take the arguments of the module's forward."""
+    """Compiled code that may compute what a module does for one token. `attend` gives its output
+    and extends the cache; both take the arguments of the module's forward."""
 
     def takes(self, x: torch.Tensor, **named: object) -> bool: ...
 
@@ -30,10 +31,12 @@ class CompiledModule(Protocol):
 
 
 class ModuleTrial:
-    """Compares candidates with what one module gives, whose keys and values are at `index` of the cache.
+    """Compares candidates with what one module gives, whose keys and values are at `index` of the
+    cache.
 
-    `sizes`: what a token's numbers are multiplied by, so that limits show, and by how much the bound of the output is
-    then. `make` gives the candidate of a name, and the number of outputs that the module was seen to have.
+    `sizes`: what a token's numbers are multiplied by, so that limits show, and by how much the
+    bound of the output is then. `make` gives the candidate of a name, and the number of outputs
+    that the module was seen to have.
     """
 
     def __init__(
@@ -50,7 +53,8 @@ class ModuleTrial:
         self._num_outputs = 0
 
     def result(self) -> CompiledModule | str:
-        """The nearest of those that are within the bounds, on all arguments, or what hinders that."""
+        """The nearest of those that are within the bounds, on all arguments, or what hinders
+        that."""
         means = {name: sum(seen) / len(seen) for name, seen in self._deviations.items() if seen}
         if not means:
             return "one token in a cache of another kind"
@@ -68,7 +72,8 @@ class ModuleTrial:
         return out
 
     def _try(self, x: torch.Tensor, named: dict[str, object]) -> None:
-        """Compare the candidates that take these arguments, and that were within the bounds so far."""
+        """Compare the candidates that take these arguments, and that were within the bounds so
+        far."""
         near = [name for name, seen in self._deviations.items() if _FAR not in seen]
         candidates = {name: self._make(name, self._num_outputs) for name in near}
         candidates = {name: each for name, each in candidates.items() if each.takes(x, **named)}
@@ -94,8 +99,8 @@ class ModuleTrial:
 def run_trials(
     opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]
 ) -> dict[nn.Module, CompiledModule | str]:
-    """Run a prompt and two tokens, one right behind it and one as far as the model's positions go, and give the results
-    by module. Experts give what they are given."""
+    """Run a prompt and two tokens, one right behind it and one as far as the model's positions go,
+    and give the results by module. Experts give what they are given."""
     if not trials:
         return {}
     model, random = opened.model, torch.Generator().manual_seed(0)
@@ -129,8 +134,8 @@ def _watched(opened: MoeModel, trials: Mapping[nn.Module, ModuleTrial]) -> Itera
 def _deviation(
     got: torch.Tensor, mine: DynamicLayer, theirs: torch.Tensor, layer: DynamicLayer, factor: float
 ) -> float:
-    """The mean deviation of the token's keys, for in outputs two roundings are hard to tell apart; infinite out of
-    bounds."""
+    """The mean deviation of the token's keys, for in outputs two roundings are hard to tell apart;
+    infinite out of bounds."""
     bound = BOUNDS[got.dtype]
     keys = _distance(mine.keys[:, :, -1], layer.keys[:, :, -1])
     values = _distance(mine.values[:, :, -1], layer.values[:, :, -1])

@@ -1,7 +1,9 @@
-"""Products of codes of 4 and 8 bits with one token, written in vectors, which LLVM would not find in loops.
+"""Products of codes of 4 and 8 bits with one token, written in vectors, which LLVM would not find
+in loops.
 
-Codes of 4 bits are multiplied with bfloat16: one instruction looks up the numbers of 32 codes in a table, and another
-adds up the products of pairs. Operands are int64 addresses. Importing this module imports numba.
+Codes of 4 bits are multiplied with bfloat16: one instruction looks up the numbers of 32 codes in a
+table, and another adds up the products of pairs. Operands are int64 addresses. Importing this
+module imports numba.
 """
 
 from collections.abc import Callable
@@ -16,10 +18,11 @@ from runtime.kernels.cpu.lanes import LANES, PAIRS, SUMS, added_up, plus_product
 
 
 def _row(products: Callable[..., ir.Value]) -> Callable[..., float]:
-    """Return `dot(codes, x, scales, num_scales, steps)`: a row of codes times x, in steps of 32 bytes of codes.
+    """Return `dot(codes, x, scales, num_scales, steps)`: a row of codes times x, in steps of 32
+    bytes of codes.
 
-    `steps` steps have the same scale, float32. `products` makes the sums of a step from the addresses of its codes and
-    its x, which takes 128 bytes.
+    `steps` steps have the same scale, float32. `products` makes the sums of a step from the
+    addresses of its codes and its x, which takes 128 bytes.
     """
 
     @intrinsic
@@ -58,7 +61,8 @@ def _bytes(numbers: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Callable[..
 
 
 def _floats(exponent_bits: int) -> Callable[[ir.IRBuilder, ir.Value], ir.Value]:
-    """8-bit floats, less a power of two: their bits go where float32 has sign, exponent and mantissa."""
+    """8-bit floats, less a power of two: their bits go where float32 has sign, exponent and
+    mantissa."""
     shift = 16 + exponent_bits
     mask = 0x80000000 | 0x7F << shift
 

@@ -1,4 +1,5 @@
-"""One token's experts, which never leave, in one call, compiled by numba. Importing this module imports numba."""
+"""One token's experts, which never leave, in one call, compiled by numba. Importing this module
+imports numba."""
 
 import numpy as np
 from numba import carray
@@ -26,10 +27,12 @@ from runtime.kernels.cpu.norms import FLOATS, INTEGERS, read, write
 
 f32 = np.float32
 REPLICAS = f"Tuple(({FUNCTIONS}, {{}}, {ROTATIONS}))"
-"""Of the experts that have no address, as `gated_trellis` has them; nothing where there are none."""
+"""Of the experts that have no address, as `gated_trellis` has them; nothing where there are
+none."""
 
 _SIZES = "UniTuple(int64, 3)"  # hidden, neurons, top-k
-_MATRICES = "UniTuple(UniTuple(int64, 2), 3)"  # kinds of gate, up and down, and where they begin in an expert
+# kinds of gate, up and down, and where they begin in an expert
+_MATRICES = "UniTuple(UniTuple(int64, 2), 3)"
 
 
 def no_replicas(num_layers: int) -> tuple:
@@ -58,7 +61,8 @@ def _by_expert(ids):
 
 @part
 def _add_in_blocks(start, matrices, x, inner, acts, out, like):
-    """Add an expert of ggml's blocks on x [H] to `out` [H]; `inner` [2 I] and `acts` [I] are overwritten."""
+    """Add an expert of ggml's blocks on x [H] to `out` [H]; `inner` [2 I] and `acts` [I] are
+    overwritten."""
     gate, up, down = matrices
     num_neurons, inner[:] = len(acts), 0
     add_blocks(gate[0], start + gate[1], x, inner[:num_neurons], like)
@@ -76,7 +80,8 @@ def _numbers(x, rotations, are_needed):
     return rotated_numbers(x, rotations[0], rotations[2], rotations[5])
 
 
-_TOKEN = "int64, int64, int64, boolean, int64"  # addresses of x, ids and weights, has_wide_weights, address of out
+# addresses of x, ids and weights, has_wide_weights, address of out
+_TOKEN = "int64, int64, int64, boolean, int64"
 
 
 _LAYER = f"int64[::1], {_MATRICES}, {_SIZES}, {REPLICAS.format(MATRICES)}"
@@ -84,9 +89,10 @@ _LAYER = f"int64[::1], {_MATRICES}, {_SIZES}, {REPLICAS.format(MATRICES)}"
 
 @kernel([f"boolean({_LAYER}, {_TOKEN}, {like})" for like in LIKE], nogil=True)
 def compute_layer(starts, matrices, sizes, replicas, x, ids, weights, has_wide_weights, out, like):
-    """Write to `out` [H] the sum of a token's experts ids [K] on x [H] by their weights [K], float32 if they are wide.
-    Expert e begins at starts[e], its matrices all plain, with up behind gate, or none; where that is 0 it is its
-    replica. Returns False if one of them has no replica either, or is none of the E."""
+    """Write to `out` [H] the sum of a token's experts ids [K] on x [H] by their weights [K],
+    float32 if they are wide. Expert e begins at starts[e], its matrices all plain, with up behind
+    gate, or none; where that is 0 it is its replica. Returns False if one of them has no replica
+    either, or is none of the E."""
     hidden, num_neurons, top_k = sizes
     functions, addresses, coded_sizes, rotations = replicas
     selected, has_replicas, are_needed = (

@@ -1,4 +1,5 @@
-"""Where an expert's weights lie in its slot, as the GPU kernels take it: whole, split into segments, or low-bit."""
+"""Where an expert's weights lie in its slot, as the GPU kernels take it: whole, split into
+segments, or low-bit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ _FILL = -1, -1, -1
 
 
 class Biases(NamedTuple):
-    """Where biases begin, in weights: those of gate and up with the distance between neurons, and that of down, None in
-    a segment without it."""
+    """Where biases begin, in weights: those of gate and up with the distance between neurons, and
+    that of down, None in a segment without it."""
 
     gate: int
     up: int
@@ -33,10 +34,11 @@ _NO_BIASES = Biases(0, 0, 0, None)
 class Strides:
     """Where one expert or segment of full precision lies, all in weights.
 
-    `gate`, `up` and `down` are where each matrix begins; `row` and `column` are the distances in gate and in up between
-    neurons and between inputs; `output` and `neuron` are those in down between outputs and between neurons. `is_cut`: a
-    segment, whose expert may have neurons elsewhere. `are_paired`: up of a neuron follows its gate, a row behind it,
-    and `row` is half the distance between neurons.
+    `gate`, `up` and `down` are where each matrix begins; `row` and `column` are the distances in
+    gate and in up between neurons and between inputs; `output` and `neuron` are those in down
+    between outputs and between neurons. `is_cut`: a segment, whose expert may have neurons
+    elsewhere. `are_paired`: up of a neuron follows its gate, a row behind it, and `row` is half the
+    distance between neurons.
     """
 
     neurons: int
@@ -55,8 +57,8 @@ class Strides:
     def whole(
         cls, layout: ExpertLayout, *, is_transposed: bool = False, are_paired: bool = False
     ) -> "Strides":
-        """Return the strides of a whole expert: gate above up, [2 I, H], or in turn, or up alone, [I, H]; and down
-        [H, I]; `is_transposed`: each matrix [in, out]."""
+        """Return the strides of a whole expert: gate above up, [2 I, H], or in turn, or up alone,
+        [I, H]; and down [H, I]; `is_transposed`: each matrix [in, out]."""
         starts = {part.name: part.offset // layout.dtype.itemsize for part in layout.parts}
         inner_start, down_start = (
             start for name, start in starts.items() if not name.endswith(_BIAS)
@@ -106,10 +108,11 @@ def _whole_biases(inner: int, down: int, neurons: int, *, are_paired: bool) -> B
 
 
 class Matrix(NamedTuple):
-    """Where one low-bit matrix lies in an expert, and its sizes, in the order of the kernels' parameters.
+    """Where one low-bit matrix lies in an expert, and its sizes, in the order of the kernels'
+    parameters.
 
-    `words` and `zeros` are in words of 4 bytes, `scales` in halves of a word. At 1 bit there are no zero-points, and
-    `zeros` is any place.
+    `words` and `zeros` are in words of 4 bytes, `scales` in halves of a word. At 1 bit there are no
+    zero-points, and `zeros` is any place.
     """
 
     words: int
@@ -124,8 +127,9 @@ class Matrix(NamedTuple):
 
 
 class RankNumbers(NamedTuple):
-    """The numbers of one token's experts by rank, -1 for none, as a kernel's own arguments: nothing is copied to the
-    device. Four are in each of `words`, 15 bits each; bit 62 is set, so that each word is of 64 bits."""
+    """The numbers of one token's experts by rank, -1 for none, as a kernel's own arguments: nothing
+    is copied to the device. Four are in each of `words`, 15 bits each; bit 62 is set, so that each
+    word is of 64 bits."""
 
     top_k: int
     words: tuple[int, ...]
@@ -153,7 +157,8 @@ Numbers = torch.Tensor | RankNumbers  # [T, K], or those of one token
 
 
 def arguments(numbers: Numbers, any_tensor: torch.Tensor) -> tuple[int, int, tuple, bool]:
-    """The ranks and pairs of `numbers`, what a kernel takes of them, and whether they are packed in its arguments."""
+    """The ranks and pairs of `numbers`, what a kernel takes of them, and whether they are packed in
+    its arguments."""
     if isinstance(numbers, RankNumbers):
         return numbers.top_k, numbers.top_k, (any_tensor, *numbers.words), True
     return numbers.shape[1], numbers.numel(), (numbers, *_NONE), False

@@ -21,28 +21,31 @@ def number_of(pair, numbers_ptr, first, second, third, fourth, are_packed: tl.co
 
 @triton.jit
 def expert_start(starts_ptr, number, border: tl.constexpr = 16):
-    """Where an expert begins, in elements of its arena: a multiple of `border`, which the compiler cannot see in a
-    number that it loads. Without this every thread would load single elements. Slots begin on borders of 64 bytes."""
+    """Where an expert begins, in elements of its arena: a multiple of `border`, which the compiler
+    cannot see in a number that it loads. Without this every thread would load single elements.
+    Slots begin on borders of 64 bytes."""
     return tl.multiple_of(tl.load(starts_ptr + number), border)
 
 
 @triton.jit
 def load_block(places, is_row, is_column):
-    """Load the elements at the pointers `places` [R, C]: zero where the row or the column is out of range."""
+    """Load the elements at the pointers `places` [R, C]: zero where the row or the column is out of
+    range."""
     return tl.load(places, mask=is_row[:, None] & is_column[None, :], other=0.0)
 
 
 @triton.jit
 def with_bias(y, bias_ptr, places, is_there, dtype: tl.constexpr):
-    """A product y [.., N], float32, rounded where the module rounds it, plus its bias at `places` [N]."""
+    """A product y [.., N], float32, rounded where the module rounds it, plus its bias at `places`
+    [N]."""
     bias = tl.load(bias_ptr + places, mask=is_there, other=0.0).to(tl.float32)
     return y.to(dtype).to(tl.float32) + bias
 
 
 @triton.jit
 def activated(gate, up, own: tl.constexpr, dtype: tl.constexpr):
-    """The activation of float32 products by `own`, a `runtime.kernels.gpu.gates.Gate`, rounded to `dtype` where the
-    module rounds."""
+    """The activation of float32 products by `own`, a `runtime.kernels.gpu.gates.Gate`, rounded to
+    `dtype` where the module rounds."""
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     if own.limit is not None:
         gate = tl.minimum(gate, own.limit).to(dtype).to(tl.float32)

@@ -1,10 +1,12 @@
-"""Triton kernels that decide on the device which expert of a layer goes, and bring the missing ones: no host waits.
+"""Triton kernels that decide on the device which expert of a layer goes, and bring the missing
+ones: no host waits.
 
-`resolve` decides one token's layer as the eviction policies `lru` and `lfu` do, or by the turns that a host writes,
-ties included. `resolve_ahead` prefetches the experts that the next layer's router names, as the policy `next_gate` does
-with a window of whole experts. So a replay with those policies counts the same. `fill` copies what either of them sends
-for from page-locked memory, which the GPU reads itself. All depend on device memory alone, so that a CUDA graph can
-contain them. Sessions use them with `--decide device`. Importing this module imports triton.
+`resolve` decides one token's layer as the eviction policies `lru` and `lfu` do, or by the turns
+that a host writes, ties included. `resolve_ahead` prefetches the experts that the next layer's
+router names, as the policy `next_gate` does with a window of whole experts. So a replay with those
+policies counts the same. `fill` copies what either of them sends for from page-locked memory, which
+the GPU reads itself. All depend on device memory alone, so that a CUDA graph can contain them.
+Sessions use them with `--decide device`. Importing this module imports triton.
 """
 
 from functools import cache
@@ -36,8 +38,9 @@ def resolve(
     *,
     is_ahead: bool,
 ) -> None:
-    """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K] int32, of the layer,
-    and `missing` [K] int32, the expert that must be brought there or -1. `is_ahead`: experts are also prefetched."""
+    """Find or make a slot for each of a token's experts `ids` [K], which differ: write `slots` [K]
+    int32, of the layer, and `missing` [K] int32, the expert that must be brought there or -1.
+    `is_ahead`: experts are also prefetched."""
     (num_layers, num_experts), (_, most_slots) = cache.table.shape, cache.owner.shape
     sizes = layer, num_layers, num_experts, cache.num_slots[layer], most_slots
     launch = _resolving(*sizes, ids.numel(), cache.kind, is_ahead)
@@ -54,9 +57,10 @@ def resolve_ahead(
     *,
     most: int,
 ) -> None:
-    """In a step of `layer` send for up to `most` of the experts of the layer behind it (the first one behind the last)
-    that have the largest `p` [E] float32, the largest first, and keep those from eviction that are there: write `slots`
-    and `missing` as `resolve` does, for as many experts as these [N] int32 have room for."""
+    """In a step of `layer` send for up to `most` of the experts of the layer behind it (the first
+    one behind the last) that have the largest `p` [E] float32, the largest first, and keep those
+    from eviction that are there: write `slots` and `missing` as `resolve` does, for as many experts
+    as these [N] int32 have room for."""
     (num_layers, num_experts), (_, most_slots) = cache.table.shape, cache.owner.shape
     target = (layer + 1) % num_layers
     sizes = layer, target, num_layers, num_experts, cache.num_slots[target], most_slots, most
@@ -76,9 +80,10 @@ def fill(
     first_slot: int,
     is_ahead: bool = False,
 ) -> None:
-    """Copy the `missing` [K] experts of a layer from `host` [L * E, words] int32, page-locked, into their `slots` [K].
-    `starts` by slot of all layers: where it begins in `arena`, int32, in words. The layer's first expert and slot are
-    `first_key` and `first_slot`. `is_ahead`: by few programs, so that others compute meanwhile."""
+    """Copy the `missing` [K] experts of a layer from `host` [L * E, words] int32, page-locked, into
+    their `slots` [K]. `starts` by slot of all layers: where it begins in `arena`, int32, in words.
+    The layer's first expert and slot are `first_key` and `first_slot`. `is_ahead`: by few programs,
+    so that others compute meanwhile."""
     launch = _filling(first_key, first_slot, host.shape[1], slots.numel(), is_ahead)
     launch((host, starts, arena, slots, missing))
 
@@ -138,8 +143,9 @@ def _resolve(
     layer, num_layers, num_experts, num_slots, most_slots,
     top_k: tl.constexpr, width: tl.constexpr, kind: tl.constexpr, is_ahead: tl.constexpr,
 ):  # fmt: skip
-    """One warp. What is needed has the latest stamp before the first victim is chosen; of equally old ones, or of those
-    used equally often, that with the least number goes, and before all of them a free slot."""
+    """One warp. What is needed has the latest stamp before the first victim is chosen; of equally
+    old ones, or of those used equally often, that with the least number goes, and before all of
+    them a free slot."""
     clock, places, first = tl.load(clock_ptr), tl.arange(0, width), layer * num_experts
     is_slot, own = places < num_slots, layer * most_slots + places
     owners = tl.load(owner_ptr + own, mask=is_slot, other=0)
@@ -206,8 +212,8 @@ def _resolve_ahead(
     layer, target, num_layers, num_experts, num_slots, most_slots, most,
     num_named: tl.constexpr, width: tl.constexpr, num_p: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """One warp. All that is named is kept before the first victim is chosen; of equals the least number is named first,
-    and goes first. What finds no slot is not sent for."""
+    """One warp. All that is named is kept before the first victim is chosen; of equals the least
+    number is named first, and goes first. What finds no slot is not sent for."""
     clock, first, places, experts = (
         tl.load(clock_ptr),
         target * num_experts,
@@ -259,8 +265,8 @@ def _add(number_ptr, amount):
 
 @triton.jit
 def _replaced(table_ptr, owners, places, victim, expert, is_coming):
-    """Give an expert that is coming the slot `victim`. Returns the expert that leaves it, whether there is one, and the
-    owners of all slots then."""
+    """Give an expert that is coming the slot `victim`. Returns the expert that leaves it, whether
+    there is one, and the owners of all slots then."""
     leaving = tl.sum(tl.where(places == victim, owners, 0), axis=0)
     is_leaving = is_coming & (leaving >= 0)
     tl.store(table_ptr + leaving, -1, mask=is_leaving)

@@ -1,4 +1,5 @@
-"""The cache of a layer's experts as a device keeps it, for the kernels of `runtime.kernels.gpu.decide`."""
+"""The cache of a layer's experts as a device keeps it, for the kernels of
+`runtime.kernels.gpu.decide`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,17 +11,20 @@ ON_DEMAND, AHEAD = 2, 5  # numbers that are told of a layer: without prefetching
 
 @dataclass(frozen=True, slots=True)
 class DeviceCache:
-    """The slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L, S] the expert of
-    each slot, below 0 for none. Of a layer's residents that with the least `stamp` [L, E] goes. `kind` says what stamps
-    are: with "last use" `resolve` writes `clock` [1] there, which the caller moves on from token to token; with "uses"
-    it counts uses; with "turns" only the caller writes them, from 0 on.
+    """The slots of every layer: `table` [L, E] is the slot of each expert in its layer, `owner` [L,
+    S] the expert of each slot, below 0 for none. Of a layer's residents that with the least `stamp`
+    [L, E] goes. `kind` says what stamps are: with "last use" `resolve` writes `clock` [1] there,
+    which the caller moves on from token to token; with "uses" it counts uses; with "turns" only the
+    caller writes them, from 0 on.
 
-    `unused` [L, E] is 1 for experts that were prefetched and not used since; `left` [L, E] is the clock when a
-    prefetch last evicted an expert. `told` [N, L] adds up the loads and evictions of each layer and, with prefetching,
-    what it prefetched, how many of the evicted were unused, and how many of the loaded had been evicted in the same
-    token; with "turns" the experts of the last token [L, K] follow. All int32.
+    `unused` [L, E] is 1 for experts that were prefetched and not used since; `left` [L, E] is the
+    clock when a prefetch last evicted an expert. `told` [N, L] adds up the loads and evictions of
+    each layer and, with prefetching, what it prefetched, how many of the evicted were unused, and
+    how many of the loaded had been evicted in the same token; with "turns" the experts of the last
+    token [L, K] follow. All int32.
 
-    A layer has the first of its S places, as many as `num_slots` says: at least as many as a token has experts."""
+    A layer has the first of its S places, as many as `num_slots` says: at least as many as a token
+    has experts."""
 
     table: torch.Tensor
     owner: torch.Tensor
@@ -44,8 +48,8 @@ class DeviceCache:
         kind: str,
         num_told: int,
     ) -> "DeviceCache":
-        """A cache that holds what these tensors say, with its clock and its counts at 0; `num_told` numbers are told of
-        each layer."""
+        """A cache that holds what these tensors say, with its clock and its counts at 0; `num_told`
+        numbers are told of each layer."""
         left, clock, told = (
             torch.zeros_like(stamp),
             table.new_zeros(1),
@@ -54,7 +58,8 @@ class DeviceCache:
         return cls(table, owner, stamp, unused, left, clock, told, num_slots, kind)
 
     def hold(self, *tables: torch.Tensor) -> None:
-        """Hold from here on what these tensors say, as `holding` takes them, at the same addresses."""
+        """Hold from here on what these tensors say, as `holding` takes them, at the same
+        addresses."""
         for field, new in zip(fields(self), tables, strict=False):
             getattr(self, field.name).copy_(new)
         for own in (self.left, self.clock, self.told):

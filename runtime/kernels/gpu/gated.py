@@ -1,13 +1,15 @@
-"""Triton kernels for experts on few tokens: each kernel finds an expert in the arena of slots by its number.
+"""Triton kernels for experts on few tokens: each kernel finds an expert in the arena of slots by
+its number.
 
-One kernel computes the activation of gate and up for every token and rank, one the down projection of it. The weighted
-sum over experts ends the latter, or is a kernel of its own (`runtime.kernels.gpu.weighted_sum`). Products are summed in
-float32, and results are rounded where the module rounds them; tools.gpu.bench times them. Importing this module imports
-triton, which is optional.
+One kernel computes the activation of gate and up for every token and rank, one the down projection
+of it. The weighted sum over experts ends the latter, or is a kernel of its own
+(`runtime.kernels.gpu.weighted_sum`). Products are summed in float32, and results are rounded where
+the module rounds them; tools.gpu.bench times them. Importing this module imports triton, which is
+optional.
 
-A pair is a token and a rank; there are T * K pairs. `numbers` gives for each pair the index into `starts` of its
-expert; `starts` are in weights from the beginning of the arena. A negative number means that the pair has no expert, or
-that its expert is not loaded yet.
+A pair is a token and a rank; there are T * K pairs. `numbers` gives for each pair the index into
+`starts` of its expert; `starts` are in weights from the beginning of the arena. A negative number
+means that the pair has no expert, or that its expert is not loaded yet.
 """
 
 from dataclasses import dataclass, field
@@ -47,9 +49,9 @@ class GatedKernels:
         *,
         total: Total | None = None,
     ) -> None:
-        """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H], numbers [T, K], arena of x's dtype.
-        The outputs of segments are added to it. With `total` the outputs of one token, of this call and of earlier
-        ones, are then added up."""
+        """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H], numbers [T, K],
+        arena of x's dtype. The outputs of segments are added to it. With `total` the outputs of one
+        token, of this call and of earlier ones, are then added up."""
         top_k, num_pairs, (numbers, *words), are_packed = arguments(numbers, starts)
         key = x.shape[1], top_k, num_pairs, are_packed, total and total.is_wide
         if (found := self._launches.get(key)) is None:
@@ -91,8 +93,8 @@ class GatedKernels:
 
 
 class _Kept:
-    """What the launches of a token take besides the token, for these `starts`. One stream computes all steps, so that
-    the activations of all of them can have the same room `inner`."""
+    """What the launches of a token take besides the token, for these `starts`. One stream computes
+    all steps, so that the activations of all of them can have the same room `inner`."""
 
     __slots__ = ("_own", "of_down", "of_inner", "starts")
 
@@ -119,22 +121,24 @@ class _Kept:
 
 @dataclass(eq=False, slots=True)
 class _Launches:
-    """Both launches for tokens of one kind, and what they were given besides, by the place of `starts` in the host's
-    memory."""
+    """Both launches for tokens of one kind, and what they were given besides, by the place of
+    `starts` in the host's memory."""
 
     inner: Repeated
     down: Repeated
     kept: dict[int, _Kept] = field(default_factory=dict)
 
     def keep(self, kept: _Kept) -> None:
-        """Keep this for the next launches with its `starts`: those of a layer may be a tensor of their own."""
+        """Keep this for the next launches with its `starts`: those of a layer may be a tensor of
+        their own."""
         if len(self.kept) >= _MOST_KEPT:
             self.kept.clear()
         self.kept[id(kept.starts)] = kept
 
 
 def _block(*, is_along_rows: bool) -> tuple[int, int]:
-    """Rows and columns of a matrix at a time: the long side runs along the weights that are adjacent in memory."""
+    """Rows and columns of a matrix at a time: the long side runs along the weights that are
+    adjacent in memory."""
     return (_COLUMNS // 4, 4 * _ROWS) if is_along_rows else (_ROWS, _COLUMNS)
 
 
@@ -150,8 +154,8 @@ def _product(
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ):
-    """Multiply some rows of a matrix [num_rows, num_columns] by a vector: float32 [block_rows]. Rows lie `row` weights
-    apart, columns `column` weights."""
+    """Multiply some rows of a matrix [num_rows, num_columns] by a vector: float32 [block_rows].
+    Rows lie `row` weights apart, columns `column` weights."""
     sums = tl.zeros((block_rows, block_columns), tl.float32)
     is_row = rows < num_rows
     for first in range(0, num_columns, block_columns):

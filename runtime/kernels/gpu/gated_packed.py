@@ -1,7 +1,8 @@
-"""Triton kernels for gated experts on one token, on replicas of 1 to 8 bits anywhere in a buffer: one kernel computes
-gate, up and activation, one the down projection; `weighted_sum.combine` sums.
+"""Triton kernels for gated experts on one token, on replicas of 1 to 8 bits anywhere in a buffer:
+one kernel computes gate, up and activation, one the down projection; `weighted_sum.combine` sums.
 
-The low-bit streams are multiplied as in `runtime.kernels.gpu.low_bit`. Importing this module imports triton.
+The low-bit streams are multiplied as in `runtime.kernels.gpu.low_bit`. Importing this module
+imports triton.
 """
 
 import torch
@@ -28,8 +29,9 @@ def multiply(
     down: Matrix,
     y: torch.Tensor,
 ) -> None:
-    """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H]; numbers [T, K] are indices into `starts`,
-    which are in words from the beginning of `buffer`, uint8; a negative number is no expert."""
+    """Write y [T * K, H] float32 for the pairs that have an expert: x [T, H]; numbers [T, K] are
+    indices into `starts`, which are in words from the beginning of `buffer`, uint8; a negative
+    number is no expert."""
     top_k, num_pairs, own, are_packed = arguments(numbers, starts)
     words, scales = buffer.view(torch.int32), buffer.view(torch.float16)
     inner = torch.empty(num_pairs, down.num_inputs, dtype=x.dtype, device=x.device)

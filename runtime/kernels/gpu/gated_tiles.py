@@ -1,9 +1,11 @@
-"""Triton kernels for experts on many tokens: pairs are sorted by expert, and a tile of one expert's tokens shares
-one read of its weights. One kernel computes gate, up and activation, one the down projection; `combine` sums.
+"""Triton kernels for experts on many tokens: pairs are sorted by expert, and a tile of one expert's
+tokens shares one read of its weights. One kernel computes gate, up and activation, one the down
+projection; `combine` sums.
 
-Products are summed in float32, and results are rounded where the module rounds them. Each output has one writer, and
-the order of additions depends on the step alone: equal inputs give equal bits, whichever experts were loaded first.
-tools.gpu.bench times the kernels. Importing this module imports triton.
+Products are summed in float32, and results are rounded where the module rounds them. Each output
+has one writer, and the order of additions depends on the step alone: equal inputs give equal bits,
+whichever experts were loaded first. tools.gpu.bench times the kernels. Importing this module
+imports triton.
 
 A pair is a token and a rank; there are T * K pairs. `order` lists them sorted by expert.
 """
@@ -26,8 +28,8 @@ _STEP_NBYTES = 128  # of a row of weights at a time
 
 
 def tile_tokens(num_pairs: int, num_experts: int) -> int:
-    """Return the tokens of a tile for such a step: the mean number of tokens of an expert, within the sizes that tensor
-    cores multiply."""
+    """Return the tokens of a tile for such a step: the mean number of tokens of an expert, within
+    the sizes that tensor cores multiply."""
     each = triton.next_power_of_2(max(1, num_pairs // num_experts))
     return min(max(each, TILES[0]), TILES[-1])
 
@@ -47,8 +49,9 @@ def multiply(
 ) -> None:
     """Write the rows of y [T * K, H] that `tiles` name; the outputs of segments are added to them.
 
-    x [T, H]; `order` int32 [T * K]; arena of x's dtype. `tiles` int32 [n, 3]: the index into `starts` of the tile's
-    expert, the first of its pairs in `order`, and the number of pairs, at most `block_tokens`.
+    x [T, H]; `order` int32 [T * K]; arena of x's dtype. `tiles` int32 [n, 3]: the index into
+    `starts` of the tile's expert, the first of its pairs in `order`, and the number of pairs, at
+    most `block_tokens`.
     """
     num_tiles, hidden = len(tiles), x.shape[1]
     inner = torch.empty(num_tiles * block_tokens, strides.neurons, dtype=x.dtype, device=x.device)
@@ -73,8 +76,8 @@ def multiply(
 
 
 def _operand(dtype: torch.dtype) -> tl.dtype:
-    """Return the type that weights are multiplied in: their own, but float32 in triton's interpreter, which represents
-    a bfloat16 as an integer."""
+    """Return the type that weights are multiplied in: their own, but float32 in triton's
+    interpreter, which represents a bfloat16 as an integer."""
     if triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[
@@ -84,7 +87,8 @@ def _operand(dtype: torch.dtype) -> tl.dtype:
 
 @triton.jit
 def _tile(order_ptr, tiles_ptr, block_tokens: tl.constexpr):
-    """Read this program's tile: the index of its expert, which of its rows hold a pair, and the pairs."""
+    """Read this program's tile: the index of its expert, which of its rows hold a pair, and the
+    pairs."""
     tile_ptr = tiles_ptr + 3 * tl.program_id(0)
     number = tl.load(tile_ptr)
     tokens = tl.arange(0, block_tokens)
@@ -110,8 +114,8 @@ def _inner(
     block_tokens: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
     operand: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Compute the activation of some neurons of one tile, inner [tile, token, I]. Tiles are the first axis of the
-    grid, so that those of one expert find its weights in the cache."""
+    """Compute the activation of some neurons of one tile, inner [tile, token, I]. Tiles are the
+    first axis of the grid, so that those of one expert find its weights in the cache."""
     number, is_token, pairs = _tile(order_ptr, tiles_ptr, block_tokens)
     expert_ptr = arena_ptr + expert_start(starts_ptr, number)
     x_rows = x_ptr + (pairs // top_k).to(tl.int64) * hidden

@@ -18,12 +18,12 @@ _NUM_TRIED, _FARTHEST = 512, 12.0  # numbers on which a gate is tried, and the l
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What an expert computes between its two products: the activation `rule` of gate, multiplied by up if the expert
-    `has_up`.
+    """What an expert computes between its two products: the activation `rule` of gate, multiplied
+    by up if the expert `has_up`.
 
     Rules are `silu`, `gelu`, `gelu_tanh`, `relu2` (the square of ReLU), and `scaled`, gpt-oss's
-    `gate * sigmoid(alpha * gate) * (up + 1)`. With a `limit`, gate is at most that before, and up within it. Outputs of
-    gate and up are in two halves, or `take_turns`.
+    `gate * sigmoid(alpha * gate) * (up + 1)`. With a `limit`, gate is at most that before, and up
+    within it. Outputs of gate and up are in two halves, or `take_turns`.
     """
 
     rule: str
@@ -57,7 +57,8 @@ _RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @torch.no_grad()
 def gate_of(module: nn.Module) -> Gate | None:
-    """The gate of a module of experts, found by trying; None for one that the kernels do not know."""
+    """The gate of a module of experts, found by trying; None for one that the kernels do not
+    know."""
     if getattr(module, "has_post_expert_norm", False) or _has_parameters(module):
         return None
     return next((gate for gate in _candidates(module) if _is_of(module, gate)), None)
@@ -87,7 +88,8 @@ def _number(module: nn.Module, names: tuple[str, ...]) -> float | None:
 
 
 def _is_of(module: nn.Module, gate: Gate) -> bool:
-    """Whether the module computes this gate, to the bit: in bfloat16 it shows where a module rounds."""
+    """Whether the module computes this gate, to the bit: in bfloat16 it shows where a module
+    rounds."""
     theirs = module._apply_gate if module.has_gate else module.act_fn
     tried = torch.sin(torch.arange(_NUM_TRIED))[None] * max(_FARTHEST, 2 * (gate.limit or 0))
     return all(torch.equal(theirs(x), gate(x)) for x in (tried, tried.bfloat16()))

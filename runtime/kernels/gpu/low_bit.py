@@ -1,7 +1,8 @@
-"""Triton kernels for low-bit weights: one multiplies directly from the packed stream, one dequantises it.
+"""Triton kernels for low-bit weights: one multiplies directly from the packed stream, one
+dequantises it.
 
-Codes are multiplied as integers; scale and zero-point are applied once per group and output:
-`sum_k x_k s (q_k - z) = s (sum_k x_k q_k - z sum_k x_k)`. tools.gpu.check times the kernels. Importing
+Codes are multiplied as integers; scale and zero-point are applied once per group and output: `sum_k
+x_k s (q_k - z) = s (sum_k x_k q_k - z sum_k x_k)`. tools.gpu.check times the kernels. Importing
 this module imports triton, which is optional.
 """
 
@@ -19,9 +20,11 @@ _PROGRAMS = 1024  # at least, if there are enough groups, so that every multipro
 
 
 def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Multiply x [t, in], t at most MOST_TOKENS, by the low-bit matrix: [t, out] in x's dtype, summed in float32.
+    """Multiply x [t, in], t at most MOST_TOKENS, by the low-bit matrix: [t, out] in x's dtype,
+    summed in float32.
 
-    Programs share the groups, and their sums are added in a fixed order: equal inputs give equal bits.
+    Programs share the groups, and their sums are added in a fixed order: equal inputs give equal
+    bits.
     """
     count, num_outputs, num_groups = len(x), packed.num_outputs, len(packed.scales)
     assert count <= MOST_TOKENS, count
@@ -42,7 +45,8 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
-    """Return the matrix [out, in] with its outputs adjacent in memory; one pass, without intermediate tensors."""
+    """Return the matrix [out, in] with its outputs adjacent in memory; one pass, without
+    intermediate tensors."""
     out = torch.empty(
         packed.num_inputs, packed.num_outputs, dtype=dtype, device=packed.qweight.device
     )
@@ -57,7 +61,8 @@ def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
 
 @triton.jit
 def read_codes(words, row, last_row, stride, columns, shift, in_range, bits: tl.constexpr):
-    """Read the codes that begin at bit `shift` of each word; at 3 bits some end in the next word."""
+    """Read the codes that begin at bit `shift` of each word; at 3 bits some end in the next
+    word."""
     low = tl.load(words + row * stride + columns, mask=in_range, other=0).to(
         tl.uint32, bitcast=True
     )
@@ -77,7 +82,8 @@ def _group_sums(
     bits: tl.constexpr, num_rows: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
-    """Sum one group of inputs: x times the bare codes [num_rows, block_outputs], and x itself [num_rows]."""
+    """Sum one group of inputs: x times the bare codes [num_rows, block_outputs], and x itself
+    [num_rows]."""
     is_token, is_output = tl.arange(0, num_rows) < count, outputs < num_outputs
     x_rows = x_ptr + tl.arange(0, num_rows)[:, None] * num_inputs
     products = tl.zeros((num_rows, block_outputs), tl.float32)
@@ -110,8 +116,9 @@ def product(
     bits: tl.constexpr, num_rows: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
-    """Multiply x [count, I] by some outputs of a low-bit matrix, over some groups of its inputs: float32 [num_rows,
-    block_outputs]. `streams`: where its words, zero-points and scales lie; `sizes`: as unpacked here."""
+    """Multiply x [count, I] by some outputs of a low-bit matrix, over some groups of its inputs:
+    float32 [num_rows, block_outputs]. `streams`: where its words, zero-points and scales lie;
+    `sizes`: as unpacked here."""
     words_ptr, zeros_ptr, scales_ptr = streams
     num_inputs, num_outputs, group_size, last_word, zero_words = sizes
     is_output = outputs < num_outputs

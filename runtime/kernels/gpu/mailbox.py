@@ -1,5 +1,5 @@
-"""Triton kernels that write a token's ids and numbers straight into page-locked memory of the host, and then a number
-that says so. Importing this module imports triton."""
+"""Triton kernels that write a token's ids and numbers straight into page-locked memory of the host,
+and then a number that says so. Importing this module imports triton."""
 
 from functools import cache
 
@@ -13,14 +13,15 @@ MOST = tl.constexpr((1 << 30) - 1)  # letters before their numbers begin anew
 
 
 def send(ids: torch.Tensor, values: torch.Tensor, words: torch.Tensor, number: int) -> None:
-    """Write ids [K] and `values` [V] to `words`, int32 [1 + K + V] that a GPU can reach: from place 1 on the ids, then
-    the bits of the values as float32; and at last `number` to place 0."""
+    """Write ids [K] and `values` [V] to `words`, int32 [1 + K + V] that a GPU can reach: from place
+    1 on the ids, then the bits of the values as float32; and at last `number` to place 0."""
     _letter(ids.numel(), values.numel())((ids, values, words), (number,))
 
 
 def send_next(values: torch.Tensor, number: torch.Tensor, words: torch.Tensor, count: int) -> None:
-    """Move `number`, int32 [1], on by one, and write `values`, int32 [V], and then the number as letter `number` modulo
-    `count` of `words`, int32 [count * (1 + V)], whose letters begin with their number."""
+    """Move `number`, int32 [1], on by one, and write `values`, int32 [V], and then the number as
+    letter `number` modulo `count` of `words`, int32 [count * (1 + V)], whose letters begin with
+    their number."""
     _next_letter(values.numel(), count)((values, number, words))
 
 
@@ -49,7 +50,8 @@ def _send(ids_ptr, values_ptr, words_ptr, number, num_ids, num_values, block: tl
         values.to(tl.int32, bitcast=True),
         mask=places < num_values,
     )
-    tl.debug_barrier()  # all threads have written; what one of them releases then, the host sees after all of it
+    # all threads have written; what one of them releases then, the host sees after all of it
+    tl.debug_barrier()
     tl.atomic_xchg(words_ptr, number, sem="release", scope="sys")
 
 

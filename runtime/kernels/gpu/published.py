@@ -1,8 +1,9 @@
-"""Triton functions for matrices of the published formats: some of their weights as numbers, with the bits of the
-formula in torch, and the product of some rows with a vector; and a kernel that dequantises a whole matrix.
+"""Triton functions for matrices of the published formats: some of their weights as numbers, with
+the bits of the formula in torch, and the product of some rows with a vector; and a kernel that
+dequantises a whole matrix.
 
-An attribute of a constexpr is made a constexpr of its own before another function gets it: Triton 3.6 hands on only
-numbers and types as such. Importing this module imports triton.
+An attribute of a constexpr is made a constexpr of its own before another function gets it: Triton
+3.6 hands on only numbers and types as such. Importing this module imports triton.
 """
 
 import torch
@@ -23,7 +24,8 @@ _BLOCKS = {
 
 
 def block_sizes(matrix: StoredMatrix) -> dict[str, int]:
-    """The outputs and inputs of a matrix that a program takes at a time: 16 bytes of codes for each thread."""
+    """The outputs and inputs of a matrix that a program takes at a time: 16 bytes of codes for each
+    thread."""
     rows, columns = _BLOCKS[matrix.codes.order]
     is_in_halves = (matrix.codes.order, matrix.codes.bits) == ("rows", 4)
     return {"block_rows": rows, "block_columns": 2 * columns if is_in_halves else columns}
@@ -44,8 +46,8 @@ def product(
     x_ptr, expert_ptr, first_row, step: tl.constexpr, matrix: tl.constexpr, dtype: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """Multiply every `step`th row of a matrix from `first_row` on, dequantised to `dtype`, by a vector x [in], and add
-    the bias if there is one: float32 [block_rows]."""
+    """Multiply every `step`th row of a matrix from `first_row` on, dequantised to `dtype`, by a
+    vector x [in], and add the bias if there is one: float32 [block_rows]."""
     rows = first_row + step * tl.arange(0, block_rows)
     sums = tl.zeros((block_rows, block_columns), tl.float32)
     for first in range(0, matrix.num_inputs, block_columns):
@@ -70,8 +72,9 @@ def numbers(
     expert_ptr, first_row, step: tl.constexpr, first, matrix: tl.constexpr, dtype: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """The weights of every `step`th row from `first_row` on and of `block_columns` places from `first` on, float32:
-    zero where out of range. A matrix that is not quantised is of type `dtype`."""
+    """The weights of every `step`th row from `first_row` on and of `block_columns` places from
+    `first` on, float32: zero where out of range. A matrix that is not quantised is of type
+    `dtype`."""
     rows = first_row + step * tl.arange(0, block_rows)
     columns = first + tl.arange(0, block_columns)
     is_row, is_column = rows < matrix.num_outputs, columns < matrix.num_inputs
@@ -106,8 +109,8 @@ def numbers(
 def _codes_in_bytes(
     expert_ptr, rows, first, is_row, matrix: tl.constexpr, block_columns: tl.constexpr
 ):
-    """Codes along the inputs, int32 [rows, block_columns]. Each byte is loaded once, so that a thread loads adjacent
-    ones together."""
+    """Codes along the inputs, int32 [rows, block_columns]. Each byte is loaded once, so that a
+    thread loads adjacent ones together."""
     per_byte: tl.constexpr = 8 // matrix.codes.bits
     num_bytes: tl.constexpr = matrix.num_inputs // per_byte
     places = first // per_byte + tl.arange(0, block_columns // per_byte)
@@ -122,8 +125,8 @@ def _codes_in_bytes(
 def _codes_of_eight(
     expert_ptr, first_row, columns, is_column, matrix: tl.constexpr, block_rows: tl.constexpr
 ):
-    """Codes in words of eight outputs, int32 [block_rows, columns]; each word is loaded once. `first_row` is the first
-    of a word."""
+    """Codes in words of eight outputs, int32 [block_rows, columns]; each word is loaded once.
+    `first_row` is the first of a word."""
     num_words: tl.constexpr = matrix.num_outputs // 8
     places = first_row // 8 + tl.arange(0, block_rows // 8)
     words = (expert_ptr + matrix.codes.start).to(tl.pointer_type(tl.int32))
@@ -158,8 +161,8 @@ def _awq_shift(outputs):
 
 @triton.jit
 def _floats(codes, bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr):
-    """The numbers of floats of few bits, float32: moved to the places of a float32's bits, and scaled by the
-    difference of the biases, which is exact for small numbers too."""
+    """The numbers of floats of few bits, float32: moved to the places of a float32's bits, and
+    scaled by the difference of the biases, which is exact for small numbers too."""
     codes = codes.to(tl.uint32)
     magnitude, sign = codes & (2 ** (bits - 1) - 1), codes >> (bits - 1)
     return ((magnitude << (23 - mantissa)) | (sign << 31)).to(tl.float32, bitcast=True) * 2.0 ** (

@@ -1,9 +1,10 @@
-"""Launches of one Triton kernel again and again with the same grid, sizes and constants. Importing this module does not
-import triton.
+"""Launches of one Triton kernel again and again with the same grid, sizes and constants. Importing
+this module does not import triton.
 
-Triton's own launch looks at every argument each time, and makes what hooks of its profiler would be told, which takes a
-host several times as long as the driver's call. What it looks for can only change with a tensor's dtype, device or
-border of 16 bytes. Such hooks are told of a first launch only.
+Triton's own launch looks at every argument each time, and makes what hooks of its profiler would be
+told, which takes a host several times as long as the driver's call. What it looks for can only
+change with a tensor's dtype, device or border of 16 bytes. Such hooks are told of a first launch
+only.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +36,8 @@ _NOTHING = Kept()
 
 
 class Repeated:
-    """A kernel whose parameters are tensors, then those that are kept, then words that it does not specialise on, then
-    `sizes`; `constants` are those that it is compiled for, with its options."""
+    """A kernel whose parameters are tensors, then those that are kept, then words that it does not
+    specialise on, then `sizes`; `constants` are those that it is compiled for, with its options."""
 
     def __init__(
         self, kernel, grid: Sequence[int], sizes: Sequence[int], **constants: object
@@ -92,7 +93,8 @@ def _driver() -> object:
 
 
 def blocks(count: int, size: int) -> int:
-    """How many blocks of `size` hold `count`. Triton's own functions are made for kernels, and slow on a host."""
+    """How many blocks of `size` hold `count`. Triton's own functions are made for kernels, and slow
+    on a host."""
     return -(-count // size)
 
 

@@ -1,4 +1,5 @@
-"""The rotations of `artifacts.quantisation.rotation` on a GPU, as products with their small factors, in float32."""
+"""The rotations of `artifacts.quantisation.rotation` on a GPU, as products with their small
+factors, in float32."""
 
 from functools import cache
 

@@ -1,7 +1,8 @@
-"""Where a matrix of a published format lies in an expert, and what its codes mean, as the GPU kernels take it.
+"""Where a matrix of a published format lies in an expert, and what its codes mean, as the GPU
+kernels take it.
 
-Kernels are compiled for these descriptions: sizes and places are constants in them. All places are in bytes from the
-expert's beginning, all distances in elements of what is read.
+Kernels are compiled for these descriptions: sizes and places are constants in them. All places are
+in bytes from the expert's beginning, all distances in elements of what is read.
 """
 
 from collections.abc import Callable
@@ -31,11 +32,13 @@ _ZEROS = "zero_point"  # a role whose type the format leaves open
 
 @dataclass(frozen=True, slots=True)
 class StoredCodes:
-    """`kind` is what a code is: a `float` of so many bits of `mantissa` and this `bias`, a `signed` integer, an
-    `integer` from which a zero-point is subtracted, or `plain`, a number of the module's dtype.
+    """`kind` is what a code is: a `float` of so many bits of `mantissa` and this `bias`, a `signed`
+    integer, an `integer` from which a zero-point is subtracted, or `plain`, a number of the
+    module's dtype.
 
-    `order` is how codes follow each other: `rows`, bytes along the inputs, the first of two codes in the low half;
-    `columns`, a stream of words down the inputs; `awq`, words of eight outputs, the even ones first.
+    `order` is how codes follow each other: `rows`, bytes along the inputs, the first of two codes
+    in the low half; `columns`, a stream of words down the inputs; `awq`, words of eight outputs,
+    the even ones first.
     """
 
     start: int
@@ -48,8 +51,9 @@ class StoredCodes:
 
 @dataclass(frozen=True, slots=True)
 class StoredScales:
-    """One scale of type `dtype` for `height` outputs and `width` inputs; `row` and `column` are the distances between
-    scales. `matrix` is where the scale of the whole matrix lies, by which the others are divided where `is_inverse`."""
+    """One scale of type `dtype` for `height` outputs and `width` inputs; `row` and `column` are the
+    distances between scales. `matrix` is where the scale of the whole matrix lies, by which the
+    others are divided where `is_inverse`."""
 
     start: int
     dtype: str
@@ -63,8 +67,9 @@ class StoredScales:
 
 @dataclass(frozen=True, slots=True)
 class StoredZeros:
-    """Zero-points of `integer` codes along the outputs, in their order: `word` is the distance between the words of
-    one group, of which there are `num_words`, `group` that between groups. What is stored is less by `offset`."""
+    """Zero-points of `integer` codes along the outputs, in their order: `word` is the distance
+    between the words of one group, of which there are `num_words`, `group` that between groups.
+    What is stored is less by `offset`."""
 
     start: int
     num_words: int
@@ -75,9 +80,10 @@ class StoredZeros:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix [out, in]. Without `zeros` the zero-point of `integer` codes is half their range; `bias` is where the
-    numbers lie that are added to a product, `order` where the group and the input at each place lie; None where inputs
-    are at their own places and groups follow each other."""
+    """A matrix [out, in]. Without `zeros` the zero-point of `integer` codes is half their range;
+    `bias` is where the numbers lie that are added to a product, `order` where the group and the
+    input at each place lie; None where inputs are at their own places and groups follow each
+    other."""
 
     num_outputs: int
     num_inputs: int
@@ -90,8 +96,8 @@ class StoredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class GatedMatrices:
-    """The matrices of a gated expert, and its activation. Where gate and up are one, both are that matrix; up begins
-    with row `up_first`, and `step` is the distance between rows of either."""
+    """The matrices of a gated expert, and its activation. Where gate and up are one, both are that
+    matrix; up begins with row `up_first`, and `step` is the distance between rows of either."""
 
     gate: StoredMatrix
     up: StoredMatrix
@@ -119,8 +125,8 @@ class _Pieces:
 
 
 def is_readable(layout: QuantisedLayout) -> bool:
-    """Whether the kernels read all matrices of such experts: down is one, gate and up are one or two, and no word has
-    codes of gate and of up."""
+    """Whether the kernels read all matrices of such experts: down is one, gate and up are one or
+    two, and no word has codes of gate and of up."""
     words = all(piece.dtype is torch.int32 for piece in layout.pieces if piece.role == _ZEROS)
     if not words or {piece.source for piece in layout.pieces if piece.part == DOWN} != {0}:
         return False

@@ -6,8 +6,8 @@ import numpy as np
 
 
 class SortedPairs:
-    """The pairs of a step by expert. A pair is a token and a rank, numbered T * K; `order` int32 [T * K] sorts pairs by
-    expert, pairs without one first."""
+    """The pairs of a step by expert. A pair is a token and a rank, numbered T * K; `order` int32 [T
+    * K] sorts pairs by expert, pairs without one first."""
 
     def __init__(self, experts: np.ndarray) -> None:
         """`experts` [T, K], -1 for none."""
@@ -23,7 +23,8 @@ class SortedPairs:
         }
 
     def tiles(self, numbers: Mapping[int, int], size: int) -> np.ndarray:
-        """Return int32 [n, 3]: the expert's number, the tile's first pair in `order`, and its pairs, at most `size`.
+        """Return int32 [n, 3]: the expert's number, the tile's first pair in `order`, and its
+        pairs, at most `size`.
 
         `numbers` by expert. The tiles of one expert are adjacent.
         """

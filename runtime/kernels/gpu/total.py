@@ -6,10 +6,12 @@ import torch
 
 
 class Total(NamedTuple):
-    """The experts `keys` [1, K] with their `weights` [1, K], contiguous, and where their sum goes, `out` [1, H].
+    """The experts `keys` [1, K] with their `weights` [1, K], contiguous, and where their sum goes,
+    `out` [1, H].
 
-    `done` [H] int32 counts programs by block of columns: zeros, as they are again when the kernel has ended. Every
-    share and sum is rounded to out's type, or, if `is_wide`, only the whole sum."""
+    `done` [H] int32 counts programs by block of columns: zeros, as they are again when the kernel
+    has ended. Every share and sum is rounded to out's type, or, if `is_wide`, only the whole
+    sum."""
 
     keys: torch.Tensor
     weights: torch.Tensor

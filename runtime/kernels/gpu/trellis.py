@@ -1,7 +1,9 @@
-"""Triton kernels for matrices in trellis codes: one multiplies from the codes where they lie, one unpacks the levels.
+"""Triton kernels for matrices in trellis codes: one multiplies from the codes where they lie, one
+unpacks the levels.
 
-A token is rotated and its numbers brought into the order of a matrix's columns, those with half a bit more last; then a
-program multiplies 32 rows. Importing this module imports triton, which is optional.
+A token is rotated and its numbers brought into the order of a matrix's columns, those with half a
+bit more last; then a program multiplies 32 rows. Importing this module imports triton, which is
+optional.
 """
 
 from functools import cache
@@ -31,8 +33,8 @@ _COLUMNS = 64  # of one step
 
 
 class CodedMatrix(NamedTuple):
-    """Where one matrix lies behind the start of an expert, in bytes, and its sizes. Without row scales outputs are
-    rotated; their place is any."""
+    """Where one matrix lies behind the start of an expert, in bytes, and its sizes. Without row
+    scales outputs are rotated; their place is any."""
 
     codes: int
     scale: int
@@ -47,7 +49,8 @@ class CodedMatrix(NamedTuple):
 
 
 def matrix_of(trellis: Trellis, offsets: dict[str, int] | None = None) -> CodedMatrix:
-    """The sizes of a matrix, and where its parts lie; by default each at the beginning of a buffer of its own."""
+    """The sizes of a matrix, and where its parts lie; by default each at the beginning of a buffer
+    of its own."""
     low, high = (num_words(trellis.half_bits + more, trellis.num_outputs) for more in (0, 1))
     num_high = (trellis.codes.numel() - low * trellis.num_inputs) // (high - low)
     places = [(offsets or {}).get(part, 0) for part in ("codes", "scale", "high", "row_scales")]
@@ -96,9 +99,10 @@ def product(
     *,
     num_shared: int,
 ) -> torch.Tensor:
-    """R x of pairs [P, O], float32, where numbers [T, K] are not below zero: pair p takes token p // num_shared of x
-    [., I], rotated, and the matrix behind starts[number], in bytes. `buffers` are those of codes, scales, bits of
-    columns and row scales, as int16, float32, uint8 and uint8."""
+    """R x of pairs [P, O], float32, where numbers [T, K] are not below zero: pair p takes token p
+    // num_shared of x [., I], rotated, and the matrix behind starts[number], in bytes. `buffers`
+    are those of codes, scales, bits of columns and row scales, as int16, float32, uint8 and
+    uint8."""
     levels, worths, row_worths = _constants(x.device)
     _, num_pairs, own, are_packed = arguments(numbers, starts)
     ordered = torch.empty(num_pairs, matrix.num_inputs, device=x.device)
@@ -151,7 +155,8 @@ def _arrange(
     x_ptr, out_ptr, numbers_ptr, first, second, third, fourth, starts_ptr, high_ptr, scale_ptr, worths_ptr,
     num_shared, high, scale, num_inputs, num_high, half_bits, are_packed: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Write a pair's token in the order of its matrix's columns, times what a level of the column is worth."""
+    """Write a pair's token in the order of its matrix's columns, times what a level of the column
+    is worth."""
     pair = tl.program_id(0)
     number = number_of(pair, numbers_ptr, first, second, third, fourth, are_packed)
     if number >= 0:

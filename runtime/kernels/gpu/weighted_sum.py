@@ -1,9 +1,10 @@
-"""The weighted sum of a token's experts in ascending order: a Triton kernel of its own, or the end of the last kernel
-that computes experts. Importing this module imports triton.
+"""The weighted sum of a token's experts in ascending order: a Triton kernel of its own, or the end
+of the last kernel that computes experts. Importing this module imports triton.
 
-At the end of a kernel that sums up, every program counts itself for its columns once its outputs are written; the last
-one to do so adds up what all pairs have there. The count is an atomic addition that releases what all threads of a
-program wrote before a barrier and acquires what the others released (as in `threadFenceReduction` of CUDA's samples).
+At the end of a kernel that sums up, every program counts itself for its columns once its outputs
+are written; the last one to do so adds up what all pairs have there. The count is an atomic
+addition that releases what all threads of a program wrote before a barrier and acquires what the
+others released (as in `threadFenceReduction` of CUDA's samples).
 """
 
 import torch
@@ -36,8 +37,9 @@ def combine(
     *,
     is_wide: bool = False,
 ) -> None:
-    """Write out [T, H]: y [T * K, H] times `weights` [T, K], summed by ascending `keys` [T, K]; a negative key is no
-    expert. Every share and sum is rounded to out's type, or, if `is_wide`, only the whole sum."""
+    """Write out [T, H]: y [T * K, H] times `weights` [T, K], summed by ascending `keys` [T, K]; a
+    negative key is no expert. Every share and sum is rounded to out's type, or, if `is_wide`, only
+    the whole sum."""
     num_tokens, top_k = keys.shape
     hidden, tokens = out.shape[1], min(triton.next_power_of_2(num_tokens), _TOKENS)
     _combine[(triton.cdiv(hidden, _OUTPUTS), triton.cdiv(num_tokens, tokens))](
@@ -51,9 +53,10 @@ def sum_last(
     y_ptr, keys_ptr, weights_ptr, out_ptr, done_ptr, hidden, top_k,
     is_wide: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The end of every program of a grid [columns, K] that writes `block` outputs of one token's pair to y: the last of
-    K adds them up."""
-    tl.debug_barrier()  # all threads of this program have stored their outputs before its count is released
+    """The end of every program of a grid [columns, K] that writes `block` outputs of one token's
+    pair to y: the last of K adds them up."""
+    # all threads of this program have stored their outputs before its count is released
+    tl.debug_barrier()
     num_before = tl.atomic_add(done_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
     if num_before == tl.num_programs(1) - 1:
         tl.debug_barrier()
@@ -123,7 +126,8 @@ def _add_up(
 
 @triton.jit
 def _places(keys, ranks):
-    """Each rank's place [T, K] in its token's sum, keys ascending, then ranks; -1 for a negative key."""
+    """Each rank's place [T, K] in its token's sum, keys ascending, then ranks; -1 for a negative
+    key."""
     is_used = keys >= 0
     is_tied = (keys[:, None, :] == keys[:, :, None]) & (ranks[None, None, :] < ranks[None, :, None])
     is_earlier = ((keys[:, None, :] < keys[:, :, None]) | is_tied) & is_used[:, None, :]

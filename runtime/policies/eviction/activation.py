@@ -1,4 +1,5 @@
-"""Least used by the requests under way, later layers before earlier ones (MoE-Infinity, Xue et al., 2024)."""
+"""Least used by the requests under way, later layers before earlier ones (MoE-Infinity, Xue et al.,
+2024)."""
 
 from dataclasses import dataclass
 
@@ -12,11 +13,11 @@ from runtime.policies.shared.activations import EPSILON, Activations, shares
 
 @dataclass
 class ActivationEviction(SimpleEviction):
-    """Smallest `(share + epsilon) * (1 - layer / L)` first (algorithm 2 of the paper). The share is of the
-    tokens of the requests in the pass, since each began; layers count from 0.
+    """Smallest `(share + epsilon) * (1 - layer / L)` first (algorithm 2 of the paper). The share is
+    of the tokens of the requests in the pass, since each began; layers count from 0.
 
-    Experts of the first layers are kept, as there is little time to prefetch them. Ties, as in a new request, go by the
-    older use.
+    Experts of the first layers are kept, as there is little time to prefetch them. Ties, as in a
+    new request, go by the older use.
     """
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:

@@ -1,4 +1,5 @@
-"""Farthest next use goes first: the bound of every other eviction policy (Belady; Mattson's OPT), in the simulator."""
+"""Farthest next use goes first: the bound of every other eviction policy (Belady; Mattson's OPT),
+in the simulator."""
 
 from dataclasses import dataclass
 from typing import ClassVar

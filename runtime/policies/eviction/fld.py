@@ -12,8 +12,9 @@ from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 @dataclass
 class Fld(SimpleEviction):
-    """Largest distance first; the current layer counts as 0. `distance` is `cyclic`, `(layer - now) mod L`, the layers
-    that run until the key's layer does; or `absolute`, `|layer - now|`, as SpecMD words it (appendix B)."""
+    """Largest distance first; the current layer counts as 0. `distance` is `cyclic`, `(layer - now)
+    mod L`, the layers that run until the key's layer does; or `absolute`, `|layer - now|`, as
+    SpecMD words it (appendix B)."""
 
     distance: str = "cyclic"
 

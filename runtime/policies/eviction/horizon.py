@@ -1,4 +1,5 @@
-"""Horizon: evict the key whose next use is expected last; how often each key comes is learned while the run goes on."""
+"""Horizon: evict the key whose next use is expected last; how often each key comes is learned while
+the run goes on."""
 
 from dataclasses import dataclass
 
@@ -24,14 +25,16 @@ _GUESS = np.array(
 
 @dataclass
 class Horizon(SimpleEviction):
-    """The largest `now + L w` is evicted first: w is the expected wait for a key's next use, in passes. The first pass
-    counts 1, each later one .85 of the one before, so that no wait is longer than 6.7.
+    """The largest `now + L w` is evicted first: w is the expected wait for a key's next use, in
+    passes. The first pass counts 1, each later one .85 of the one before, so that no wait is longer
+    than 6.7.
 
-    w is linear in the square roots of what is known of a key when its layer has run: its running frequencies over
-    about 1, 4, 16 and 64 tokens, its mean over the whole run, and how often it followed the past tokens most similar to
-    the newest (`_Recall`), with two notions of how similar. The weights are shared by all keys and fitted online by
-    weighted least squares. If a step carries predictions for the layers ahead, the chance q of use at that visit is
-    fitted too, and the expected time becomes `visit + (1 - q) L w`.
+    w is linear in the square roots of what is known of a key when its layer has run: its running
+    frequencies over about 1, 4, 16 and 64 tokens, its mean over the whole run, and how often it
+    followed the past tokens most similar to the newest (`_Recall`), with two notions of how
+    similar. The weights are shared by all keys and fitted online by weighted least squares. If a
+    step carries predictions for the layers ahead, the chance q of use at that visit is fitted too,
+    and the expected time becomes `visit + (1 - q) L w`.
     """
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
@@ -124,7 +127,8 @@ class Horizon(SimpleEviction):
     # Predictions
 
     def _foreseen(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
-        """Return the predictions [T, D, E] of the step, and the rows whose tokens predict past the last layer."""
+        """Return the predictions [T, D, E] of the step, and the rows whose tokens predict past the
+        last layer."""
         foreseen = step.foreseen
         if foreseen is None:
             return self._nothing
@@ -135,8 +139,8 @@ class Horizon(SimpleEviction):
 
 
 class _Regression:
-    """Least squares over single observations, each weighted by the inverse of its target's variance; `weights` [F] is
-    the solution, at first a guess, and is written in place."""
+    """Least squares over single observations, each weighted by the inverse of its target's
+    variance; `weights` [F] is the solution, at first a guess, and is written in place."""
 
     def __init__(self, weights: np.ndarray) -> None:
         self.weights = weights
@@ -148,8 +152,8 @@ class _Regression:
 
 
 class _Ahead:
-    """The chance of use at a layer's next visit, for each of `distance` layers ahead: a regression on what a router
-    some layers before predicts, and on the rate behind the learned wait."""
+    """The chance of use at a layer's next visit, for each of `distance` layers ahead: a regression
+    on what a router some layers before predicts, and on the rate behind the learned wait."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
         self._shape, self.distance = shape, distance
@@ -171,8 +175,8 @@ class _Ahead:
         self.distance = distance
 
     def _lay_out(self, *arrays: np.ndarray) -> None:
-        """Put what `look_ahead` takes last into one block: `is_pending` [D, L], `weights` [D, 3], `moments` [D, 3, 3],
-        `products` [D, 3], `known` [D, L, 3, E]."""
+        """Put what `look_ahead` takes last into one block: `is_pending` [D, L], `weights` [D, 3],
+        `moments` [D, 3, 3], `products` [D, 3], `known` [D, L, 3, E]."""
         self.state, self._views = in_one_block(*arrays)
         _, self.weights, self.moments, self.products, _ = self._views
 
@@ -182,10 +186,11 @@ class _Ahead:
 
 
 class _Recall:
-    """Remembers tokens, and how many experts the newest has in common with each: a ring of the last `_MEMORY`, newer
-    ones before older ones. Requests that decode together count as one token.
+    """Remembers tokens, and how many experts the newest has in common with each: a ring of the last
+    `_MEMORY`, newer ones before older ones. Requests that decode together count as one token.
 
-    Similarity: how many experts two tokens have in common over the last L layers, this layer counted twice.
+    Similarity: how many experts two tokens have in common over the last L layers, this layer
+    counted twice.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -199,15 +204,16 @@ class _Recall:
         self.newest = self.num_tokens = 0
 
     def begin_pass(self, num_rows: int) -> None:
-        """Make room for `num_rows` tokens. What a token of an age had in common now counts for the token that has this
-        age."""
+        """Make room for `num_rows` tokens. What a token of an age had in common now counts for the
+        token that has this age."""
         self.newest = (self.newest - num_rows) % _MEMORY
         self.num_tokens = min(self.num_tokens + num_rows, _MEMORY)
         if num_rows > 1:
             self.common[:] = 0
 
     def add_prompt(self, layer: int, selected: np.ndarray) -> None:
-        """Remember this layer of a prompt's tokens, `selected` [T, K]: the last ones if there are too many."""
+        """Remember this layer of a prompt's tokens, `selected` [T, K]: the last ones if there are
+        too many."""
         selected = selected[-_MEMORY:]
         used = np.zeros((len(selected), self.experts.shape[1] + 1), np.uint8)
         np.put_along_axis(used, selected, 1, axis=1)  # a dropped rank (-1) goes to the last column

@@ -1,7 +1,9 @@
-"""The compiled loops of horizon; `tests/runtime/policies/horizon_reference.py` computes the same in plain numpy.
+"""The compiled loops of horizon; `tests/runtime/policies/horizon_reference.py` computes the same in
+plain numpy.
 
-Shapes: L layers, E experts, F features of a key, N tokens remembered. A remembered token has a place by its age, 0 the
-newest, and a slot in a ring in which newer tokens stand before older ones: `slot = (newest + age) % N`.
+Shapes: L layers, E experts, F features of a key, N tokens remembered. A remembered token has a
+place by its age, 0 the newest, and a slot in a ring in which newer tokens stand before older ones:
+`slot = (newest + age) % N`.
 """
 
 import numpy as np
@@ -14,7 +16,8 @@ DISCOUNT = 0.45  # weight of the token after next that follows a token, against 
 LAGS = 4  # how many tokens later an expert still counts as following a token
 NUM_RUNNING, NUM_KINDS = 5, 8  # running frequencies of a key, and its features
 _VECTOR = 64
-_GRAIN = 16  # expected steps are rounded to one in so many, so that values which differ by rounding errors tie
+# expected steps are rounded to one in so many, so that values which differ by rounding errors tie
+_GRAIN = 16
 
 
 @part
@@ -33,8 +36,8 @@ def _add(counts, is_set):
 
 @part
 def _compare(newest, remembered, common, in_common):
-    """Update `common` [n] by age, the experts of this layer that each remembered token has in common with the newest,
-    and `in_common` [n], the sum over all layers."""
+    """Update `common` [n] by age, the experts of this layer that each remembered token has in
+    common with the newest, and `in_common` [n], the sum over all layers."""
     split = min(
         remembered.shape[1] - newest, len(common)
     )  # tokens from this age on stand at the start of the ring
@@ -52,9 +55,9 @@ def _compare(newest, remembered, common, in_common):
 
 @part
 def _weigh(common, in_common, like, num_slots):
-    """Return weights [n + LAGS] of the tokens by age: `like` [C], by how many experts fewer than the best the token has
-    in common with the newest. Before the first token there are tokens with nothing in common, as far as there are
-    slots."""
+    """Return weights [n + LAGS] of the tokens by age: `like` [C], by how many experts fewer than
+    the best the token has in common with the newest. Before the first token there are tokens with
+    nothing in common, as far as there are slots."""
     most, last = (
         np.int16(0),
         np.int16(len(like) - 1),
@@ -72,8 +75,8 @@ def _weigh(common, in_common, like, num_slots):
 
 @part
 def _follow(newest, weights, remembered, mean, followers):
-    """Set `followers` [E] to how often each expert followed tokens similar to the newest, or to `mean` [E] if few are
-    similar.
+    """Set `followers` [E] to how often each expert followed tokens similar to the newest, or to
+    `mean` [E] if few are similar.
 
     A token has the weights of the tokens before it, discounted by their distance.
     """
@@ -87,7 +90,8 @@ def _follow(newest, weights, remembered, mean, followers):
     total = np.float32(0)
     for age in range(num_tokens):
         total += counts[age]
-    # The ring fills from its end. Some empty slots before the first token complete the last vector of the sum.
+    # The ring fills from its end. Some empty slots before the first token complete the last vector
+    # of the sum.
     first = num_slots - min(-(-num_tokens // _VECTOR) * _VECTOR, num_slots)
     split = min(num_slots - newest, num_tokens)
     by_slot = np.zeros(num_slots - first, np.float32)
@@ -100,8 +104,8 @@ def _follow(newest, weights, remembered, mean, followers):
 
 @part
 def _observe(known, used, moments, products):
-    """Add an observation to the least squares `moments` [3, 3] and `products` [3]: features `known` [3, E] and use
-    `used` [E]."""
+    """Add an observation to the least squares `moments` [3, 3] and `products` [3]: features `known`
+    [3, E] and use `used` [E]."""
     for kind in range(len(known)):
         for expert in range(len(used)):
             products[kind] += known[kind, expert] * used[expert]
@@ -144,7 +148,8 @@ def _near(step):
 
 @part
 def _expect(visit, num_layers, weights, known, wait, nearness):
-    """Set `nearness` [E] of a layer that is visited in step `visit`, from its features `known` [3, E] and its waits."""
+    """Set `nearness` [E] of a layer that is visited in step `visit`, from its features `known` [3,
+    E] and its waits."""
     for expert in range(len(wait)):
         known[1, expert] = 1 - known[1, expert]
         known[2, expert] = (
@@ -177,13 +182,13 @@ def look_ahead(
     moments,
     products,
 ):
-    """Predict the visits of the layers ahead from `predicted` [T, D, E]; past the last layer only the tokens `last`
-    count. Compare what this layer `used` [L, E] with what was predicted of it.
+    """Predict the visits of the layers ahead from `predicted` [T, D, E]; past the last layer only
+    the tokens `last` count. Compare what this layer `used` [L, E] with what was predicted of it.
 
-    `known` [D, L, 3, E]: for each expert whether some token has it among its k, how likely some token selects it, and
-    the rate behind its wait in `waits` [L, E]. `weights` [D, 3] turn this into the chance of use at the visit, and that
-    into `nearness` [L, E]. `is_pending` [D, L], 1: predictions not yet compared, for `moments` [D, 3, 3] and `products`
-    [D, 3].
+    `known` [D, L, 3, E]: for each expert whether some token has it among its k, how likely some
+    token selects it, and the rate behind its wait in `waits` [L, E]. `weights` [D, 3] turn this
+    into the chance of use at the visit, and that into `nearness` [L, E]. `is_pending` [D, L], 1:
+    predictions not yet compared, for `moments` [D, 3, 3] and `products` [D, 3].
     """
     num_layers, num_experts = waits.shape
     best = np.empty(top_k)
@@ -218,8 +223,8 @@ def _mark(keys, first_key, used):
 
 @part
 def _wait(weights, levels, known, wait):
-    """Set the features `known` [F, E], 1 and the roots of `levels` [F - 1, E], and `wait` [E], linear in them and
-    clipped to its limits."""
+    """Set the features `known` [F, E], 1 and the roots of `levels` [F - 1, E], and `wait` [E],
+    linear in them and clipped to its limits."""
     known[0], wait[:] = 1, weights[0]
     for kind in range(1, len(weights)):
         for expert in range(len(wait)):
@@ -276,16 +281,17 @@ def on_use(
     keys, layer, step, newest, num_tokens, is_single, is_remembered, top_k, predicted, last,
     state, remembered, common, like, distance, state_ahead
 ):  # fmt: skip
-    """Note that a step uses `keys` of a layer. It `is_single` if it has one token. Its tokens are remembered already if
-    it `is_remembered`, else they are here, as one.
+    """Note that a step uses `keys` of a layer. It `is_single` if it has one token. Its tokens are
+    remembered already if it `is_remembered`, else they are here, as one.
 
-    `state` is a block of `gains` [NUM_RUNNING] of the running frequencies, `weights` [F] of the features, `share` [E]
-    of a larger step's tokens that used each expert, `used` [L, E], `waits` [L, E] for the next use, in passes,
-    `nearness` [L, E], minus the step of the expected next use, `levels` [L, F - 1, E], the running frequencies and how
-    often each expert followed, and the features `known` [L, F, E]. `remembered` [L, E, N], `common` [L + 1, N] by layer
-    and in all, `like` [R, C], a row for each level of followers. `state_ahead`, for `distance` layers ahead, is a block
-    of what `look_ahead` takes last: `is_pending`, `weights`, `moments`, `products`, `known`. All but `gains`,
-    `weights`, `share`, `like` are updated.
+    `state` is a block of `gains` [NUM_RUNNING] of the running frequencies, `weights` [F] of the
+    features, `share` [E] of a larger step's tokens that used each expert, `used` [L, E], `waits`
+    [L, E] for the next use, in passes, `nearness` [L, E], minus the step of the expected next use,
+    `levels` [L, F - 1, E], the running frequencies and how often each expert followed, and the
+    features `known` [L, F, E]. `remembered` [L, E, N], `common` [L + 1, N] by layer and in all,
+    `like` [R, C], a row for each level of followers. `state_ahead`, for `distance` layers ahead, is
+    a block of what `look_ahead` takes last: `is_pending`, `weights`, `moments`, `products`,
+    `known`. All but `gains`, `weights`, `share`, `like` are updated.
     """
     num_layers, num_experts = remembered.shape[:2]
     gains, weights, share, used, waits, nearness, levels, known = _state(
@@ -324,9 +330,9 @@ def on_use(
     "void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])"
 )
 def learn(weights, known, later, used, moments, products):
-    """Add a pass to `moments` [F, F] and `products` [F]: the wait after the features `known` [L, F, E] is this pass
-    and, for what it did not use (`used` [L, E]), LATER of the wait after `later` (least-squares temporal differences,
-    Bradtke and Barto 1996)."""
+    """Add a pass to `moments` [F, F] and `products` [F]: the wait after the features `known` [L, F,
+    E] is this pass and, for what it did not use (`used` [L, E]), LATER of the wait after `later`
+    (least-squares temporal differences, Bradtke and Barto 1996)."""
     num_layers, num_kinds, num_experts = known.shape
     weighed, change = np.empty((num_kinds, num_experts)), np.empty((num_kinds, num_experts))
     for layer in range(num_layers):

@@ -1,4 +1,5 @@
-"""Horizon as a device that decides by itself knows it: by what was used up to the end of the pass before."""
+"""Horizon as a device that decides by itself knows it: by what was used up to the end of the pass
+before."""
 
 from dataclasses import dataclass, replace
 
@@ -11,8 +12,9 @@ from runtime.policies.eviction.horizon import Horizon
 
 @dataclass
 class LateHorizon(SimpleEviction):
-    """Evicts by the ranks that `horizon` had when the last pass ended. The uses of a pass are told to it when the next
-    one begins, so that a host can learn from a pass while a device computes it, and write the ranks between two."""
+    """Evicts by the ranks that `horizon` had when the last pass ended. The uses of a pass are told
+    to it when the next one begins, so that a host can learn from a pass while a device computes it,
+    and write the ranks between two."""
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape, self._horizon = shape, Horizon()
@@ -36,7 +38,8 @@ class LateHorizon(SimpleEviction):
             self.ranks[0][:] = self._horizon.ranks[0]
 
     def turns(self, now: Now) -> np.ndarray:
-        """When each expert of a layer goes in the pass under way, [L, E] int32: 0 is the first to go."""
+        """When each expert of a layer goes in the pass under way, [L, E] int32: 0 is the first to
+        go."""
         self.begin_pass(now)
         nearness = self.ranks[0].reshape(self._shape.num_layers, -1)
         turns = np.empty(nearness.shape, np.int32)

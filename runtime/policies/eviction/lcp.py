@@ -13,9 +13,11 @@ from runtime.policies.eviction.shared import cells_and_view
 
 @dataclass
 class Lcp(SimpleEviction):
-    """The smallest `mu * rho ** (nu / omega)` is evicted first: mu uses so far, nu tokens since the last of them.
+    """The smallest `mu * rho ** (nu / omega)` is evicted first: mu uses so far, nu tokens since the
+    last of them.
 
-    `uses` counts the `passes` that use an expert, so that a prompt is one use, or, as published, the `tokens` that do.
+    `uses` counts the `passes` that use an expert, so that a prompt is one use, or, as published,
+    the `tokens` that do.
     """
 
     rho: float = 0.25
@@ -57,8 +59,8 @@ class Lcp(SimpleEviction):
             worth[key] = uses[key]
 
     def _used_by_tokens(self, keys: list[int], step: Step, now: Now) -> None:
-        """Note each token's use. A token that selects an expert twice uses it once; a stand-in, which no token
-        selected, is used by the last."""
+        """Note each token's use. A token that selects an expert twice uses it once; a stand-in,
+        which no token selected, is used by the last."""
         num_experts = self._num_experts
         before = now.num_tokens - len(step.selected)
         for key in keys:

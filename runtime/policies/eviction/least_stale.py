@@ -1,5 +1,5 @@
-"""Least-Stale (SpecMD): what this pass has neither used nor prefetched goes first, and of that, what it
-has passed."""
+"""Least-Stale (SpecMD): what this pass has neither used nor prefetched goes first, and of that,
+what it has passed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,15 +16,15 @@ _WITHIN = ("ahead", "left", "ascending")
 
 @dataclass
 class LeastStale(SimpleEviction):
-    """A key is stale unless this pass has used it, or a prefetch policy has proposed it for this pass or the next
-    (section 4.2). It is left if it comes before the execution point in the order of layers and experts: what this pass
-    has passed, of the current layer all but what is still to be served (`Now.unserved`). What is proposed for the next
-    pass comes after all of this one.
+    """A key is stale unless this pass has used it, or a prefetch policy has proposed it for this
+    pass or the next (section 4.2). It is left if it comes before the execution point in the order
+    of layers and experts: what this pass has passed, of the current layer all but what is still to
+    be served (`Now.unserved`). What is proposed for the next pass comes after all of this one.
 
-    `within` is the order. `ahead`, by sections 4.2 and 5.2: stale keys before current ones; of either, left keys first,
-    lower layers first, then the key that is wanted last. `left`, by appendix A.3: left keys before all others; of
-    either, stale ones first. `ascending`: stale keys before current ones; of either, lower layers first,
-    wherever the pass is. Older uses first.
+    `within` is the order. `ahead`, by sections 4.2 and 5.2: stale keys before current ones; of
+    either, left keys first, lower layers first, then the key that is wanted last. `left`, by
+    appendix A.3: left keys before all others; of either, stale ones first. `ascending`: stale keys
+    before current ones; of either, lower layers first, wherever the pass is. Older uses first.
     """
 
     follows_proposals: ClassVar[bool] = True

@@ -1,4 +1,5 @@
-"""Least frequently used: fewest uses over the whole history, which outlives eviction (MoE-Infinity with decay 1)."""
+"""Least frequently used: fewest uses over the whole history, which outlives eviction (MoE-Infinity
+with decay 1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

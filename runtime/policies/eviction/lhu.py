@@ -1,4 +1,5 @@
-"""Least high-precision use (HOBBIT): fewest uses at full precision go first; a low replica is cheap to bring back."""
+"""Least high-precision use (HOBBIT): fewest uses at full precision go first; a low replica is cheap
+to bring back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 @dataclass
 class Lhu(SimpleEviction):
-    """Counts outlive eviction; ties go by the older use. Without replicas every use is at full precision.
+    """Counts outlive eviction; ties go by the older use. Without replicas every use is at full
+    precision.
 
     A key is at full precision unless it was last fetched below 16 bits.
     """

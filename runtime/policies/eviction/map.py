@@ -14,12 +14,14 @@ from runtime.policies.shared.maps import Match, check_ahead
 
 @dataclass
 class MapEviction(SimpleEviction):
-    """Smallest `p * freq` first. freq is the expert's uses over the whole history; p is by the map most similar to this
-    iteration, the mean over the requests of a batch, from a match `lag` + 1 layers old.
+    """Smallest `p * freq` first. freq is the expert's uses over the whole history; p is by the map
+    most similar to this iteration, the mean over the requests of a batch, from a match `lag` + 1
+    layers old.
 
-    `over` says whose: of the layers `ahead`, the next `distance` ones, p is the probability over the even one, and at
-    least 1. Of layers that have run, and of those farther ahead, the search says nothing of the next use: freq alone.
-    Of `all` layers, as published (section 4.5), p is the probability itself.
+    `over` says whose: of the layers `ahead`, the next `distance` ones, p is the probability over
+    the even one, and at least 1. Of layers that have run, and of those farther ahead, the search
+    says nothing of the next use: freq alone. Of `all` layers, as published (section 4.5), p is the
+    probability itself.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})

@@ -1,5 +1,5 @@
-"""What eviction policies share: initial last uses, columns whose single cells are cheap, and one sort key made of two,
-which sorts in a fraction of the time."""
+"""What eviction policies share: initial last uses, columns whose single cells are cheap, and one
+sort key made of two, which sorts in a fraction of the time."""
 
 from array import array
 
@@ -7,7 +7,8 @@ import numpy as np
 
 from artifacts.shape import Shape
 
-# Last uses below this many steps, and whole ranks below half as many, keep their order: months of tokens.
+# Last uses below this many steps, and whole ranks below half as many, keep their order: months of
+# tokens.
 _STEPS = 2**34
 
 
@@ -17,8 +18,9 @@ def never_used(shape: Shape) -> np.ndarray:
 
 
 def cells_and_view(values: np.ndarray) -> tuple[array, np.ndarray]:
-    """Return a copy of `values` [num_keys], int64 or float64, as an array and as a numpy view of it. The few keys of a
-    step are written to the array one by one, in a fraction of the time that numpy takes to index them."""
+    """Return a copy of `values` [num_keys], int64 or float64, as an array and as a numpy view of
+    it. The few keys of a step are written to the array one by one, in a fraction of the time that
+    numpy takes to index them."""
     cells = array({"i": "q", "f": "d"}[values.dtype.kind], values.tobytes())
     return cells, np.frombuffer(cells, values.dtype)
 

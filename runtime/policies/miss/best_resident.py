@@ -1,4 +1,5 @@
-"""The resident expert with the highest live router score stands in: the control that needs no artefact (lossy)."""
+"""The resident expert with the highest live router score stands in: the control that needs no
+artefact (lossy)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,8 +10,8 @@ from runtime.policies.miss.shared import beyond_free, by_probability, stand_in
 
 @dataclass
 class BestResident(Simple):
-    """The stand-in is a resident that the token does not use. An expert without one is fetched; with `fill` also an
-    expert for which there is an empty slot."""
+    """The stand-in is a resident that the token does not use. An expert without one is fetched;
+    with `fill` also an expert for which there is an empty slot."""
 
     sees_probabilities: ClassVar[bool] = True
 

@@ -1,4 +1,5 @@
-"""Let a resident expert that is often co-activated with the missing one stand in for it (BuddyMoE; lossy)."""
+"""Let a resident expert that is often co-activated with the missing one stand in for it (BuddyMoE;
+lossy)."""
 
 from dataclasses import dataclass
 
@@ -20,11 +21,12 @@ COACTIVATION = "coactivation"
 def substitute(
     selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max_rank: int
 ) -> np.ndarray:
-    """Replace missing experts by the first of their buddies that is resident and not used by the same token.
+    """Replace missing experts by the first of their buddies that is resident and not used by the
+    same token.
 
-    `selected` [T, K] expert ids, `resident` [E] bool, `buddies` [E, R] ids in list order padded with -1; the first
-    `max_rank` buddies are tried. Ranks are visited from 0 upward. Returns selected' [T, K], in which experts without
-    such a buddy stay.
+    `selected` [T, K] expert ids, `resident` [E] bool, `buddies` [E, R] ids in list order padded
+    with -1; the first `max_rank` buddies are tried. Ranks are visited from 0 upward. Returns
+    selected' [T, K], in which experts without such a buddy stay.
     """
     psi = -np.arange(buddies.shape[1], dtype=np.float32)
     score = np.broadcast_to(psi, (selected.shape[0], *buddies.shape))
@@ -40,8 +42,8 @@ def _replace(
     buddies: np.ndarray,
     psi: np.ndarray,
 ) -> np.ndarray:
-    """Replace the ranks in `replaceable` [T, K] as `substitute` does, but by the buddy of largest `psi` [T, E, H], ties
-    in list order."""
+    """Replace the ranks in `replaceable` [T, K] as `substitute` does, but by the buddy of largest
+    `psi` [T, E, H], ties in list order."""
     selected = selected.copy()
     for rank in range(selected.shape[1]):
         tokens = np.flatnonzero(replaceable[:, rank])
@@ -77,23 +79,25 @@ def _share_absent(step: Step, residents: Residents) -> float:
 class Buddy(Simple):
     """BuddyMoE's three gates and its choice.
 
-    A token may be served by buddies when its activating entropy exceeds the layer's profiled `percentile` (weights
-    tempered by `temperature`) and its two strongest shares differ by less than `margin`; a step only while less than
-    `beta` of its wanted experts is absent. Among the first `reach` buddies the largest `psi = q (1 + eta z) (1 - kappa
-    hop)` wins, z the router probability of the buddy over the token's largest, hop its distance in devices. The lists
-    are the newest in the store, or the newest by `metric=coactivation`. A replaceable rank without a buddy is fetched,
-    or dropped with `otherwise=drop`.
+    A token may be served by buddies when its activating entropy exceeds the layer's profiled
+    `percentile` (weights tempered by `temperature`) and its two strongest shares differ by less
+    than `margin`; a step only while less than `beta` of its wanted experts is absent. Among the
+    first `reach` buddies the largest `psi = q (1 + eta z) (1 - kappa hop)` wins, z the router
+    probability of the buddy over the token's largest, hop its distance in devices. The lists are
+    the newest in the store, or the newest by `metric=coactivation`. A replaceable rank without a
+    buddy is fetched, or dropped with `otherwise=drop`.
 
-    The `keep` strongest ranks of a token are never replaced; below 1 that is the share of its ranks, rounded down. At
-    most `rho` of the others are, the weakest first: in each layer, or with `over=token` in all layers of a pass
-    together, earlier layers first. At most the share `quota` of all ranks that a layer has seen so far is replaced.
+    The `keep` strongest ranks of a token are never replaced; below 1 that is the share of its
+    ranks, rounded down. At most `rho` of the others are, the weakest first: in each layer, or with
+    `over=token` in all layers of a pass together, earlier layers first. At most the share `quota`
+    of all ranks that a layer has seen so far is replaced.
 
-    The profile's percentiles are of weights as they are. At another `temperature` than 1 the percentile is that of the
-    layer's tokens of this run so far, tempered, this step's included.
+    The profile's percentiles are of weights as they are. At another `temperature` than 1 the
+    percentile is that of the layer's tokens of this run so far, tempered, this step's included.
 
-    With another `stand_in` the same ranks go to a control of that name (random_resident, drawn from `seed`,
-    best_resident, zero). The stand-in changes what is resident later, and so how much is absent; under a quota that
-    binds, all stand-ins replace the same share.
+    With another `stand_in` the same ranks go to a control of that name (random_resident, drawn from
+    `seed`, best_resident, zero). The stand-in changes what is resident later, and so how much is
+    absent; under a quota that binds, all stand-ins replace the same share.
     """
 
     percentile: float = 15.0
@@ -193,7 +197,8 @@ class Buddy(Simple):
         )
 
     def replaceable(self, step: Step, residents: Residents) -> np.ndarray:
-        """Return [T, K] bool, the absent ranks that the gates, `keep` and `rho` allow to be replaced."""
+        """Return [T, K] bool, the absent ranks that the gates, `keep` and `rho` allow to be
+        replaced."""
         if _share_absent(step, residents) >= self.beta:
             return np.zeros(step.selected.shape, bool)
         missing = residents.absent[step.selected] & self._may_replace(step)[:, None]
@@ -205,7 +210,8 @@ class Buddy(Simple):
         )
 
     def _begin(self, step: Step) -> None:
-        """Count the step's ranks, forget what tokens of the pass before have spent, and calibrate tempered entropy."""
+        """Count the step's ranks, forget what tokens of the pass before have spent, and calibrate
+        tempered entropy."""
         self._seen[step.layer] += step.selected.size
         if self.over == TOKEN and step.pass_index != self._pass_index:
             self._pass_index, self._spent = step.pass_index, np.zeros(len(step.selected), np.int64)
@@ -215,7 +221,8 @@ class Buddy(Simple):
             self._tau[step.layer] = _at(self.percentile, entropies.percentiles())
 
     def _within_quota(self, layer: int, replaceable: np.ndarray) -> np.ndarray:
-        """Return [T, K] the weakest ranks of all tokens in `replaceable`, as many as the layer's quota still allows."""
+        """Return [T, K] the weakest ranks of all tokens in `replaceable`, as many as the layer's
+        quota still allows."""
         if self.quota == 1:
             return replaceable
         room = int(max(0, self.quota * self._seen[layer] - self._served[layer]))
@@ -225,8 +232,8 @@ class Buddy(Simple):
         return allowed
 
     def _exchanged(self, step: Step, residents: Residents, replaced: np.ndarray) -> np.ndarray:
-        """Return `selected` [T, K] with the ranks in `replaced` [T, K] served by the control instead of their
-        buddies."""
+        """Return `selected` [T, K] with the ranks in `replaced` [T, K] served by the control
+        instead of their buddies."""
         if self.stand_in == ZERO:
             return np.where(replaced, -1, step.selected)
         scores = self._drawn if self.stand_in == RANDOM else by_probability(step)

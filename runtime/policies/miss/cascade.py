@@ -1,4 +1,5 @@
-"""The less a gate score matters, the lower the precision that is fetched: full, 4, 2 bits (HOBBIT; lossy)."""
+"""The less a gate score matters, the lower the precision that is fetched: full, 4, 2 bits (HOBBIT;
+lossy)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,10 +16,12 @@ LOW, LOWEST = 4, 2
 
 @dataclass
 class Cascade(Simple):
-    """HOBBIT's unimportance of a rank is the share of weight that stronger ranks of its token hold, 0 for the first.
+    """HOBBIT's unimportance of a rank is the share of weight that stronger ranks of its token hold,
+    0 for the first.
 
-    Up to `high` a rank's expert is fetched at full precision, up to `low` at 4 bits, beyond at 2. An expert that
-    several tokens want is fetched at the highest precision that any of them asks for.
+    Up to `high` a rank's expert is fetched at full precision, up to `low` at 4 bits, beyond at 2.
+    An expert that several tokens want is fetched at the highest precision that any of them asks
+    for.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})

@@ -1,5 +1,5 @@
-"""Fetch in the prompt; while decoding, compute near its memory what the placement left there (context-aware GPU-NDP,
-MoNDE)."""
+"""Fetch in the prompt; while decoding, compute near its memory what the placement left there
+(context-aware GPU-NDP, MoNDE)."""
 
 import math
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 
 @dataclass
 class Cold(Simple):
-    """Experts are computed at the precision of their placement; loading experts are computed near as well. Beside
-    answers, what a prompt wants is fetched for both.
+    """Experts are computed at the precision of their placement; loading experts are computed near
+    as well. Beside answers, what a prompt wants is fetched for both.
 
-    With `swap`, so many experts a layer and decoded token are swapped in instead: of the absent ones, those that most
-    of the step's tokens want, of equals the first wanted, are fetched and waited for (the on-demand swapping of earlier
-    GPU-NDP systems, *Context-Aware MoE Inference on CXL-Enabled GPU-NDP Systems*, section 2.2). Tokens at which nothing
-    is absent leave their share to later ones.
+    With `swap`, so many experts a layer and decoded token are swapped in instead: of the absent
+    ones, those that most of the step's tokens want, of equals the first wanted, are fetched and
+    waited for (the on-demand swapping of earlier GPU-NDP systems, *Context-Aware MoE Inference on
+    CXL-Enabled GPU-NDP Systems*, section 2.2). Tokens at which nothing is absent leave their share
+    to later ones.
     """
 
     every_step: ClassVar[bool] = True

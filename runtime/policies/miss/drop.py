@@ -1,4 +1,5 @@
-"""Leave out the weaker experts of a token when they are absent (lossy); the stronger are fetched."""
+"""Leave out the weaker experts of a token when they are absent (lossy); the stronger are
+fetched."""
 
 from dataclasses import dataclass
 from math import inf
@@ -15,10 +16,12 @@ _ALIKE = "no sensitivity of layers is stored: drop takes all for equally sensiti
 
 @dataclass
 class Drop(Simple):
-    """Ranks at or beyond `rank` are dropped when absent. With `renormalise` the other ranks share their weight.
+    """Ranks at or beyond `rank` are dropped when absent. With `renormalise` the other ranks share
+    their weight.
 
-    With `tolerance`, ranks are dropped from the weakest on, while the square of the share of weight that a token drops,
-    times the layer's sensitivity (1 on average), is at most `tolerance` (AdapMoE).
+    With `tolerance`, ranks are dropped from the weakest on, while the square of the share of weight
+    that a token drops, times the layer's sensitivity (1 on average), is at most `tolerance`
+    (AdapMoE).
     """
 
     rank: int = 1

@@ -1,4 +1,5 @@
-"""Fetch what is missing at the lowest precision there is: the fewest bytes (SpecMD's miss axis; lossy)."""
+"""Fetch what is missing at the lowest precision there is: the fewest bytes (SpecMD's miss axis;
+lossy)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

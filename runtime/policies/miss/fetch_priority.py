@@ -1,4 +1,5 @@
-"""Fetch what matters at full precision and the rest as a low replica (SpecMD's miss axis; lossy)."""
+"""Fetch what matters at full precision and the rest as a low replica (SpecMD's miss axis;
+lossy)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,10 +16,11 @@ from runtime.policies.prefetch.score import percentile
 
 @dataclass
 class FetchPriority(Simple):
-    """Missing experts below the `percentile` of the step's routing shares are fetched at `bits`, the others at full
-    precision.
+    """Missing experts below the `percentile` of the step's routing shares are fetched at `bits`,
+    the others at full precision.
 
-    An expert's share is the largest that a token gives it; the percentile is over the distinct experts wanted.
+    An expert's share is the largest that a token gives it; the percentile is over the distinct
+    experts wanted.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})

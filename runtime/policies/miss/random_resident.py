@@ -11,8 +11,8 @@ from runtime.policies.miss.shared import beyond_free, drawn, stand_in
 
 @dataclass
 class RandomResident(Simple):
-    """The stand-in is drawn evenly among the residents that the token does not use. An expert without one is fetched;
-    with `fill` also an expert for which there is an empty slot."""
+    """The stand-in is drawn evenly among the residents that the token does not use. An expert
+    without one is fetched; with `fill` also an expert for which there is an empty slot."""
 
     seed: int = 0
     fill: bool = True

@@ -1,4 +1,5 @@
-"""Compute what is missing on its own low-bit replica, which stays in the fast tier (moectl; lossy, never stalls)."""
+"""Compute what is missing on its own low-bit replica, which stays in the fast tier (moectl; lossy,
+never stalls)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,12 +15,13 @@ from runtime.policies.step import fitting
 
 @dataclass
 class ShadowMiss(Simple):
-    """No step waits for a load, not even for experts in flight; full precision is loaded while others are computed, if
-    that pays.
+    """No step waits for a load, not even for experts in flight; full precision is loaded while
+    others are computed, if that pays.
 
-    Loading an expert pays if its loss per token, as its layer has routed lately, is more than `margin` times that of
-    the layer's resident with the least: both take the same bytes, so that loss times expected uses decides. An empty
-    slot is worth any load. Uses decay with a half-life of `half_life` tokens.
+    Loading an expert pays if its loss per token, as its layer has routed lately, is more than
+    `margin` times that of the layer's resident with the least: both take the same bytes, so that
+    loss times expected uses decides. An empty slot is worth any load. Uses decay with a half-life
+    of `half_life` tokens.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
@@ -51,7 +53,8 @@ class ShadowMiss(Simple):
         )
 
     def _worth(self, step: Step) -> np.ndarray:
-        """Return [E] the loss of each expert of the layer times its uses so far, this step included."""
+        """Return [E] the loss of each expert of the layer times its uses so far, this step
+        included."""
         uses = self._uses[step.layer]
         uses *= 0.5 ** (len(step.selected) / self.half_life)
         np.add.at(uses, step.selected, step.shares**2)

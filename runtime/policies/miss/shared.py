@@ -1,5 +1,5 @@
-"""What miss policies share: stand-ins by a score over a layer's experts, absent ranks, routing weights, and a check of
-replicas."""
+"""What miss policies share: stand-ins by a score over a layer's experts, absent ranks, routing
+weights, and a check of replicas."""
 
 from collections.abc import Callable
 
@@ -18,11 +18,11 @@ Scores = Callable[
 def stand_in(
     selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray, scores: Scores
 ) -> np.ndarray:
-    """Return `selected` [T, K] with the ranks marked in `replaceable` [T, K] served by the resident expert of largest
-    score.
+    """Return `selected` [T, K] with the ranks marked in `replaceable` [T, K] served by the resident
+    expert of largest score.
 
-    An expert serves a token once: neither the selected ones nor earlier stand-ins are taken again. Ranks are visited
-    from 0 upward; ties go to the lower expert; a rank without a candidate stays.
+    An expert serves a token once: neither the selected ones nor earlier stand-ins are taken again.
+    Ranks are visited from 0 upward; ties go to the lower expert; a rank without a candidate stays.
     """
     selected = selected.copy()
     for rank in range(selected.shape[1]):
@@ -49,8 +49,8 @@ def by_probability(step: Step) -> Scores:
 
 
 def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
-    """Return [T, K] the ranks whose expert is absent; with `fill` less those for which the scope has empty slots, first
-    come, first served."""
+    """Return [T, K] the ranks whose expert is absent; with `fill` less those for which the scope
+    has empty slots, first come, first served."""
     missing = residents.absent[step.selected]
     if not fill or not any(residents.num_free):
         return missing
@@ -77,8 +77,8 @@ def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
 
 
 def keep_sum(weights: np.ndarray, selected: np.ndarray) -> np.ndarray:
-    """Return weights [T, K] with dropped ranks (selected -1) at zero and the others scaled, so that each token keeps
-    its sum."""
+    """Return weights [T, K] with dropped ranks (selected -1) at zero and the others scaled, so that
+    each token keeps its sum."""
     kept = np.where(selected < 0, 0, weights)
     total = kept.sum(axis=1, keepdims=True)
     return kept * np.divide(

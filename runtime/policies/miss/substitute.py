@@ -1,4 +1,5 @@
-"""A resident expert that the router rates about the same stands in (Zhu et al.: importance-driven; lossy)."""
+"""A resident expert that the router rates about the same stands in (Zhu et al.: importance-driven;
+lossy)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,11 +13,11 @@ from runtime.policies.miss.shared import stand_in
 
 @dataclass
 class Substitute(Simple):
-    """The stand-in of missing expert i is the resident j of smallest `|p_j - p_i|`, if that is at most `tolerance *
-    p_i`.
+    """The stand-in of missing expert i is the resident j of smallest `|p_j - p_i|`, if that is at
+    most `tolerance * p_i`.
 
-    p are the router's probabilities for this token. Ranks before `rank` matter most and are always fetched, like any
-    rank without a stand-in.
+    p are the router's probabilities for this token. Ranks before `rank` matter most and are always
+    fetched, like any rank without a stand-in.
     """
 
     sees_probabilities: ClassVar[bool] = True

@@ -1,5 +1,5 @@
-"""The experts that tokens go on to from this layer's experts: inter-layer expert affinity (ExFlow, Yao et al., 2024),
-counted while the run goes on."""
+"""The experts that tokens go on to from this layer's experts: inter-layer expert affinity (ExFlow,
+Yao et al., 2024), counted while the run goes on."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -17,12 +17,13 @@ _PRIOR_TOKENS = 8.0  # tokens of the layer's own mean that a pair of experts beg
 
 @dataclass
 class Affinity(Simple):
-    """Of each of the next `distance` layers the `top_k * overfetch` experts with the largest chance, the mean of
-    `P(e | f) = (n(f, e) + 8 m(e)) / (n(f) + 8)` over the experts f that the step's tokens use, in falling order.
+    """Of each of the next `distance` layers the `top_k * overfetch` experts with the largest
+    chance, the mean of `P(e | f) = (n(f, e) + 8 m(e)) / (n(f) + 8)` over the experts f that the
+    step's tokens use, in falling order.
 
-    n(f) counts tokens that used f in this layer, n(f, e) those of them that used e in the layer ahead, m(e) is the
-    share of tokens that use e. Past the last layer the next tokens of the same requests are counted.
-    Reads no predictions, and needs no profile.
+    n(f) counts tokens that used f in this layer, n(f, e) those of them that used e in the layer
+    ahead, m(e) is the share of tokens that use e. Past the last layer the next tokens of the same
+    requests are counted. Reads no predictions, and needs no profile.
     """
 
     reads_predictions: ClassVar[bool] = False
@@ -59,7 +60,8 @@ class Affinity(Simple):
         return (layers[:, None] * shape.num_experts + top)[was_used][order]
 
     def _chance(self, step: Step, mean: np.ndarray) -> np.ndarray:
-        """Return [D, E] how probable each expert of the layers ahead is, from their `mean` [D, E]."""
+        """Return [D, E] how probable each expert of the layers ahead is, from their `mean` [D,
+        E]."""
         tokens = np.bincount(step.selected.ravel(), minlength=self._shape.num_experts)
         experts = np.flatnonzero(tokens)
         weights = (
@@ -80,8 +82,8 @@ class Affinity(Simple):
         self._latest[step.layer] = replace(step, selected=step.selected.copy())
 
     def _both(self, step: Step, layer: int, *, is_next_pass: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the same tokens used in a layer before and in this one, [T, K] each; past the last layer,
-        what the same requests decoded in either pass."""
+        """Return what the same tokens used in a layer before and in this one, [T, K] each; past the
+        last layer, what the same requests decoded in either pass."""
         latest, none = self._latest[layer], step.selected[:0]
         if latest is None or latest.pass_index != step.pass_index - is_next_pass:
             return none, none

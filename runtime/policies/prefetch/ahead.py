@@ -1,5 +1,5 @@
-"""What the prefetch policies that read predictions share: the target layer, the tokens that predict it, and the order
-of keys."""
+"""What the prefetch policies that read predictions share: the target layer, the tokens that predict
+it, and the order of keys."""
 
 from math import ceil
 
@@ -20,9 +20,11 @@ def predicted_ahead(step: Step, distance: int, shape: Shape) -> np.ndarray:
 
 
 def of_interest(step: Step, foreseen: np.ndarray | None, distance: int, shape: Shape) -> np.ndarray:
-    """Return [T, E] the prediction in `foreseen` [T, D, E] of the layer `distance` ahead, for the tokens that reach it.
+    """Return [T, E] the prediction in `foreseen` [T, D, E] of the layer `distance` ahead, for the
+    tokens that reach it.
 
-    Past the last layer this is a layer of the next pass, which only each request's last token reaches.
+    Past the last layer this is a layer of the next pass, which only each request's last token
+    reaches.
     """
     assert foreseen is not None, "a policy that reads predictions runs without them"
     ahead = foreseen[:, distance - 1]
@@ -32,7 +34,8 @@ def of_interest(step: Step, foreseen: np.ndarray | None, distance: int, shape: S
 
 
 def named(predicted: np.ndarray, width: int) -> np.ndarray:
-    """Return the `width` experts that each token of `predicted` [T, E] makes most probable, the most probable first."""
+    """Return the `width` experts that each token of `predicted` [T, E] makes most probable, the
+    most probable first."""
     if len(predicted) == 1:
         return (-predicted[0]).argsort(kind="stable")[:width]
     top = (-predicted).argsort(axis=1, kind="stable")[:, :width]
@@ -40,8 +43,8 @@ def named(predicted: np.ndarray, width: int) -> np.ndarray:
 
 
 def keys_named(said: np.ndarray, width: int, firsts: np.ndarray) -> np.ndarray:
-    """Return keys of the `width` experts that one token makes most probable in each of some layers, `said` [D, E],
-    layer by layer; `firsts` [D, 1] are the layers' first keys."""
+    """Return keys of the `width` experts that one token makes most probable in each of some layers,
+    `said` [D, E], layer by layer; `firsts` [D, 1] are the layers' first keys."""
     if len(said) == 1:
         return (-said[0]).argsort(kind="stable")[:width] + firsts[0]
     return ((-said).argsort(axis=1, kind="stable")[:, :width] + firsts).ravel()
@@ -59,5 +62,6 @@ def keys_ahead(step: Step, distance: int, shape: Shape, experts: np.ndarray) -> 
 
 
 def most_probable_first(experts: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Return ascending `experts` by falling probability, summed over the tokens of `predicted` [T, E]."""
+    """Return ascending `experts` by falling probability, summed over the tokens of `predicted` [T,
+    E]."""
     return experts[np.argsort(-predicted.sum(axis=0)[experts], kind="stable")]

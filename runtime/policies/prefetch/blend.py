@@ -1,5 +1,5 @@
-"""What routers ahead, fitted predictors, stored maps and running frequencies say of the layers ahead, weighed by how
-right each has been (moectl's own)."""
+"""What routers ahead, fitted predictors, stored maps and running frequencies say of the layers
+ahead, weighed by how right each has been (moectl's own)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,14 +20,15 @@ _RIDGE = 20.0  # observations that the first guess of the regression counts for
 
 @dataclass
 class Blend(Simple):
-    """Every expert of the next `distance` layers whose chance of use is at least `floor` in the next layer and `far`
-    beyond, sooner layers first, likelier experts first.
+    """Every expert of the next `distance` layers whose chance of use is at least `floor` in the
+    next layer and `far` beyond, sooner layers first, likelier experts first.
 
-    The chance is a logistic regression for each layer and distance, fitted online by a Newton step a visit. Its
-    features are the margins, in log odds to the k-th place, by which the router ahead and the fitted predictor name an
-    expert, its running log odds of use, and with `maps` those of the matched map. A prompt wants nearly all experts:
-    the named ones of its tokens are proposed in order of probability, after those of answers decoded beside it. With
-    `maps`, the map that the embedding finds names experts of the first layer before a pass begins.
+    The chance is a logistic regression for each layer and distance, fitted online by a Newton step
+    a visit. Its features are the margins, in log odds to the k-th place, by which the router ahead
+    and the fitted predictor name an expert, its running log odds of use, and with `maps` those of
+    the matched map. A prompt wants nearly all experts: the named ones of its tokens are proposed in
+    order of probability, after those of answers decoded beside it. With `maps`, the map that the
+    embedding finds names experts of the first layer before a pass begins.
     """
 
     reads_predictions: ClassVar[bool] = True
@@ -73,8 +74,8 @@ class Blend(Simple):
         )  # as the kernels take it
 
     def _first(self, num_known: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the block that `blend_kernels.visit` describes, before the first step, and views of its parts. There
-        is a regression for each layer and distance."""
+        """Return the block that `blend_kernels.visit` describes, before the first step, and views
+        of its parts. There is a regression for each layer and distance."""
         shape, size = self._shape, (self._shape.num_layers, self._reach)
         even, weights = shape.top_k / shape.num_experts, np.zeros((*size, num_known))
         weights[..., 0], weights[..., 1:-1:2] = -1.0, 0.5

@@ -1,7 +1,9 @@
-"""The compiled loops of blend; `tests/runtime/policies/blend_reference.py` computes the same in plain numpy.
+"""The compiled loops of blend; `tests/runtime/policies/blend_reference.py` computes the same in
+plain numpy.
 
-Shapes: T tokens, K selected, L layers, D distances, E experts, F features of an expert: 1; the margin of each source
-and its positive part; the log odds of each running frequency; with maps, theirs.
+Shapes: T tokens, K selected, L layers, D distances, E experts, F features of an expert: 1; the
+margin of each source and its positive part; the log odds of each running frequency; with maps,
+theirs.
 """
 
 import math
@@ -24,7 +26,8 @@ def _log_odds(often):
 
 @part
 def _solved(moments, products):
-    """Solve `moments` [F, F] (symmetric, positive definite) times the answer [F] = `products` [F], by Cholesky."""
+    """Solve `moments` [F, F] (symmetric, positive definite) times the answer [F] = `products` [F],
+    by Cholesky."""
     size = len(products)
     lower, answer = np.zeros((size, size)), np.zeros(size)
     for row in range(size):
@@ -49,8 +52,8 @@ def _solved(moments, products):
 
 @part
 def _learn(used, known, predicted, weights, moments):
-    """Do a Newton step of one regression: it gave the chances `predicted` [E] for the features `known` [F, E], and
-    `used` [E] is what was used."""
+    """Do a Newton step of one regression: it gave the chances `predicted` [E] for the features
+    `known` [F, E], and `used` [E] is what was used."""
     num_kinds, num_experts = known.shape
     weighed, missed = np.empty(num_experts), np.empty(num_kinds)
     for kind in range(num_kinds):
@@ -128,17 +131,19 @@ def _visit(selected, layer, learns, gains, uses, odds, predicted, weights, momen
 def visit(selected, layer, learns, state, num_layers, reach, num_kinds, num_experts):
     """Note that a layer uses `selected` [T, K]: update its running frequencies and their log odds.
 
-    `state` is a block of `gains` [3] of the running frequencies, these `uses` [L, 3, E], their log odds `odds`, the
-    chances `predicted` [L, D, E] of the next visit of each layer, nan if there are none, `weights` [L, D, F], `moments`
-    [L, D, F, F], and the features `known` [L, D, F, E] that the chances are of. If it `learns`, the chances of this
-    visit are compared with it, which updates weights and moments.
+    `state` is a block of `gains` [3] of the running frequencies, these `uses` [L, 3, E], their log
+    odds `odds`, the chances `predicted` [L, D, E] of the next visit of each layer, nan if there are
+    none, `weights` [L, D, F], `moments` [L, D, F, F], and the features `known` [L, D, F, E] that
+    the chances are of. If it `learns`, the chances of this visit are compared with it, which
+    updates weights and moments.
     """
     _visit(selected, layer, learns, *_state(state, num_layers, reach, num_kinds, num_experts))
 
 
 @part
 def _limit(row, top_k, best):
-    """Return the middle between the k-th largest of `row` and the next; `best` [k + 1] is overwritten."""
+    """Return the middle between the k-th largest of `row` and the next; `best` [k + 1] is
+    overwritten."""
     size = min(top_k + 1, len(row))
     num_held = 0
     for place in range(len(row)):
@@ -156,8 +161,8 @@ def _limit(row, top_k, best):
 
 @part
 def _raise_to_margin(said, top_k, odds, best, margin):
-    """Raise `margin` [E] to the margin by which each expert is in, or out of, the k largest of one token's `said` [E];
-    `odds` [E] and `best` [k + 1] are overwritten."""
+    """Raise `margin` [E] to the margin by which each expert is in, or out of, the k largest of one
+    token's `said` [E]; `odds` [E] and `best` [k + 1] are overwritten."""
     for expert in range(len(said)):
         odds[expert] = math.log(max(said[expert], _LEAST_SAID))
     limit = _limit(odds, top_k, best)
@@ -168,8 +173,8 @@ def _raise_to_margin(said, top_k, odds, best, margin):
 
 @part
 def _hear(said, ahead, is_in_pass, last, top_k, odds, best, known):
-    """Write to `known` [2, E] the largest margin that any token of `said` [T, D, E] gives each expert, and its positive
-    part. For a layer of the next pass only the tokens `last` count."""
+    """Write to `known` [2, E] the largest margin that any token of `said` [T, D, E] gives each
+    expert, and its positive part. For a layer of the next pass only the tokens `last` count."""
     for expert in range(len(odds)):
         known[0, expert] = -MOST
     if is_in_pass:
@@ -184,7 +189,8 @@ def _hear(said, ahead, is_in_pass, last, top_k, odds, best, known):
 
 @part
 def _predict(weights, known, chances):
-    """Set `chances` [E] of use by the logistic regression `weights` [F] of the features `known` [F, E]."""
+    """Set `chances` [E] of use by the logistic regression `weights` [F] of the features `known` [F,
+    E]."""
     num_kinds, num_experts = known.shape
     for expert in range(num_experts):
         chances[expert] = 0
@@ -207,8 +213,8 @@ def _sorted_in(expert, at, num_proposed, chances, proposed):
 
 @part
 def _propose(chances, least, first_key, start, proposed):
-    """Append the keys of experts whose chance is at least `least` to the first `start` of `proposed`, the likeliest
-    first; returns how many there are then."""
+    """Append the keys of experts whose chance is at least `least` to the first `start` of
+    `proposed`, the likeliest first; returns how many there are then."""
     num_proposed = start
     for expert in range(len(chances)):
         if chances[expert] >= least:
@@ -227,12 +233,13 @@ def likely(
     selected, layer, learns, state, num_layers, reach, num_kinds, num_experts, top_k,
     routers, fitted, last, mapped, floor, far
 ):  # fmt: skip
-    """Do a `visit`, then return keys of the next D layers whose chance of use is at least `floor` in the next layer and
-    `far` beyond it, sooner layers first, likelier experts first. Features and chances are kept in `state` for the visit
-    of their layer.
+    """Do a `visit`, then return keys of the next D layers whose chance of use is at least `floor`
+    in the next layer and `far` beyond it, sooner layers first, likelier experts first. Features and
+    chances are kept in `state` for the visit of their layer.
 
-    `routers` and `fitted` [T, D or more, E]: the predictions of each source, [0, 0, E] for a source that is not read;
-    past the last layer only the tokens `last` count. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
+    `routers` and `fitted` [T, D or more, E]: the predictions of each source, [0, 0, E] for a source
+    that is not read; past the last layer only the tokens `last` count. `mapped` [D, E]: log odds by
+    the matched maps, [0, E] without.
     """
     gains, uses, odds, predicted, weights, moments, known = _state(
         state, num_layers, reach, num_kinds, num_experts

@@ -1,4 +1,5 @@
-"""The experts that the request in hand has used most so far (MoE-Infinity: activation-aware prefetching)."""
+"""The experts that the request in hand has used most so far (MoE-Infinity: activation-aware
+prefetching)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,12 +15,12 @@ from runtime.policies.shared.activations import Activations
 
 @dataclass
 class Frequency(Simple):
-    """Of each of the next `distance` layers the `top_k * overfetch` experts with the most tokens of the pass's requests
-    since each began. Ties go by the count over all requests.
+    """Of each of the next `distance` layers the `top_k * overfetch` experts with the most tokens of
+    the pass's requests since each began. Ties go by the count over all requests.
 
-    Keys are in falling order of `share of the layer's tokens * (1 - ahead / (L + 1))`, MoE-Infinity's discount of
-    layers far ahead. Reads no predictions: it costs nothing on the device, and knows a prompt's experts only once
-    decoding begins.
+    Keys are in falling order of `share of the layer's tokens * (1 - ahead / (L + 1))`,
+    MoE-Infinity's discount of layers far ahead. Reads no predictions: it costs nothing on the
+    device, and knows a prompt's experts only once decoding begins.
     """
 
     reads_predictions: ClassVar[bool] = False

@@ -20,7 +20,8 @@ from runtime.policies.prefetch.ahead import (
 
 @dataclass
 class LearnedPrefetch(Simple):
-    """The `top_k * overfetch` experts that the predictor of layer l + distance ranks highest, for every token.
+    """The `top_k * overfetch` experts that the predictor of layer l + distance ranks highest, for
+    every token.
 
     Works as `next_gate` does, with a predictor in place of the router.
     """

@@ -1,4 +1,5 @@
-"""The experts that stored maps of iterations like this one name for the layers ahead (fMoE, Yu et al., 2025)."""
+"""The experts that stored maps of iterations like this one name for the layers ahead (fMoE, Yu et
+al., 2025)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,12 +16,13 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass
 class MapPrefetch(Simple):
-    """Of the layer `distance` ahead the most probable experts of the best map until their sum reaches 1 - score, at
-    least k of them; without `threshold` just k. All layers ahead compete by p / (layers ahead).
+    """Of the layer `distance` ahead the most probable experts of the best map until their sum
+    reaches 1 - score, at least k of them; without `threshold` just k. All layers ahead compete by p
+    / (layers ahead).
 
-    The match is `lag` + 1 layers old, which is the time that its search may take; at lag 0 `distance` is fMoE's d.
-    Where no trajectory reaches, the embedding guides, if `semantic`: also before the first layer, for which the search
-    is waited for. The next pass is not predicted.
+    The match is `lag` + 1 layers old, which is the time that its search may take; at lag 0
+    `distance` is fMoE's d. Where no trajectory reaches, the embedding guides, if `semantic`: also
+    before the first layer, for which the search is waited for. The next pass is not predicted.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})
@@ -72,8 +74,8 @@ class MapPrefetch(Simple):
         return np.concatenate(keys)[np.argsort(-np.concatenate(urgency), kind="stable")]
 
     def _choose(self, match: Match, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the experts of a layer that some request is to need, by falling sum over all requests of the layer's
-        probabilities, and these sums [E]."""
+        """Return the experts of a layer that some request is to need, by falling sum over all
+        requests of the layer's probabilities, and these sums [E]."""
         says, top_k, likeliest = (
             match.probabilities[:, layer],
             self._shape.top_k,

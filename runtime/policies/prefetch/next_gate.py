@@ -1,4 +1,5 @@
-"""Ask the router of a layer ahead about the input of this one (Pre-gated MoE, AdapMoE, Mixtral-Offloading)."""
+"""Ask the router of a layer ahead about the input of this one (Pre-gated MoE, AdapMoE,
+Mixtral-Offloading)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,11 +21,11 @@ from runtime.policies.prefetch.ahead import (
 
 @dataclass
 class NextGate(Simple):
-    """The `top_k * overfetch` experts that router l + distance ranks highest, for every token of the step; with
-    `through` those of every layer up to there, the nearest layer first.
+    """The `top_k * overfetch` experts that router l + distance ranks highest, for every token of
+    the step; with `through` those of every layer up to there, the nearest layer first.
 
-    Past the last layer the first layers of the next pass are predicted, from each request's last token. Experts are in
-    falling order of the probability summed over the tokens.
+    Past the last layer the first layers of the next pass are predicted, from each request's last
+    token. Experts are in falling order of the probability summed over the tokens.
     """
 
     reads_predictions: ClassVar[bool] = True

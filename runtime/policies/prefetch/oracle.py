@@ -1,4 +1,5 @@
-"""Knows what comes: the keys of the next steps, soonest first (the bound of prefetching, in the simulator)."""
+"""Knows what comes: the keys of the next steps, soonest first (the bound of prefetching, in the
+simulator)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +15,8 @@ from runtime.policies.base import Artefacts, Now, Simple, Step
 class Oracle(Simple):
     """Keys that the trace wants in the next `distance` steps, in order of next use.
 
-    Together with `belady`, no prefetch replaces a key that is wanted sooner, so that a larger distance is never worse.
+    Together with `belady`, no prefetch replaces a key that is wanted sooner, so that a larger
+    distance is never worse.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"next_use"})

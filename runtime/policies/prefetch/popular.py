@@ -1,4 +1,5 @@
-"""The experts of a layer ahead that all requests so far have used most: what is known without knowing the context."""
+"""The experts of a layer ahead that all requests so far have used most: what is known without
+knowing the context."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,8 +14,8 @@ from runtime.policies.prefetch.ahead import keys_ahead
 
 @dataclass
 class Popular(Simple):
-    """Of the layer `distance` ahead the experts with the most tokens over the whole history, as many as a token
-    selects."""
+    """Of the layer `distance` ahead the experts with the most tokens over the whole history, as
+    many as a token selects."""
 
     reads_predictions: ClassVar[bool] = False
 

@@ -13,9 +13,11 @@ from runtime.policies.prefetch.ahead import keys_ahead, most_probable_first, pre
 
 @dataclass
 class ScorePrefetch(Simple):
-    """Experts above the `percentile` of what router l + distance predicts for some token, most probable first.
+    """Experts above the `percentile` of what router l + distance predicts for some token, most
+    probable first.
 
-    The percentile is over the layer's experts, token by token: 80 keeps at most a fifth of them for each token.
+    The percentile is over the layer's experts, token by token: 80 keeps at most a fifth of them for
+    each token.
     """
 
     reads_predictions: ClassVar[bool] = True
@@ -47,8 +49,8 @@ class ScorePrefetch(Simple):
 
 
 def percentile(values: np.ndarray, percent: float) -> np.ndarray:
-    """Return percentiles [...] of values [..., N], linear between neighbours as `np.percentile` computes them, which
-    spends most of its time on preparing short rows."""
+    """Return percentiles [...] of values [..., N], linear between neighbours as `np.percentile`
+    computes them, which spends most of its time on preparing short rows."""
     return _between(np.sort(values, axis=-1), percent)
 
 

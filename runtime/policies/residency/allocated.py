@@ -15,8 +15,8 @@ _NO_CURVES = (
 
 @dataclass
 class Allocated(SimpleResidency):
-    """Uses the curves of what a layer loads with each number of slots; without curves every layer has the same
-    number."""
+    """Uses the curves of what a layer loads with each number of slots; without curves every layer
+    has the same number."""
 
     @property
     def wants(self) -> frozenset[str]:

@@ -1,4 +1,5 @@
-"""The prompt says which experts stay resident while its answer is decoded (context-aware GPU-NDP)."""
+"""The prompt says which experts stay resident while its answer is decoded (context-aware
+GPU-NDP)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,22 +23,25 @@ PREFIX, EVEN = "prefix", "uniform"
 
 @dataclass
 class Hot(SimpleResidency):
-    """Placed once per sequence, at its first decode step, by `S = a P/sum(P) + (1-a) W/sum(W)`: P the prompt's
-    activation counts of a layer, W its weight sums, a = `balance`. Of several sequences, P and W are summed over the
-    prompts of those that are decoded and of those that wait to be.
+    """Placed once per sequence, at its first decode step, by `S = a P/sum(P) + (1-a) W/sum(W)`: P
+    the prompt's activation counts of a layer, W its weight sums, a = `balance`. Of several
+    sequences, P and W are summed over the prompts of those that are decoded and of those that wait
+    to be.
 
-    The experts of largest S fill the layer's slots at full precision. The others are computed near their memory: at
-    full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at most
-    `avg_bits`, or with `bits=uniform` all at `avg_bits` (Table 3, "w/o Expert Bitwidth Selector"). On a base of 4 bits,
-    full precision is 4 bits, and so it is where replicas of 4 bits are no smaller than the checkpoint's experts.
+    The experts of largest S fill the layer's slots at full precision. The others are computed near
+    their memory: at full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split
+    over the loss table, on average at most `avg_bits`, or with `bits=uniform` all at `avg_bits`
+    (Table 3, "w/o Expert Bitwidth Selector"). On a base of 4 bits, full precision is 4 bits, and so
+    it is where replicas of 4 bits are no smaller than the checkpoint's experts.
 
-    `migrate` says when the hot experts come: `behind` the decoding, computed near at full precision until they have
-    arrived, or `before` it, as in the paper (section 4.1): the first decode step of a layer waits for those that it
-    uses, and what it does not use goes on arriving behind it.
+    `migrate` says when the hot experts come: `behind` the decoding, computed near at full precision
+    until they have arrived, or `before` it, as in the paper (section 4.1): the first decode step of
+    a layer waits for those that it uses, and what it does not use goes on arriving behind it.
 
-    `scores` says what W sums: `shares`, the weights of a token's experts over their sum, so that every token counts
-    alike, or `router`, as published, the router's softmax of them, so that a token of which the router is sure counts
-    more. By default shares, which every trace holds and every family of routers has, sigmoid or softmax.
+    `scores` says what W sums: `shares`, the weights of a token's experts over their sum, so that
+    every token counts alike, or `router`, as published, the router's softmax of them, so that a
+    token of which the router is sure counts more. By default shares, which every trace holds and
+    every family of routers has, sigmoid or softmax.
     """
 
     places: ClassVar[bool] = True
@@ -80,8 +84,8 @@ class Hot(SimpleResidency):
             check_replicas("hot", artefacts, *self.widths)
             self._loss = artefacts.replicas.loss[..., columns_of(USUAL_WIDTHS)]
         self._num_experts = shape.num_experts
-        # By layer: counts and weight sums [2, E] of each request's prompt, the requests whose prompt no placement has
-        # seen to its end, and those that have been decoded.
+        # By layer: counts and weight sums [2, E] of each request's prompt, the requests whose
+        # prompt no placement has seen to its end, and those that have been decoded.
         self._prompts: list[dict[int, np.ndarray]] = [{} for _ in range(shape.num_layers)]
         self._waiting, self._decoded = ([set() for _ in range(shape.num_layers)] for _ in range(2))
 
@@ -118,7 +122,8 @@ class Hot(SimpleResidency):
         return Placement(hot, bits, is_awaited=self.migrate == BEFORE)
 
     def _begins_to_decode(self, step: Step) -> bool:
-        """Whether a request that was waiting is decoded; if so none waits any more, and what has ended is forgotten."""
+        """Whether a request that was waiting is decoded; if so none waits any more, and what has
+        ended is forgotten."""
         layer = step.layer
         decoded = set(
             _requests(step if step.prompts is None else step.part(~step.prompts, DECODE)).tolist()
@@ -139,7 +144,8 @@ class Hot(SimpleResidency):
         return np.array(prefix_split(self._loss[layer, cold], self.avg_bits))
 
     def importance(self, layer: int) -> np.ndarray:
-        """Return S [E] of the prompts of all requests under way; all equal before the first prompt."""
+        """Return S [E] of the prompts of all requests under way; all equal before the first
+        prompt."""
         if not self._prompts[layer]:
             return np.zeros(self._num_experts)
         counts, weights = sum(self._prompts[layer].values())

@@ -1,4 +1,5 @@
-"""A low-bit replica of every expert stays in the fast tier, so that no miss ever stalls (moectl)."""
+"""A low-bit replica of every expert stays in the fast tier, so that no miss ever stalls
+(moectl)."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -26,14 +27,15 @@ _CHOICES = ("mixed", "pruned", "uniform", "prefix", "random", *map(str, MADE_WID
 
 @dataclass
 class ShadowResidency(SimpleResidency):
-    """`bits` is one width for all experts, `uniform` the largest width that fits the budget, or `mixed`: chosen over
-    all layers together by the greatest marginal gain of loss times use per byte. `pruned` is `mixed` with one width
-    more: experts that cost least by it have no replica and are left out, for the good of the others. There are also
-    `prefix`, the prefix split of every layer by calibrated use at the largest average that fits, and `random`, the
-    widths of `mixed` shuffled by `seed`.
+    """`bits` is one width for all experts, `uniform` the largest width that fits the budget, or
+    `mixed`: chosen over all layers together by the greatest marginal gain of loss times use per
+    byte. `pruned` is `mixed` with one width more: experts that cost least by it have no replica and
+    are left out, for the good of the others. There are also `prefix`, the prefix split of every
+    layer by calibrated use at the largest average that fits, and `random`, the widths of `mixed`
+    shuffled by `seed`.
 
-    The rest of the budget holds experts at full precision, unless `slots` is no or there is less than one for a layer:
-    so few gain nothing, and with any every layer has to be decided.
+    The rest of the budget holds experts at full precision, unless `slots` is no or there is less
+    than one for a layer: so few gain nothing, and with any every layer has to be decided.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
@@ -61,7 +63,8 @@ class ShadowResidency(SimpleResidency):
         self._nbytes = np.array([nbytes[bits] for bits in self._widths.tolist()])
 
     def share(self, budget_nbytes: int) -> FastTier:
-        """Divide the budget. Raises BadUsage when it does not hold the narrowest replica of every expert."""
+        """Divide the budget. Raises BadUsage when it does not hold the narrowest replica of every
+        expert."""
         narrowest = next(as_width(bits) for bits in self._widths if bits != NOTHING)
         least = self._replicas.nbytes[narrowest] * self._shape.num_keys
         if least > budget_nbytes:
@@ -95,7 +98,8 @@ class ShadowResidency(SimpleResidency):
         )
 
     def _prefix(self, budget_nbytes: int) -> np.ndarray:
-        """Return the prefix split at the largest average that fits, in steps of one bit of one expert a layer."""
+        """Return the prefix split at the largest average that fits, in steps of one bit of one
+        expert a layer."""
         num_experts = self._shape.num_experts
         steps = range((USUAL_WIDTHS[-1] - 1) * num_experts + 1)
         fitting = bisect_right(
@@ -104,14 +108,16 @@ class ShadowResidency(SimpleResidency):
         return self._split(steps[fitting - 1])
 
     def _split(self, num_extra: int) -> np.ndarray:
-        """Return [L * E] columns for layers with `num_extra` bits beyond the first of each expert."""
+        """Return [L * E] columns for layers with `num_extra` bits beyond the first of each
+        expert."""
         return np.searchsorted(
             self._widths, prefix_bits(self._replicas, 1 + num_extra / self._shape.num_experts)
         )
 
 
 def prefix_bits(replicas: Replicas, avg_bits: float) -> np.ndarray:
-    """Return [L * E] bits by the prefix split of every layer, its experts in falling order of use."""
+    """Return [L * E] bits by the prefix split of every layer, its experts in falling order of
+    use."""
     bits = np.zeros(replicas.use.shape, np.int64)
     for layer, (use, loss) in enumerate(zip(replicas.use, replicas.loss, strict=True)):
         order = np.argsort(-use, kind="stable")

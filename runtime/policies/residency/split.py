@@ -1,4 +1,5 @@
-"""The tops of many experts are resident, not the whole of few; their bottoms pass through the fast tier (MoEpic)."""
+"""The tops of many experts are resident, not the whole of few; their bottoms pass through the fast
+tier (MoEpic)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,14 +16,16 @@ _MOST_PASSING = 0.25  # of the budget, for bottoms, as long as more tops would f
 
 @dataclass
 class SplitResidency(SimpleResidency):
-    """Every expert is cut at `theta`: its first `theta * I` neurons are its top, the others its bottom.
+    """Every expert is cut at `theta`: its first `theta * I` neurons are its top, the others its
+    bottom.
 
-    Tops stay resident until the eviction policy evicts them; each layer has as many as its share of the budget holds.
-    Without `theta`, ratios and shares are those that `moectl split` solved for this budget; with `prefer_solved` they
-    are if there is such a split, else every layer is cut at `theta`.
+    Tops stay resident until the eviction policy evicts them; each layer has as many as its share of
+    the budget holds. Without `theta`, ratios and shares are those that `moectl split` solved for
+    this budget; with `prefer_solved` they are if there is such a split, else every layer is cut at
+    `theta`.
 
-    Bottoms are passing: `passing` of them fit at a time, by default two tokens' worth of experts of one layer, but at
-    most a quarter of the budget; and as many more as the tops leave room for.
+    Bottoms are passing: `passing` of them fit at a time, by default two tokens' worth of experts of
+    one layer, but at most a quarter of the budget; and as many more as the tops leave room for.
     """
 
     cuts: ClassVar[bool] = True
@@ -54,8 +57,8 @@ class SplitResidency(SimpleResidency):
         self._shape, self._splits = shape, artefacts.splits or ()
 
     def share(self, budget_nbytes: int) -> FastTier:
-        """Divide the budget. Raises BadUsage when it does not hold one expert a layer, Incompatible when no split was
-        solved for it."""
+        """Divide the budget. Raises BadUsage when it does not hold one expert a layer, Incompatible
+        when no split was solved for it."""
         shape = self._shape
         least = shape.num_layers * shape.expert_nbytes
         if budget_nbytes < least:
@@ -124,7 +127,8 @@ class SplitResidency(SimpleResidency):
         return max(bottom, min(2 * self._shape.top_k * bottom, int(_MOST_PASSING * budget_nbytes)))
 
     def _fitted(self, num_tops: np.ndarray, tops: np.ndarray, budget_nbytes: int) -> np.ndarray:
-        """Take tops from the layers with most until the tops fit, but leave at least one a layer."""
+        """Take tops from the layers with most until the tops fit, but leave at least one a
+        layer."""
         while (num_tops * tops).sum() > budget_nbytes and num_tops.max() > 1:
             num_tops[num_tops.argmax()] -= 1
         return num_tops

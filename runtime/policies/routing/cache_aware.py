@@ -1,4 +1,5 @@
-"""Lean towards experts that are resident (Mixture of Cache-Conditional Experts, cache-prior; lossy)."""
+"""Lean towards experts that are resident (Mixture of Cache-Conditional Experts, cache-prior;
+lossy)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,13 +13,15 @@ from runtime.policies.base import Artefacts, Simple, Step
 
 @dataclass
 class CacheAware(Simple):
-    """Experts are selected by `z' = z + strength * spread * resident`, and weighted by the original probabilities.
+    """Experts are selected by `z' = z + strength * spread * resident`, and weighted by the original
+    probabilities.
 
-    z are the router's logits, spread the running mean of `max z - min z` over the layer's tokens so far, this step's
-    included. The `keep` strongest ranks of a token stay in any case (the paper's J). A token whose experts change keeps
-    the scale of its own router, the ratio of its weights to its probabilities: experts that stay keep their weight, and
-    a stand-in has the weight of its own probability. For routers that renormalise, the weights of such a token then sum
-    to less than 1; `renormalise` scales them to their old sum.
+    z are the router's logits, spread the running mean of `max z - min z` over the layer's tokens so
+    far, this step's included. The `keep` strongest ranks of a token stay in any case (the paper's
+    J). A token whose experts change keeps the scale of its own router, the ratio of its weights to
+    its probabilities: experts that stay keep their weight, and a stand-in has the weight of its own
+    probability. For routers that renormalise, the weights of such a token then sum to less than 1;
+    `renormalise` scales them to their old sum.
     """
 
     reroutes: ClassVar[bool] = True
@@ -40,7 +43,8 @@ class CacheAware(Simple):
 
     def route(self, step: Step, resident: np.ndarray) -> Step:
         assert step.probabilities is not None, "cache_aware runs without router probabilities"
-        # Logits up to a constant per token; a probability that underflowed to 0 becomes the smallest of float32.
+        # Logits up to a constant per token; a probability that underflowed to 0 becomes the
+        # smallest of float32.
         z = np.log(np.maximum(step.probabilities, np.finfo(np.float32).tiny), dtype=np.float64)
         self._note(step.layer, z)
         biased = z + self.strength * self._spread[step.layer] * resident
@@ -68,8 +72,8 @@ class CacheAware(Simple):
 
 
 def _strongest(biased: np.ndarray, step: Step) -> np.ndarray:
-    """Return [T, K] experts of the largest `biased` [T, E], the router's own first among ties, by falling
-    probability."""
+    """Return [T, K] experts of the largest `biased` [T, E], the router's own first among ties, by
+    falling probability."""
     is_own = np.zeros(biased.shape, bool)
     rows = _rows(step)
     is_own[rows, step.selected] = True

@@ -1,5 +1,5 @@
-"""The router's word on the input of the layer before selects, so that what was predicted is what is wanted (Pre-gated
-MoE, untrained; lossy)."""
+"""The router's word on the input of the layer before selects, so that what was predicted is what is
+wanted (Pre-gated MoE, untrained; lossy)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,11 +12,12 @@ from runtime.policies.base import Artefacts, Simple, Step
 
 @dataclass
 class PreGated(Simple):
-    """Selects the experts that the router of this layer ranked highest on the input of the layer before.
+    """Selects the experts that the router of this layer ranked highest on the input of the layer
+    before.
 
-    An expert that the router selects now as well has its present weight. Another has its share of the earlier
-    prediction, but at most the weight of the weakest that the router selects now. The first layer, which has no layer
-    before it in the pass, selects as usual.
+    An expert that the router selects now as well has its present weight. Another has its share of
+    the earlier prediction, but at most the weight of the weakest that the router selects now. The
+    first layer, which has no layer before it in the pass, selects as usual.
     """
 
     reroutes: ClassVar[bool] = True

@@ -28,7 +28,8 @@ def _total(counts):
 
 @kernel("void(int64[:, ::1], int64[::1])", exact=True)
 def count(selected, counts):
-    """Add the tokens of `selected` [T, K] to `counts` [E] by expert; dropped ranks (-1) are left out."""
+    """Add the tokens of `selected` [T, K] to `counts` [E] by expert; dropped ranks (-1) are left
+    out."""
     _count(selected, counts)
 
 
@@ -46,11 +47,11 @@ def weigh(selected, counts, epsilon, early, worth):
     exact=True,
 )
 def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, keys, urgency):
-    """For each of the next D layers, find the `width` experts of the largest share above 0, by `matched` [L, E] if it
-    `is_matched`, else by `counts` [L, E].
+    """For each of the next D layers, find the `width` experts of the largest share above 0, by
+    `matched` [L, E] if it `is_matched`, else by `counts` [L, E].
 
-    Writes all of them to `keys` and `urgency` [D * width] in falling order of `(share + epsilon) * discount`,
-    `discounts` [D], ties by the sooner layer. Returns how many there are.
+    Writes all of them to `keys` and `urgency` [D * width] in falling order of `(share + epsilon) *
+    discount`, `discounts` [D], ties by the sooner layer. Returns how many there are.
     """
     num_layers, num_experts = counts.shape
     best, share, num_found = np.empty(width, np.int64), np.empty(num_experts), 0

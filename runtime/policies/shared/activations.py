@@ -1,5 +1,5 @@
-"""Expert activation matrices (MoE-Infinity, Xue et al., 2024): how many tokens of a request used each expert, and which
-earlier request is most similar to those under way.
+"""Expert activation matrices (MoE-Infinity, Xue et al., 2024): how many tokens of a request used
+each expert, and which earlier request is most similar to those under way.
 
 Shapes: L layers, E experts, C matrices kept.
 """
@@ -15,8 +15,8 @@ EPSILON = 1e-3  # added to shares, so that unused experts have a little
 
 
 class Activations:
-    """Counts the tokens of each request by expert. `current` [L, E] is the sum over the requests of the pass under way,
-    of all their tokens so far."""
+    """Counts the tokens of each request by expert. `current` [L, E] is the sum over the requests of
+    the pass under way, of all their tokens so far."""
 
     def __init__(self, shape: Shape) -> None:
         # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
@@ -33,8 +33,9 @@ class Activations:
         self._pass_index, self._num_prompts = -1, 0
 
     def follow(self, step: Step) -> list[np.ndarray] | None:
-        """Follow the requests of the step's pass. If they are others than in the pass before, returns the matrices of
-        those that seem over, because they are not in the pass in which a new request begins; each is returned once."""
+        """Follow the requests of the step's pass. If they are others than in the pass before,
+        returns the matrices of those that seem over, because they are not in the pass in which a
+        new request begins; each is returned once."""
         if step.pass_index == self._pass_index:
             return None
         self._pass_index = step.pass_index
@@ -61,16 +62,16 @@ class Activations:
         self._count_each(step)
 
     def weigh(self, step: Step, early: float, worth: np.ndarray) -> None:
-        """Count the step's tokens, and set `worth` [E], the eviction priority of the layer's experts: `(share +
-        epsilon) * early`."""
+        """Count the step's tokens, and set `worth` [E], the eviction priority of the layer's
+        experts: `(share + epsilon) * early`."""
         self.kernels.weigh(
             np.array(step.selected, np.int64), self.current[step.layer], EPSILON, early, worth
         )
         self._count_each(step)
 
     def _requests(self, step: Step) -> tuple[tuple[int, ...], np.ndarray | None]:
-        """Return the requests of a step, and of each token its place among them. Where they are not known, every prompt
-        begins one."""
+        """Return the requests of a step, and of each token its place among them. Where they are not
+        known, every prompt begins one."""
         if step.requests is None:
             self._num_prompts += step.phase == PREFILL
             return (-self._num_prompts,), None
@@ -104,11 +105,11 @@ class Activations:
 
 
 class Collection:
-    """At most `capacity` matrices of different kinds. When it is full, one of the two most similar matrices goes, the
-    one that stands for fewer requests, and the other stands for both.
+    """At most `capacity` matrices of different kinds. When it is full, one of the two most similar
+    matrices goes, the one that stands for fewer requests, and the other stands for both.
 
-    Similarity: the mean over layers of the cosine of two rows; for a current request, over the layers that it has
-    passed.
+    Similarity: the mean over layers of the cosine of two rows; for a current request, over the
+    layers that it has passed.
     """
 
     def __init__(self, capacity: int, shape: Shape) -> None:
@@ -151,8 +152,8 @@ class Collection:
             )
 
     def nearest(self) -> np.ndarray:
-        """Return the shares [L, E] of the request most similar to the followed one, ties by the earlier; there must be
-        one."""
+        """Return the shares [L, E] of the request most similar to the followed one, ties by the
+        earlier; there must be one."""
         return self._shares[self._followed[: self._size].sum(axis=1).argmax()]
 
     def _similar(self, matrix: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Jobs that a thread does in order beside the steps, or the caller does who needs an answer earlier."""
+"""Jobs that a thread does in order beside the steps, or the caller does who needs an answer
+earlier."""
 
 import threading
 from collections import deque
@@ -6,10 +7,11 @@ from collections.abc import Callable
 
 
 class BackgroundJobs:
-    """Without `run_in_background` jobs wait until the caller asks for an answer. One job is done at a time, so that
-    jobs may share state.
+    """Without `run_in_background` jobs wait until the caller asks for an answer. One job is done at
+    a time, so that jobs may share state.
 
-    The caller does all jobs up to the one it asks for itself: a thread without a free core would keep it waiting.
+    The caller does all jobs up to the one it asks for itself: a thread without a free core would
+    keep it waiting.
     """
 
     def __init__(self) -> None:
@@ -55,8 +57,8 @@ class BackgroundJobs:
             self._do_next()
 
     def _do_next(self) -> None:
-        """Do the first waiting job. It leaves the queue once it is done, so that an interrupted job is done again by
-        the next caller."""
+        """Do the first waiting job. It leaves the queue once it is done, so that an interrupted job
+        is done again by the next caller."""
         with self._doing:
             if self._waiting:
                 if not self._waiting[0].is_done:

@@ -1,10 +1,12 @@
-"""Arrays in one block of memory, because a compiled function spends time on each array that it is called with."""
+"""Arrays in one block of memory, because a compiled function spends time on each array that it is
+called with."""
 
 import numpy as np
 
 
 def in_one_block(*arrays: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return a block [n] of float64 that holds a copy of each array, one after another, and views of them in it."""
+    """Return a block [n] of float64 that holds a copy of each array, one after another, and views
+    of them in it."""
     block, views, start = (
         np.concatenate([array.ravel() for array in arrays]).astype(np.float64),
         [],

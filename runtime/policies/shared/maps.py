@@ -1,7 +1,7 @@
 """Matches the current iteration with stored expert maps (fMoE), for the policies named map.
 
-Searches are jobs, done in order by the caller or on a thread of their own. A match depends only on the steps seen
-before its job was added, so that decisions never depend on which thread is faster.
+Searches are jobs, done in order by the caller or on a thread of their own. A match depends only on
+the steps seen before its job was added, so that decisions never depend on which thread is faster.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from runtime.policies.step import Opening, Step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The stored maps most similar to the R requests of a pass, by its layers up to `layer`; -1: by embeddings."""
+    """The stored maps most similar to the R requests of a pass, by its layers up to `layer`; -1: by
+    embeddings."""
 
     layer: int
     scores: np.ndarray  # [R] cosines
@@ -27,8 +28,8 @@ class Match:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedMaps:
-    """Maps with those that a run added: `newcomers` are their rows, the oldest first, `origins` [rows, 2] their request
-    and iteration as the run counted them."""
+    """Maps with those that a run added: `newcomers` are their rows, the oldest first, `origins`
+    [rows, 2] their request and iteration as the run counted them."""
 
     maps: ExpertMaps
     newcomers: np.ndarray
@@ -39,8 +40,8 @@ class LearnedMaps:
 class Matching:
     """Call `see` with every step, then ask for a `match`.
 
-    With `learns`, iterations are added to the maps when they are complete, before the next pass; a full store then
-    replaces the map most similar to the new one.
+    With `learns`, iterations are added to the maps when they are complete, before the next pass; a
+    full store then replaces the map most similar to the new one.
     """
 
     def __init__(self, maps: ExpertMaps, shape: Shape, *, learns: bool = False) -> None:
@@ -75,13 +76,15 @@ class Matching:
         self._jobs.catch_up()
 
     def begin(self, opening: Opening) -> None:
-        """Begin a pass: search by its input embeddings. A pass without this call begins with its first step."""
+        """Begin a pass: search by its input embeddings. A pass without this call begins with its
+        first step."""
         if opening.pass_index != self._pass_index:
             self._pass_index, self.layer = opening.pass_index, -1
             self._answers = [self._jobs.add(self._begin, opening.embedding, opening.phase)]
 
     def see(self, step: Step) -> None:
-        """Add a step's job. Called twice with the same step it does nothing, because policies share a Matching."""
+        """Add a step's job. Called twice with the same step it does nothing, because policies share
+        a Matching."""
         if (step.pass_index, step.layer) == (self._pass_index, self.layer):
             return
         assert step.embedding is not None and step.last is not None, (
@@ -92,10 +95,11 @@ class Matching:
         self._answers.append(self._jobs.add(self._go_on, step.layer, step.probabilities, step.last))
 
     def match(self, lag: int = 0) -> Match | None:
-        """Return the match for the step seen last, n: from the steps before n - lag of its pass; None if there is none.
+        """Return the match for the step seen last, n: from the steps before n - lag of its pass;
+        None if there is none.
 
-        The input embedding counts as known one step before the first layer. Before the first step the search by
-        embedding is waited for, whatever the lag.
+        The input embedding counts as known one step before the first layer. Before the first step
+        the search by embedding is waited for, whatever the lag.
         """
         at = self.layer - lag if self.layer >= 0 else 0
         return self._jobs.answer(self._answers[at]) if 0 <= at < len(self._answers) else None
@@ -161,10 +165,11 @@ class Matching:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guide:
-    """Reads predictions for the layer `distance` ahead from stored maps, by a match `lag` + 1 layers old.
+    """Reads predictions for the layer `distance` ahead from stored maps, by a match `lag` + 1
+    layers old.
 
-    At lag 0 `distance` is fMoE's d: the layers before this one guide the layer d ahead, and embeddings, if `semantic`,
-    those that no trajectory reaches.
+    At lag 0 `distance` is fMoE's d: the layers before this one guide the layer d ahead, and
+    embeddings, if `semantic`, those that no trajectory reaches.
     """
 
     matching: Matching
@@ -184,15 +189,15 @@ class Guide:
         return self.matching.match()
 
     def layers(self, match: Match) -> range:
-        """Return the layers that a match guides now: one, or for a match by embedding all that no trajectory
-        reaches."""
+        """Return the layers that a match guides now: one, or for a match by embedding all that no
+        trajectory reaches."""
         now = self.matching.layer
         first = now + (self.distance if match.layer >= 0 else 1)
         return range(first, min(now + self.distance + 1, match.probabilities.shape[1]))
 
     def predict(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return probabilities [R, E] of layer `step.layer + distance` and the scores [R] of their maps; None past the
-        last layer and before the first match."""
+        """Return probabilities [R, E] of layer `step.layer + distance` and the scores [R] of their
+        maps; None past the last layer and before the first match."""
         match, layer = self.match(step), step.layer + self.distance
         if match is None or layer >= match.probabilities.shape[1]:
             return None

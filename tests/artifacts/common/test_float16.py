@@ -1,4 +1,5 @@
-"""float16 is converted as numpy does it, by the processor and without its help, one number or several."""
+"""float16 is converted as numpy does it, by the processor and without its help, one number or
+several."""
 
 from collections.abc import Callable
 
@@ -60,7 +61,8 @@ def test_every_float16_becomes_its_float32(count: int) -> None:
 @pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("count", [1, 16])
 def test_float32_becomes_the_nearest_float16(count: int) -> None:
-    """Every float16, the middle between each two that follow each other, and the float32 on both sides of a middle."""
+    """Every float16, the middle between each two that follow each other, and the float32 on both
+    sides of a middle."""
     finite = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float32)
     finite[-1] = 2.0**16  # where the next number would be
     between = (finite[1:] + finite[:-1]) / 2

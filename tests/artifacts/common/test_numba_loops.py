@@ -1,4 +1,5 @@
-"""Compiled loops: compiled when they are needed, kept where a folder is writable, and usable where none is."""
+"""Compiled loops: compiled when they are needed, kept where a folder is writable, and usable where
+none is."""
 
 import os
 import subprocess
@@ -153,8 +154,8 @@ def test_a_damaged_file_of_the_cache_is_done_without(tmp_path: Path) -> None:
     [("low_bit", "multiplier"), ("gated_packed", "packed_adder")],
 )
 def test_what_is_made_for_a_width_is_found_again(module: str, name: str) -> None:
-    """numba finds a closure by the values that it holds: if it held another compiled function, every process would
-    compile it anew."""
+    """numba finds a closure by the values that it holds: if it held another compiled function,
+    every process would compile it anew."""
     made = getattr(import_module(f"runtime.kernels.cpu.{module}"), name)
     made(4, is_narrow=True).compiled()
     again = made.__wrapped__(4, is_narrow=True).compiled()

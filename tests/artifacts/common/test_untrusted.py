@@ -1,4 +1,5 @@
-"""Files that are not there, or cannot be read: by root, who may read all, with an open that is refused."""
+"""Files that are not there, or cannot be read: by root, who may read all, with an open that is
+refused."""
 
 import errno
 import os

@@ -1,4 +1,5 @@
-"""ggml's blocks: the numbers of the package `gguf`, to the bit, by the formula in torch and by the compiled loops."""
+"""ggml's blocks: the numbers of the package `gguf`, to the bit, by the formula in torch and by the
+compiled loops."""
 
 import gguf
 import pytest

@@ -36,7 +36,8 @@ def test_the_bytes_are_those_of_the_package(
 
 @pytest.mark.parametrize("name", STEPS)
 def test_no_number_moves_by_more_than_a_step(name: str, matrix: torch.Tensor) -> None:
-    """Half a step by rounding; Q4_0 cuts the number opposite to its largest by up to a whole one."""
+    """Half a step by rounding; Q4_0 cuts the number opposite to its largest by up to a whole
+    one."""
     blocks = encode(matrix, GGML[name])
     moved = (GGML[name].dequantise({"blocks": blocks}) - matrix).unflatten(1, (-1, 32)).abs()
     step = matrix.unflatten(1, (-1, 32)).abs().amax(-1) / STEPS[name]

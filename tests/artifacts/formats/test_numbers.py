@@ -1,5 +1,5 @@
-"""Every format against its published formula, written out number by number, and the compiled loops against the formula
-in torch."""
+"""Every format against its published formula, written out number by number, and the compiled loops
+against the formula in torch."""
 
 import math
 from collections.abc import Callable

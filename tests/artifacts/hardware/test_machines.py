@@ -25,8 +25,8 @@ def test_every_machine_has_positive_figures_and_a_source():
 
 
 def test_the_machine_of_table_2():
-    """132 SMs, 989.4 Tflop/s and 80 GB of HBM3 are the SXM part, which reads 3.35 TB/s; the NDP device has 64 units of
-    4 x 4 multiply-adds, one per cycle, at 1 GHz."""
+    """132 SMs, 989.4 Tflop/s and 80 GB of HBM3 are the SXM part, which reads 3.35 TB/s; the NDP
+    device has 64 units of 4 x 4 multiply-adds, one per cycle, at 1 GHz."""
     device = machine("h100-cxl-ndp")
     assert (device.fast_gbps, device.fast_tflops, device.fast_gb) == (3350.0, 989.4, 80.0)
     assert (device.near_gbps, device.near_tflops) == (

@@ -1,4 +1,5 @@
-"""CSV of `layer_id,expert_ids`: passes by the order of layers, what a server logs between, and what is refused."""
+"""CSV of `layer_id,expert_ids`: passes by the order of layers, what a server logs between, and what
+is refused."""
 
 from pathlib import Path
 

@@ -76,7 +76,8 @@ def test_calls_of_a_batch_decode_one_token_of_each_request(tmp_path: Path) -> No
 
 
 def test_positions_are_passes_of_their_own(tmp_path: Path) -> None:
-    """As speculative-moe logs: a token's position in its problem, experts and gating_probs, all layers of a token."""
+    """As speculative-moe logs: a token's position in its problem, experts and gating_probs, all
+    layers of a token."""
     rows = [
         {
             "dataset": "gsm8k",

@@ -1,4 +1,5 @@
-"""Responses of vLLM: both layouts, prompts, several choices, what was not computed, and what is refused."""
+"""Responses of vLLM: both layouts, prompts, several choices, what was not computed, and what is
+refused."""
 
 import base64
 import io

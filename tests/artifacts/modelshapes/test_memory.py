@@ -53,7 +53,8 @@ def test_every_model_of_the_table_has_a_backbone() -> None:
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_real_modules_and_caches(family: str, tmp_path: Path) -> None:
-    """Weights agree but for norms and biases, which count in so small a model; the cache agrees to the byte."""
+    """Weights agree but for norms and biases, which count in so small a model; the cache agrees to
+    the byte."""
     config, model = families.FAMILIES[family]()
     config.save_pretrained(tmp_path)
     shape = model_shape(str(tmp_path))

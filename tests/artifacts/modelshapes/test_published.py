@@ -1,4 +1,5 @@
-"""Bytes that are told from a config alone, against the tensors of checkpoints in the published layouts."""
+"""Bytes that are told from a config alone, against the tensors of checkpoints in the published
+layouts."""
 
 import json
 import re
@@ -100,7 +101,8 @@ BESIDE = (
 
 @pytest.fixture(params=CASES)
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
-    """A plain checkpoint and the published one, whose quantisation is nested in a config with several parts."""
+    """A plain checkpoint and the published one, whose quantisation is nested in a config with
+    several parts."""
     family, config, make, left = CASES[request.param]
     plain = families.save(family, "hub", tmp_path / "plain", torch.bfloat16, fields=SIZES[family])
 

@@ -1,4 +1,5 @@
-"""Bits per expert: the prefix split against all possible splits, and the guarantees of the greedy choice."""
+"""Bits per expert: the prefix split against all possible splits, and the guarantees of the greedy
+choice."""
 
 import itertools
 import math
@@ -61,8 +62,8 @@ def cheapest(cost: np.ndarray, nbytes: np.ndarray, budget: int) -> float:
 def test_greedy_is_within_one_step_of_the_best_choice(
     seed: int, num_rows: int, is_falling: bool, share: float
 ) -> None:
-    """It keeps the budget, is never worse than one width for all replicas, and at most one step worse than the
-    optimum."""
+    """It keeps the budget, is never worse than one width for all replicas, and at most one step
+    worse than the optimum."""
     random = np.random.default_rng(seed)
     cost = losses(seed, num_rows, is_falling=is_falling)
     nbytes = np.cumsum(random.integers(1, 6, (num_rows, 4)), axis=1)

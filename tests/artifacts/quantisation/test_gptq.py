@@ -31,7 +31,8 @@ from tests.helpers.correlated import correlated, loss, weights
 def test_below_rounding_and_falling_with_bits(
     seed: int, recipe: str, num_samples: int, shape: tuple[int, int], is_special: bool
 ) -> None:
-    """Also with fewer samples than inputs, an input that is never active, a constant row and a row of zeros."""
+    """Also with fewer samples than inputs, an input that is never active, a constant row and a row
+    of zeros."""
     num_inputs, group_size = shape
     inputs, weight = (
         correlated(num_samples, num_inputs, seed=seed),
@@ -107,7 +108,8 @@ def test_one_bit_is_plus_or_minus_one_size_per_group() -> None:
 
 
 def test_widths_and_rows_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All widths and stacked matrices in one run give what each gives alone, and so does a run in pieces."""
+    """All widths and stacked matrices in one run give what each gives alone, and so does a run in
+    pieces."""
     weight, metric = weights(24, 96), hessian(correlated(500, 96))
     together = quantize(weight, metric, [4, 1, 2], 32)
     assert list(together) == [4, 1, 2]
@@ -141,7 +143,8 @@ def test_without_any_activation_weights_are_rounded_or_deleted(recipe: str) -> N
 
 
 def test_a_hessian_without_a_factor_is_damped_more() -> None:
-    """One negative direction, as rounding errors cause it; a Hessian far from definite is refused."""
+    """One negative direction, as rounding errors cause it; a Hessian far from definite is
+    refused."""
     metric = torch.eye(32)
     metric[0, 1] = metric[1, 0] = 1.05
     assert quantize(weights(4, 32), metric, [2], 32)[2].codes.shape == (4, 32)

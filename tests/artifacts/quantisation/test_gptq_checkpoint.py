@@ -1,4 +1,5 @@
-"""GPTQ checkpoints: tensors as other readers expect them, read back; unreadable ones are refused with the reason."""
+"""GPTQ checkpoints: tensors as other readers expect them, read back; unreadable ones are refused
+with the reason."""
 
 import json
 from pathlib import Path

@@ -24,7 +24,8 @@ def reference_grid(group: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.
 def reference(
     weight: torch.Tensor, hessian: torch.Tensor, bits: int, group_size: int, damp: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and dequantised weights [out, in]: column by column, every error is added to all later columns."""
+    """Codes and dequantised weights [out, in]: column by column, every error is added to all later
+    columns."""
     work, hessian = weight.clone().double(), hessian.clone().double()
     dead = torch.diag(hessian) == 0
     hessian[dead, dead] = 1

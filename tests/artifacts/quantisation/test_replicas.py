@@ -63,7 +63,8 @@ def test_what_is_known_to_be_no_smaller_needs_no_replica() -> None:
 
 
 def test_uses_by_other_text_are_nearer_to_the_layers_mean_in_the_same_order() -> None:
-    """Layers keep their mean use; a layer that nothing used, and a width without replicas, stay as they are."""
+    """Layers keep their mean use; a layer that nothing used, and a width without replicas, stay as
+    they are."""
     use = np.array([[[0.0], [1.0], [7.0]], [[0.0], [0.0], [0.0]]]) * [1.0, np.nan]
     expected = expected_use(use)
     assert expected.mean(axis=1)[:, 0] == pytest.approx([8 / 3, 0])

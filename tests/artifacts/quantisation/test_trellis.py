@@ -1,4 +1,5 @@
-"""Trellis codes: windows of circular streams, the hash, and the weights of both kinds of columns."""
+"""Trellis codes: windows of circular streams, the hash, and the weights of both kinds of
+columns."""
 
 from statistics import NormalDist
 

@@ -1,4 +1,5 @@
-"""The encoder of trellis codes: distortion near the limits, errors where they cost little, equal codes everywhere."""
+"""The encoder of trellis codes: distortion near the limits, errors where they cost little, equal
+codes everywhere."""
 
 import hashlib
 

@@ -1,4 +1,5 @@
-"""A row's step through a trellis is what plain numpy makes of it, with tables in registers or without."""
+"""A row's step through a trellis is what plain numpy makes of it, with tables in registers or
+without."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Expert maps: scores against brute force, the capacity of a full store, and the laws of selection."""
+"""Expert maps: scores against brute force, the capacity of a full store, and the laws of
+selection."""
 
 import numpy as np
 import pytest

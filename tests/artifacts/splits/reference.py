@@ -14,8 +14,8 @@ Transfers = tuple[
 
 
 class Plain:
-    """A problem in the order of `expert_split`'s arguments; `latency_s` and `host_s` are the overhead of each
-    transfer."""
+    """A problem in the order of `expert_split`'s arguments; `latency_s` and `host_s` are the
+    overhead of each transfer."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class Plain:
         self.least_change = FALLS * (load_s + latency_s + host_s)
 
     def covered(self, layer: int, budget: float, window: float) -> tuple[int, Transfers]:
-        """The best cache size, the smallest of equals, and what is in time with it: loops in the order of the paper."""
+        """The best cache size, the smallest of equals, and what is in time with it: loops in the
+        order of the paper."""
         k, best, best_size, found = self.k, -math.inf, 0, (0.0, 0.0, 0.0)
         for size in range(math.ceil(budget - CLOSE), len(self.hit[layer])):
             theta, spent_s, prefetched = min(1.0, budget / size), 0.0, 0.0
@@ -100,8 +101,8 @@ class Plain:
         return float(sum(self.split(budgets)[0]))
 
     def greedy(self, budgets: Sequence[float], step: float) -> list[float]:
-        """As published: gains of all layers a step richer, losses of all a step poorer; first who gains, then who
-        gives."""
+        """As published: gains of all layers a step richer, losses of all a step poorer; first who
+        gains, then who gives."""
         start, moved = list(budgets), [0] * len(budgets)
         while True:
             budgets = [one + count * step for one, count in zip(start, moved, strict=True)]
@@ -157,7 +158,8 @@ class Plain:
             budgets = best
 
     def cells(self, table: np.ndarray, windows: np.ndarray, num_cells: int) -> list[int]:
-        """The cheapest way to spend every number of cells so far, with its window, layer after layer."""
+        """The cheapest way to spend every number of cells so far, with its window, layer after
+        layer."""
         ways = {0: (0.0, self.first_window, [])}
         for layer in range(len(table)):
             new: dict[int, tuple[float, float, list[int]]] = {}

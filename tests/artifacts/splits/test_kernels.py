@@ -1,5 +1,5 @@
-"""The stages of MoEpic's solver against slow ones, each by itself, since a later stage hides the errors of an earlier
-one."""
+"""The stages of MoEpic's solver against slow ones, each by itself, since a later stage hides the
+errors of an earlier one."""
 
 import itertools
 
@@ -76,8 +76,8 @@ def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
 
 @pytest.mark.parametrize("time", [3, 5, 6])
 def test_less_than_rounding_of_what_takes_time_is_no_gain(time: int) -> None:
-    """Only loads, only the link's latencies or only the host's work take a second. The third expert of the first layer
-    gains a quarter of it and a little more; the second layer loses a quarter."""
+    """Only loads, only the link's latencies or only the host's work take a second. The third expert
+    of the first layer gains a quarter of it and a little more; the second layer loses a quarter."""
     for little, moved in ((1e-13, 0), (1e-11, 1)):
         hit = np.array([[0, 0.3, 0.6, 0.85 + little], [0, 0.35, 0.6, 0.6]])
         times = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
@@ -122,8 +122,8 @@ def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int
 
 @pytest.mark.parametrize("seed", range(12))
 def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> None:
-    """Experts take no time to compute, so a layer's window is its attention. What is left over goes where it is
-    best."""
+    """Experts take no time to compute, so a layer's window is its attention. What is left over goes
+    where it is best."""
     random = np.random.default_rng(seed)
     window, _, attention_s, load_s, k, *curves = problem(3, 3, 1, seed)
     ours = SplitProblem.of(window, (0.0, attention_s, load_s, k, 0.0, 0.0), curves)
@@ -153,7 +153,8 @@ def test_less_than_a_cell_each_is_shared_evenly() -> None:
 def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cells are no finer than a step or the permitted number; for a step beyond an expert they are whole experts."""
+    """Cells are no finer than a step or the permitted number; for a step beyond an expert they are
+    whole experts."""
     ours = SplitProblem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), problem(3, 4, 1, 4)[5:])
     for step, most, share in (
         (0.5, 2048, 2),
@@ -172,7 +173,8 @@ def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(
 def test_windows_are_from_the_least_to_the_most_that_a_layer_leaves() -> None:
     curves = problem(2, 3, 2, 0)[5:]
     for times, first_window, least, most in (
-        # Experts compute for 2 s, and one of 2 loads in 1.5 s: 1.5 x 2 / (1.5 + 2 / 2) s are hidden, .8 s are left.
+        # Experts compute for 2 s, and one of 2 loads in 1.5 s: 1.5 x 2 / (1.5 + 2 / 2) s are
+        # hidden, .8 s are left.
         ((2.0, 0.25, 1.5, 2), 0.3, 0.3, 2.25),
         ((2.0, 0.25, 1.5, 2), 1.1, 1.05, 2.25),
         ((2.0, 0.25, 1.5, 2, 0.1), 1.1, 0.25, 2.25),  # with a latency all computing may be hidden

@@ -34,7 +34,8 @@ def test_a_layer_that_gains_nothing_gets_one() -> None:
 
 
 def test_what_is_held_or_foreseen_is_not_loaded() -> None:
-    """Of two experts per token one is predicted with .5, the other with .25; one slot holds half of what is wanted."""
+    """Of two experts per token one is predicted with .5, the other with .25; one slot holds half of
+    what is wanted."""
     hit, prediction = np.array([[0.0, 0.5, 1.0]]), np.array([[0.5, 0.25, 0.1]])
     cached = np.array([[[0.0, 0.4, 1.0], [0.0, 0.4, 1.0], [0.0, 0.4, 1.0]]])
     loads = loads_on_demand(hit, prediction, cached, 2)

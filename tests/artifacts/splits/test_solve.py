@@ -53,7 +53,8 @@ def named(besides: tuple[float, float]) -> dict[str, float]:
 
 
 def as_problem(arguments: tuple, besides: tuple[float, float] = (0.0, 0.0)) -> SplitProblem:
-    """The problem that `expert_split` makes of its arguments and of the overheads of each transfer."""
+    """The problem that `expert_split` makes of its arguments and of the overheads of each
+    transfer."""
     first_window, *times = arguments[:5]
     return SplitProblem.of(first_window, (*times, *besides), arguments[5:])
 
@@ -93,9 +94,11 @@ def test_predictions_may_stop_early(num_ranks: int, seed: int) -> None:
 
 
 def test_expert_split_by_hand() -> None:
-    """One layer, two experts, k = 1, half an expert of budget: theta is .5 for one cached expert, .25 for two."""
+    """One layer, two experts, k = 1, half an expert of budget: theta is .5 for one cached expert,
+    .25 for two."""
     curves = [[0.0, 0.5, 1.0]], [[0.6, 0.4]], [[[0.0, 0.5, 0.8], [0.0, 0.5, 1.0]]]
-    # A load takes 4 and none fits the window of .8: both sizes have .25 in time, and the smaller is taken.
+    # A load takes 4 and none fits the window of .8: both sizes have .25 in time, and the smaller is
+    # taken.
     exposed, theta, size = expert_split([0.5], 0.8, 0.1, 0.2, 4.0, 1, *curves)
     assert (theta.tolist(), size.tolist()) == ([0.5], [1])
     np.testing.assert_allclose(exposed, 0.75 * 4 - 0.25 * 0.1)
@@ -138,8 +141,8 @@ def test_sizes_that_were_found_expose_what_was_said(
 
 
 def test_each_transfer_has_its_latency() -> None:
-    """One layer, two experts, k = 1, one expert of budget: one whole expert, or both cut in half. The bytes of one take
-    4, nothing fits the window."""
+    """One layer, two experts, k = 1, one expert of budget: one whole expert, or both cut in half.
+    The bytes of one take 4, nothing fits the window."""
     curves = [[0.0, 0.5, 1.0]], np.zeros((1, 0)), np.zeros((1, 0, 3))
     for latency_s, size, exposed_s in (
         (0.0, 1, 0.5 * 4),  # both have half of it in time, and the smaller is taken
@@ -246,8 +249,8 @@ def test_dynamic_is_as_good_as_brute_force(
 
 
 def test_greedy_moves_to_the_layer_that_gains() -> None:
-    """Layer 0 never hits, layer 1 hits what it holds: it ends with nearly all of the budget, a hundredth of which is
-    .03 experts."""
+    """Layer 0 never hits, layer 1 hits what it holds: it ends with nearly all of the budget, a
+    hundredth of which is .03 experts."""
     hit = np.array([np.zeros(5), np.linspace(0, 1, 5)])
     arguments = (0.0, 0.0, 0.0, 1.0, 1, hit, np.zeros((2, 4)), np.zeros((2, 4, 5)))
     budgets, exposed, _, _ = allocate(3, 0.01, *arguments)
@@ -256,8 +259,8 @@ def test_greedy_moves_to_the_layer_that_gains() -> None:
 
 
 def test_greedy_takes_the_gain_first_and_then_the_least_loss_of_the_others() -> None:
-    """By a step of one expert layer 0 gains .3 or loses .1, layer 1 gains .25 or loses .2: the best pair together would
-    be 1 from 0, but 0 gains most."""
+    """By a step of one expert layer 0 gains .3 or loses .1, layer 1 gains .25 or loses .2: the best
+    pair together would be 1 from 0, but 0 gains most."""
     hit = np.array([[0, 0.5, 0.6, 0.9, 0.9], [0, 0.4, 0.6, 0.85, 0.85]])
     nothing = np.zeros((2, 0)), np.zeros((2, 0, 5))
     ours = SplitProblem.of(0.0, (0.0, 0.0, 1.0, 1, 0.0, 0.0), (hit, *nothing))
@@ -265,8 +268,8 @@ def test_greedy_takes_the_gain_first_and_then_the_least_loss_of_the_others() -> 
 
 
 def test_a_step_that_no_layer_can_give_moves_nothing() -> None:
-    """As MoEpic's zeta of .05 on Mixtral: 4.8 experts, of 3 a layer. Half of the layers gain by a fourth expert, the
-    others hit no more with three than with one."""
+    """As MoEpic's zeta of .05 on Mixtral: 4.8 experts, of 3 a layer. Half of the layers gain by a
+    fourth expert, the others hit no more with three than with one."""
     hit = np.tile([[0, 0.1, 0.2, 0.3, 0.9, 0.9, 0.9, 0.9, 1], [0, *[0.5] * 7, 1]], (16, 1))
     arguments = 0.0, 0.0, 0.0, 1.0, 1, hit, np.zeros((32, 0)), np.zeros((32, 0, 9))
     assert np.ptp(allocate(96, 0.05, *arguments)[0]) == 0
@@ -274,9 +277,10 @@ def test_a_step_that_no_layer_can_give_moves_nothing() -> None:
 
 
 def uneven(budget: int) -> tuple[SplitProblem, np.ndarray]:
-    """24 layers of 60 experts as uneven as MoEpic's text says (sections 2.2, 2.3): LCP's hit rates of Table 1, bent so
-    that half of the experts hit 58.12 to 63.67 %; 2.07 to 3.39 of 4 predictions right, least at both ends. Loads and
-    layers take what the text says (165 and 57 ms a token), half of a layer its experts. And equal budgets."""
+    """24 layers of 60 experts as uneven as MoEpic's text says (sections 2.2, 2.3): LCP's hit rates
+    of Table 1, bent so that half of the experts hit 58.12 to 63.67 %; 2.07 to 3.39 of 4 predictions
+    right, least at both ends. Loads and layers take what the text says (165 and 57 ms a token),
+    half of a layer its experts. And equal budgets."""
     sizes, table = np.arange(0, 61, 10), np.array([0, 0.2556, 0.4536, 0.6221, 0.7712, 0.9008, 1])
     bends = np.log(np.linspace(0.5812, 0.6367, 24)) / np.log(0.6221)
     hit = (
@@ -292,7 +296,8 @@ def uneven(budget: int) -> tuple[SplitProblem, np.ndarray]:
 
 
 def test_greedy_moves_between_uneven_layers_by_steps_of_the_whole_budget() -> None:
-    """From whole budgets too, where steps of a hundredth of an expert, which we once took zeta for, move nothing."""
+    """From whole budgets too, where steps of a hundredth of an expert, which we once took zeta for,
+    move nothing."""
     moves = {}
     for budget in (240, 288, 360, 480, 720):
         ours, even = uneven(budget)
@@ -374,7 +379,8 @@ def test_seconds_may_be_of_any_size() -> None:
 
 
 def test_what_is_just_possible() -> None:
-    """All experts of every layer, as many per token as there are, times of zero, and shares with rounding errors."""
+    """All experts of every layer, as many per token as there are, times of zero, and shares with
+    rounding errors."""
     hit = np.array([[0, 0.25, 0.5, 0.75, 1 + 1e-10]])
     nothing = np.zeros((1, 0)), np.zeros((1, 0, 5))
     exposed, theta, size = expert_split([4], 0.0, 0.0, 0.0, 0.0, 4, hit, *nothing)

@@ -1,4 +1,5 @@
-"""The store: what was written comes back, whole runs or none. tests/faults has what can be wrong with a file."""
+"""The store: what was written comes back, whole runs or none. tests/faults has what can be wrong
+with a file."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -111,7 +112,8 @@ def test_a_store_of_an_older_moectl_is_told_from_another_models(filled):
 
 
 def test_a_long_query_says_nothing_on_stdout(path):
-    """DuckDB draws a progress bar there where Python is interactive, as in a worker of the tests."""
+    """DuckDB draws a progress bar there where Python is interactive, as in a worker of the
+    tests."""
     with closing(connection_to(path, read_only=False)) as connection:
         setting = "SELECT value FROM duckdb_settings() WHERE name = 'enable_progress_bar'"
         assert connection.execute(setting).fetchall() == [("false",)]

@@ -118,7 +118,8 @@ def test_a_version_that_is_computed_is_none(store: Path, view: str) -> None:
 
 
 def test_what_nothing_names_is_left_alone(store: Path) -> None:
-    """Macros that hide DuckDB's own functions and operators, and the user's own tables, views and schemas."""
+    """Macros that hide DuckDB's own functions and operators, and the user's own tables, views and
+    schemas."""
     changed(
         store,
         "CREATE MACRO max(a) AS 99",

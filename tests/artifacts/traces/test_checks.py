@@ -1,4 +1,5 @@
-"""Traces with rows that contradict each other, repeat or are missing: refused by row, or said to be incomplete."""
+"""Traces with rows that contradict each other, repeat or are missing: refused by row, or said to be
+incomplete."""
 
 from dataclasses import replace
 
@@ -18,7 +19,8 @@ E, K = 6, 3
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """A complete trace: passes of one or several requests, each with the same tokens in every layer."""
+    """A complete trace: passes of one or several requests, each with the same tokens in every
+    layer."""
     num_layers, random = draw(st.integers(1, 3)), np.random.default_rng(draw(st.integers(0, 99)))
     far = draw(st.sampled_from([1, 2**29]))  # numbers need not be small
     rows, position = [], [0, 0]
@@ -64,7 +66,8 @@ SAFE = [pa.int64(), pa.uint32(), pa.uint64(), pa.float64()]
 
 @st.composite
 def damaged(draw: st.DrawFn, table: pa.Table) -> pa.Table:
-    """The table with one thing changed that a file of another recorder, or a careless hand, may have changed."""
+    """The table with one thing changed that a file of another recorder, or a careless hand, may
+    have changed."""
     row, other = draw(st.integers(0, len(table) - 1)), draw(st.integers(0, len(table) - 1))
     rows = np.arange(len(table))
     name = draw(st.sampled_from([*NUMBERS, *LISTS]))
@@ -127,7 +130,8 @@ def test_a_damaged_trace_is_refused_or_means_the_same(data: st.DataObject) -> No
 
 
 def is_nothing_left_of_it(back: Trace, trace: Trace) -> bool:
-    """Whether the row that was lost was all that named its token or its layer: no other row shows that it was there."""
+    """Whether the row that was lost was all that named its token or its layer: no other row shows
+    that it was there."""
     is_alone = trace.num_layers == 1 or len(np.unique(back.layer)) < trace.num_layers
     return is_alone and len(back) == len(trace) - 1
 
@@ -146,7 +150,8 @@ def test_any_order_is_checked(trace: Trace, random) -> None:
 
 
 def test_lost_rows_are_said() -> None:
-    """Layers that never occur are another matter: a trace of some layers of a model is complete in these."""
+    """Layers that never occur are another matter: a trace of some layers of a model is complete in
+    these."""
     layers = np.repeat([0, 3, 5], 2).astype(np.int32)
     zeros = np.zeros(6, np.int32)
     experts, weights = (

@@ -1,4 +1,5 @@
-"""Requests served together: who is computed when, what clients wait for, and that no row is lost or changed."""
+"""Requests served together: who is computed when, what clients wait for, and that no row is lost or
+changed."""
 
 import numpy as np
 import pytest
@@ -47,8 +48,9 @@ def test_a_single_client_has_the_trace_as_it_was_recorded() -> None:
 
 
 def test_prompts_wait_for_their_turn_and_are_read_beside_answers() -> None:
-    """Two clients, of whom the second is met at the last token of its answer, and three tokens of prompts a pass. It
-    ends where a fifth request would begin: three are in the trace, and one was met half-way."""
+    """Two clients, of whom the second is met at the last token of its answer, and three tokens of
+    prompts a pass. It ends where a fifth request would begin: three are in the trace, and one was
+    met half-way."""
     served = serve(made(prompt=4, length=6), Clients(2, chunk=3))
     assert served.arrived.tolist() == [0, -1, 1, 4]
     assert schedule(served.trace) == [
@@ -63,7 +65,8 @@ def test_prompts_wait_for_their_turn_and_are_read_beside_answers() -> None:
 
 
 def test_times_are_those_of_the_passes_that_a_request_waits_for() -> None:
-    """A prompt of two tokens read one at a time, then three tokens of its answer, in passes of 1, 2, 4, 8 and 16 s."""
+    """A prompt of two tokens read one at a time, then three tokens of its answer, in passes of 1,
+    2, 4, 8 and 16 s."""
     served = serve(made(requests=1), Clients(1, chunk=1))
     ends_s = np.cumsum([1.0, 2, 4, 8, 16])
     assert served.first_token_s(ends_s).tolist() == [3.0]
@@ -114,7 +117,8 @@ def _rows(trace: Trace) -> zip:
 
 
 def _check_requests(trace: Trace, arrived: np.ndarray, count: int, chunk: int) -> None:
-    """Tokens follow each other without a gap, from the first unless it was met half-way; prompts stay in the chunk."""
+    """Tokens follow each other without a gap, from the first unless it was met half-way; prompts
+    stay in the chunk."""
     first = trace.layer == 0
     request, token, number = trace.request[first], trace.token[first], trace.pass_[first]
     for one in np.unique(request).tolist():

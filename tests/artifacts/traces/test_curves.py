@@ -33,7 +33,8 @@ def controller(shape: Shape, size: int, uses: str = "passes") -> Controller:
 def replayed(
     trace: Trace, shape: Shape, size: int, phases: tuple[int, ...], uses: str = "passes"
 ) -> tuple[np.ndarray, list[list[set[int]]]]:
-    """Hits and requests [2, L] of the counted steps, and by layer what was cached before each of them."""
+    """Hits and requests [2, L] of the counted steps, and by layer what was cached before each of
+    them."""
     control, current = controller(shape, size, uses), -1
     counted, before = np.zeros((2, shape.num_layers)), [[] for _ in range(shape.num_layers)]
     for step in trace.steps():
@@ -56,7 +57,8 @@ def replayed(
 def predicted(
     trace: Trace, shape: Shape, phases: tuple[int, ...]
 ) -> list[list[list[tuple[list[int], set[int]]]]]:
-    """By layer and counted step, for each predicted token: experts by falling probability, and the selected ones."""
+    """By layer and counted step, for each predicted token: experts by falling probability, and the
+    selected ones."""
     by_layer = [[] for _ in range(shape.num_layers)]
     rows: dict[tuple, np.ndarray] = {}
     last: dict[
@@ -173,8 +175,8 @@ def test_a_larger_cache_holds_what_a_smaller_one_does_where_all_that_is_wanted_f
 
 
 def test_where_it_does_not_fit_a_larger_cache_may_lack_what_a_smaller_one_holds() -> None:
-    """The reason why every size is followed. The prompt wants 4 3 2 0 1: three slots take 4 3 2, then 0 1 for 2 3; four
-    take 4 3 2 0, then 1 for 0."""
+    """The reason why every size is followed. The prompt wants 4 3 2 0 1: three slots take 4 3 2,
+    then 0 1 for 2 3; four take 4 3 2 0, then 1 for 0."""
     places = {"pass_": [0, 0, 0, 1], "layer": [0] * 4, "token": [0, 1, 2, 3], "request": [0] * 4}
     columns = {name: np.array(column, np.int32) for name, column in places.items()}
     experts = np.array([[4, 3], [2, 0], [1, 4], [0, 1]], np.uint16)

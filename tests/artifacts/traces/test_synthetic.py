@@ -1,4 +1,5 @@
-"""Synthetic traces: the requested shape, the same trace for the same seed, each dial moving its own statistic."""
+"""Synthetic traces: the requested shape, the same trace for the same seed, each dial moving its own
+statistic."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -60,7 +61,8 @@ def test_any_shape_gives_a_sound_trace(case: tuple[Dials, Shape]) -> None:
 @given(cases())
 @settings(max_examples=30)
 def test_passes_are_those_of_batches(case: tuple[Dials, Shape]) -> None:
-    """Every pass runs each layer once; prompts come whole, then one token of each request of the batch."""
+    """Every pass runs each layer once; prompts come whole, then one token of each request of the
+    batch."""
     dials, shape = case
     steps = list(generate(dials, shape, detailed=False).steps())
     assert [step.layer for step in steps] == list(range(shape.num_layers)) * (
@@ -126,7 +128,8 @@ def test_a_dial_moves_its_statistic(
 
 
 def test_graded_predictions_rank_what_they_miss_just_behind() -> None:
-    """As the bundled model's routers do: of four experts .80, .91 and .95 are among the first 4, 6 and 8."""
+    """As the bundled model's routers do: of four experts .80, .91 and .95 are among the first 4, 6
+    and 8."""
     shape = Shape(num_layers=6, num_experts=32, top_k=4, expert_nbytes=1)
     sunk = Dials(skew=1.4, locality=0.0, predictability=0.8, tokens=400, requests=4)
     graded = replace(sunk, grading=0.88)

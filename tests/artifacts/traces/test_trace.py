@@ -15,7 +15,8 @@ from artifacts.traces.trace import DECODE, PREFILL, Trace, concatenate
 
 
 def trace_of(rows, *, num_experts=8, depth=0, phase=DECODE):
-    """A trace of (request, pass, layer, token) rows; the experts of row n are n and n + 1 (modulo E)."""
+    """A trace of (request, pass, layer, token) rows; the experts of row n are n and n + 1 (modulo
+    E)."""
     rows = np.array(rows, dtype=np.int32)
     count = np.arange(len(rows))
     random = np.random.default_rng(0)

@@ -1,4 +1,5 @@
-"""A live `moectl bench` as a user runs it: rows, the store, resumption after Ctrl-C, tasks and peers."""
+"""A live `moectl bench` as a user runs it: rows, the store, resumption after Ctrl-C, tasks and
+peers."""
 
 import json
 import shlex
@@ -212,7 +213,8 @@ def test_the_tables(ran: tuple[dict, Path], model: str, capfd: pytest.CaptureFix
 
 
 def test_peers_stand_beside(model: str, benched: Benched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer runs in a process of its own; its row has times and quality and is never marked as the best."""
+    """A peer runs in a process of its own; its row has times and quality and is never marked as the
+    best."""
     monkeypatch.setattr(peers, "read_here", None)
     options = ["--presets", "near", "--budgets", "50%", "--links", "1MB/s", "--rounds", "1"]
     said = benched(model, *LIVE, *options, "--peers", "transformers-eager,accelerate-cpu")

@@ -1,4 +1,5 @@
-"""The tables of a bench: ratios where times mean nothing by themselves, exact rows apart, added ones marked."""
+"""The tables of a bench: ratios where times mean nothing by themselves, exact rows apart, added
+ones marked."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""`moectl bench --simulate` as a user runs it: the rows, several links, resumption after Ctrl-C, recorded traces."""
+"""`moectl bench --simulate` as a user runs it: the rows, several links, resumption after Ctrl-C,
+recorded traces."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Every kind of bad input gives one clear line on stderr, its exit code, nothing on stdout, and no file.
+"""Every kind of bad input gives one clear line on stderr, its exit code, nothing on stdout, and no
+file.
 
 tests/faults/test_11_checkpoint.py has the messages for damaged checkpoints.
 """
@@ -32,7 +33,8 @@ Refused = Callable[..., None]
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Refused:
-    """`refused(*arguments, code=3, says="text")` checks how a command fails, in a folder of its own."""
+    """`refused(*arguments, code=3, says="text")` checks how a command fails, in a folder of its
+    own."""
     monkeypatch.chdir(tmp_path)
 
     def check(*arguments: object, code: int, says: str) -> None:

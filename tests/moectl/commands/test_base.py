@@ -1,4 +1,5 @@
-"""`--base 4` from the command line: what `run`, `bench`, `simulate` and `tune` print, and what is refused."""
+"""`--base 4` from the command line: what `run`, `bench`, `simulate` and `tune` print, and what is
+refused."""
 
 import json
 from pathlib import Path
@@ -47,7 +48,8 @@ def model(folder: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_run_and_its_replay(model: str, said: Said, tmp_path: Path) -> None:
-    """Every expert is computed at 4 bits, a quarter of the slots takes a quarter of those bytes; counters agree."""
+    """Every expert is computed at 4 bits, a quarter of the slots takes a quarter of those bytes;
+    counters agree."""
     trace = str(tmp_path / "trace.parquet")
     whole = said("run", model, "--base", "4", "--preset", "full", *PROMPT)
     ran = said("run", model, "--base", "4", "--budget", "50%", *PROMPT, "--trace", trace)

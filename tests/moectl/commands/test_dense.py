@@ -1,4 +1,5 @@
-"""`--dense` from the command line: what `run`, `bench`, `plan` and `simulate` print, and what is refused."""
+"""`--dense` from the command line: what `run`, `bench`, `plan` and `simulate` print, and what is
+refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""`moectl generate`: the answers of `moectl run`, in the order of the prompts, through a kill and a full disk."""
+"""`moectl generate`: the answers of `moectl run`, in the order of the prompts, through a kill and a
+full disk."""
 
 import json
 from pathlib import Path

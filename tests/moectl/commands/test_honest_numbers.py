@@ -1,4 +1,5 @@
-"""No table shows a toy model on a data sheet in absolute time, and each says what its times rest on."""
+"""No table shows a toy model on a data sheet in absolute time, and each says what its times rest
+on."""
 
 import re
 from pathlib import Path

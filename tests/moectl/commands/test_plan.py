@@ -238,7 +238,8 @@ def test_everything_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> Non
 
 
 def test_who_has_how_much() -> None:
-    """Mixtral 8x7B: 3.0 GiB besides experts, 0.5 GiB of cache for 4,096 tokens, 336 MiB an expert."""
+    """Mixtral 8x7B: 3.0 GiB besides experts, 0.5 GiB of cache for 4,096 tokens, 336 MiB an
+    expert."""
     name = "mixtral-8x7b"
     request = PlanRequest(name, PlanPlace.find("24GiB", "a6000-pcie4"))
     memory = divided(request, MODELS[name], backbone_memory(MODELS[name], backbone_of(name)))

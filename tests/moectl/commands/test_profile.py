@@ -92,7 +92,8 @@ def test_merged_shards_are_the_profile(model: str, capfd: pytest.CaptureFixture[
     assert not Path("half.duckdb").exists()
 
 
-# Saves after every batch instead of every few seconds, so that there is soon something to resume from.
+# Saves after every batch instead of every few seconds, so that there is soon something to resume
+# from.
 EAGER = (
     "import sys\n"
     "from moectl.cli import main\n"

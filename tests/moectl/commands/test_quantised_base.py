@@ -1,4 +1,5 @@
-"""Commands on a checkpoint that is published in few bits: replicas of it, their price, a tuned preset."""
+"""Commands on a checkpoint that is published in few bits: replicas of it, their price, a tuned
+preset."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What commands say of a quantised checkpoint. One that is not whole is refused in one line, with nothing written."""
+"""What commands say of a quantised checkpoint. One that is not whole is refused in one line, with
+nothing written."""
 
 import json
 import re
@@ -21,7 +22,8 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96}
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A plain one, and one of the same numbers in FP8, which its config says of a part of the model."""
+    """A plain one, and one of the same numbers in FP8, which its config says of a part of the
+    model."""
     folder = tmp_path_factory.mktemp("fp8")
     plain = families.save("qwen3_moe", "hub", folder / "plain", torch.bfloat16, fields=WIDE)
     published = publish(plain, folder / "published", "fp8")

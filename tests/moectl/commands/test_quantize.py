@@ -134,7 +134,8 @@ def test_what_was_written_is_shown_and_verified(
 def test_a_model_of_other_weights_is_not_served_by_the_old_ones_replicas(
     model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The old model's store is asked about one whose experts alone are others, header and sizes being the same."""
+    """The old model's store is asked about one whose experts alone are others, header and sizes
+    being the same."""
     new = str(shutil.copytree(model, tmp_path / "new"))
     said_by(capfd, "quantize", model, *OPTIONS, "--bits", "4")
     assert "no findings" in said_by(capfd, "inspect", "store", model, "--verify")

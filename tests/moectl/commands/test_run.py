@@ -45,8 +45,8 @@ def run_json(capfd: pytest.CaptureFixture[str], *arguments: object) -> dict:
 
 
 def test_a_run_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
-    """Each of these takes a tenth of a second or more, before the first token of every run; torch takes seconds, before
-    which something is said."""
+    """Each of these takes a tenth of a second or more, before the first token of every run; torch
+    takes seconds, before which something is said."""
     code = (
         "import sys; from moectl.cli import main; told = []\n"
         "class Stderr:\n"

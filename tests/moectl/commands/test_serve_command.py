@@ -21,8 +21,8 @@ from tests.helpers.serving import EXACT, SETTINGS, rest, serving
 
 
 def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """The page is there while the model loads. After SIGTERM running requests are answered to their end, later ones
-    are not, and the exit code is 0."""
+    """The page is there while the model loads. After SIGTERM running requests are answered to their
+    end, later ones are not, and the exit code is 0."""
     command = ["-m", "moectl", "serve", str(checkpoint("olmoe")), "--port", "0", "--threads", "1"]
     process = subprocess.Popen(
         [sys.executable, *command, "--store", str(tmp_path / "none.duckdb")],

@@ -87,7 +87,8 @@ def test_what_json_says(simulated: Simulated, some: Path) -> None:
 
 
 def test_many_clients_share_what_is_loaded(simulated: Simulated, some: Path) -> None:
-    """With all clients busy, a pass of three wants more distinct experts than one, and fewer for each token."""
+    """With all clients busy, a pass of three wants more distinct experts than one, and fewer for
+    each token."""
     options = ("--trace", some, "--num-experts", 32, "--eviction", "fld")
     plain, one, three = (
         simulated(*options, *more)

@@ -1,5 +1,5 @@
-"""Which model and which text a command uses: the bundled one by its name or by default, with a hint where the store
-suggests another; and paths that do not exist."""
+"""Which model and which text a command uses: the bundled one by its name or by default, with a hint
+where the store suggests another; and paths that do not exist."""
 
 from pathlib import Path
 

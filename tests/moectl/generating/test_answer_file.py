@@ -18,7 +18,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def fill(path: Path, *numbers: int, run: str = "r") -> tuple[int, int]:
-    """Put answers by number, those divisible by 3 as errors; return how many are written and how many are errors."""
+    """Put answers by number, those divisible by 3 as errors; return how many are written and how
+    many are errors."""
     with appended(path, run) as answers:
         for number in numbers:
             answers.put(number, {"error": {}} if number % 3 == 0 else {"text": "é" * number})

@@ -1,4 +1,5 @@
-"""Prompts on several workers: the answers of one process, a worker that is killed, a part that always fails."""
+"""Prompts on several workers: the answers of one process, a worker that is killed, a part that
+always fails."""
 
 import json
 import multiprocessing
@@ -22,7 +23,8 @@ MARK = "MOECTL_TEST_BEGUN"
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That real workers are spawned: tests/profilers/workers. A fork spares each a second of imports."""
+    """That real workers are spawned: tests/profilers/workers. A fork spares each a second of
+    imports."""
     monkeypatch.setattr(
         "profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork")
     )
@@ -30,7 +32,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def asked(checkpoint: Checkpoint, tmp_path: Path) -> list[str]:
-    """The command without its file of answers: sixteen prompts, one of them empty, in parts of two rows."""
+    """The command without its file of answers: sixteen prompts, one of them empty, in parts of two
+    rows."""
     data = tmp_path / "prompts.jsonl"
     rows = [
         json.dumps({"id": n, "prompt": f"{n} sheep and a {'very ' * (n % 5)}old dog"})

@@ -1,4 +1,5 @@
-"""`moectl report`: every number on the page comes from a query that it shows; the page makes no network requests."""
+"""`moectl report`: every number on the page comes from a query that it shows; the page makes no
+network requests."""
 
 import asyncio
 import json
@@ -250,7 +251,8 @@ def test_the_page_needs_nothing_else(page: Path) -> None:
 
 
 def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
-    """The difference in KL a rank and its error equal those computed here from the KL by text of each run."""
+    """The difference in KL a rank and its error equal those computed here from the KL by text of
+    each run."""
     text = page.read_text(encoding="utf-8")
     section = text[text.index('<section id="controls"') :]
     section = section[section.index("<p>") :]
@@ -284,7 +286,8 @@ def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
 
 
 def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The newest live bench leads; on the page of a bench that bench does, and the text has its numbers."""
+    """The newest live bench leads; on the page of a bench that bench does, and the text has its
+    numbers."""
     live, simulated = tmp_path / "live.html", tmp_path / "simulated.html"
     assert main(["report", str(live), "--store", str(store), "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"path": str(live), "nbytes": live.stat().st_size}

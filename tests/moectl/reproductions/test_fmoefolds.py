@@ -1,4 +1,5 @@
-"""Parts of a trace: each request is replayed once, with maps of others, and its passes are added up."""
+"""Parts of a trace: each request is replayed once, with maps of others, and its passes are added
+up."""
 
 import numpy as np
 import pytest

@@ -54,7 +54,8 @@ def reproduced(name: str, capfd: pytest.CaptureFixture[str]) -> dict:
 
 
 def test_moepic_s_table_is_compared_in_every_cell(capfd: pytest.CaptureFixture[str]) -> None:
-    """All twenty rates are published; RND is a set that stays, not random eviction, which we once compared it with."""
+    """All twenty rates are published; RND is a set that stays, not random eviction, which we once
+    compared it with."""
     said = reproduced("moepic-table1", capfd)
     rows = {(row["policy"], row["experts_held"]): row for row in said["hit_rates"]}
     assert len(rows) == 30 and said["available"].startswith("20 of the 20 figures")
@@ -80,9 +81,9 @@ def test_moepic_s_table_is_compared_in_every_cell(capfd: pytest.CaptureFixture[s
 def test_moepic_reads_what_the_paper_says(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On short traces of few layers: which figures are compared, not what they come to. 37.51 to 65.73 % is the one
-    point of Figure 7(d), no range over settings; Figure 4(b) is beside its two baselines, Table 3 beside random
-    prefetching and random eviction."""
+    """On short traces of few layers: which figures are compared, not what they come to. 37.51 to
+    65.73 % is the one point of Figure 7(d), no range over settings; Figure 4(b) is beside its two
+    baselines, Table 3 beside random prefetching and random eviction."""
     short = {
         shape: replace(dials, tokens=120, requests=2, prompt=8)
         for shape, dials in moepicsystem.DIALS.items()
@@ -122,7 +123,8 @@ def test_moepic_reads_what_the_paper_says(
 
 
 def test_what_moepic_s_numbers_leave_on_the_link() -> None:
-    """By hand: 96 loads in 165 ms, of which Table 1 caches 25.56 % with 10 experts a layer, uncut."""
+    """By hand: 96 loads in 165 ms, of which Table 1 caches 25.56 % with 10 experts a layer,
+    uncut."""
     assert moepicbounds.load_ms() == 1.71875
     assert moepicbounds.link_bound_ms(10) == pytest.approx(165 * (1 - 0.2556))
     assert moepicbounds.link_bound_ms(60) == 0
@@ -234,8 +236,8 @@ def test_context_aware_by_the_papers_own_parameters(capfd: pytest.CaptureFixture
 
 
 def test_the_arithmetic_behind_what_is_not_determined() -> None:
-    """Ours: 1 s of prompt, 1 s of migration, 10 ms a token; MoNDE: 1 s and 80 ms. Six times as fast after 11 s at 20 ms
-    a token; eight times as fast is what no length gives."""
+    """Ours: 1 s of prompt, 1 s of migration, 10 ms a token; MoNDE: 1 s and 80 ms. Six times as fast
+    after 11 s at 20 ms a token; eight times as fast is what no length gives."""
     ours, swaps = Timed(1.0, 1.0, 0.01, 0.0), Timed(1.0, 0.0, 0.08, 0.0)
     one = Measured({3: ours}, {SWAPS: swaps}, {}, 0.05)
     assert tokens_for(one, 3, 6.0, swaps) == 550
@@ -256,7 +258,8 @@ def test_the_trace_of_context_aware_is_as_similar_as_the_page_says() -> None:
 
 
 def test_a_cold_expert_gains_what_bits_save() -> None:
-    """Bytes and arithmetic shrink alike (section 2.3), so that memory bounds the NDP at any width as it does a host."""
+    """Bytes and arithmetic shrink alike (section 2.3), so that memory bounds the NDP at any width
+    as it does a host."""
     for name in ("h100-cxl-ndp", "a100-pcie4"):
         assert cold_expert(machine(name), 2) == pytest.approx(16 / 2.14, rel=1e-3)
 

@@ -1,4 +1,5 @@
-"""Answers of a server to OpenAI's own client, metrics for Prometheus, and switches of the preset."""
+"""Answers of a server to OpenAI's own client, metrics for Prometheus, and switches of the
+preset."""
 
 import json
 import threading

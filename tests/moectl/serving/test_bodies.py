@@ -1,4 +1,5 @@
-"""Bodies of requests: every field of OpenAI's reference is followed, ignored as documented, or refused by name."""
+"""Bodies of requests: every field of OpenAI's reference is followed, ignored as documented, or
+refused by name."""
 
 import pytest
 from openai.types import chat

@@ -18,7 +18,8 @@ def answer(
     kind: str = "http",
     pieces: tuple[bytes, ...] = (),
 ) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and headers of an answer; the application answers 200 with the body that it received."""
+    """Status, body and headers of an answer; the application answers 200 with the body that it
+    received."""
     sent: list[dict] = []
 
     async def app(scope: dict, receive: object, send: object) -> None:

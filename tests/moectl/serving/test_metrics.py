@@ -14,7 +14,8 @@ from tests.moectl.serving.test_scheduler import Asked
 
 @pytest.mark.parametrize("preset", ["full", "on-demand", "near", "specmd", "moepic"])
 def test_the_experts_of_the_last_token(opened: MoeModel, preset: str) -> None:
-    """As many by layer, there and not there, as the last pass counted; with every expert there nothing is missed."""
+    """As many by layer, there and not there, as the last pass counted; with every expert there
+    nothing is missed."""
     settings = Settings(preset=preset, budget="25%", link="disk", window="0B", threads=1)
     scheduler = Scheduler(lambda name: Session.over(opened, settings), preset, ServerLimits())
     scheduler.start()

@@ -30,7 +30,8 @@ PROMPTS = (
 
 @needs_browser
 def test_the_page_in_a_browser(server: Running, client: OpenAI, tmp_path: Path) -> None:
-    """By keyboard alone: API key, switch of the preset, settings; at two widths, without requests to other hosts."""
+    """By keyboard alone: API key, switch of the preset, settings; at two widths, without requests
+    to other hosts."""
     asyncio.run(_look(server, client, tmp_path))
 
 
@@ -86,8 +87,8 @@ async def _look(server: Running, client: OpenAI, tmp_path: Path) -> None:
 
 @needs_browser
 def test_a_chat_in_a_browser(tmp_path: Path) -> None:
-    """Turns, stop, clear and an error, with the bundled model; what the last tokens used is lit; at two widths, light
-    and dark."""
+    """Turns, stop, clear and an error, with the bundled model; what the last tokens used is lit; at
+    two widths, light and dark."""
     opened = open_model(str(demo_model()))
     with serving(
         opened, SETTINGS, ServerLimits(max_tokens=120), tmp_path / "none.duckdb"

@@ -98,7 +98,8 @@ def test_who_is_refused(server: Running, web: httpx2.Client) -> None:
 
 
 def test_half_a_character_is_refused_wherever_it_is(web: httpx2.Client) -> None:
-    """No counter, page or answer could repeat it; a name of the server's own is escaped where it has one."""
+    """No counter, page or answer could repeat it; a name of the server's own is escaped where it
+    has one."""
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     half = "cut \ud83d"
     bodies = [

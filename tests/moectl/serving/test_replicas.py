@@ -1,5 +1,5 @@
-"""Replicas of a server behind Ray Serve: their answers, one that is killed, the end. The environment of `make test` has
-no Ray Serve; `pip install 'moectl[ray]'` adds it."""
+"""Replicas of a server behind Ray Serve: their answers, one that is killed, the end. The
+environment of `make test` has no Ray Serve; `pip install 'moectl[ray]'` adds it."""
 
 import re
 import signal

@@ -1,5 +1,5 @@
-"""The scheduler without HTTP: order, turns, shared passes and places in the queue, prompts that are encoded, switches
-and the end."""
+"""The scheduler without HTTP: order, turns, shared passes and places in the queue, prompts that are
+encoded, switches and the end."""
 
 import queue
 import threading
@@ -50,7 +50,8 @@ BOTH_WAYS = pytest.mark.parametrize("begin", [False, True], ids=["turns", "share
 
 @pytest.fixture
 def begin(opened: MoeModel, request: pytest.FixtureRequest) -> Iterator[Begin]:
-    """`begin(limits)` gives a running scheduler, whose presets are those of moectl; of `BOTH_WAYS`, one."""
+    """`begin(limits)` gives a running scheduler, whose presets are those of moectl; of `BOTH_WAYS`,
+    one."""
     begun: list[Scheduler] = []
 
     def run(limits: ServerLimits = LIMITS, preset: str = "on-demand") -> Scheduler:
@@ -108,7 +109,8 @@ def held(scheduler: Scheduler, job: GenerationJob) -> Iterator[list[int]]:
 
 @contextmanager
 def encoding(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Hold the first prompt that is encoded in the block; the list gets every prompt that was begun."""
+    """Hold the first prompt that is encoded in the block; the list gets every prompt that was
+    begun."""
     encode, go, begun = scheduler.session.encode, threading.Event(), []
 
     def wait(prompt: str) -> torch.Tensor:

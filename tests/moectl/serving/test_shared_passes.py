@@ -1,4 +1,5 @@
-"""A server whose requests share passes of the model: its answers are those of runs by themselves, in float32."""
+"""A server whose requests share passes of the model: its answers are those of runs by themselves,
+in float32."""
 
 import threading
 from collections.abc import Iterator

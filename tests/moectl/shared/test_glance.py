@@ -20,7 +20,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
 
 def check(path: Path, *, padded: float = 0.0) -> CheckpointGlance:
-    """The glance agrees with the opened model, up to the part of an expert that pads it in its slot."""
+    """The glance agrees with the opened model, up to the part of an expert that pads it in its
+    slot."""
     seen, opened = glance(str(path)), open_model(str(path))
     opened.store.close()
     for name in ("num_layers", "num_experts", "top_k"):

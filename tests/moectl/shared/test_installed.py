@@ -1,4 +1,5 @@
-"""What a stranger's machine lacks of moectl's own needs is told in a line, with the command that mends it."""
+"""What a stranger's machine lacks of moectl's own needs is told in a line, with the command that
+mends it."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""Another distribution's `artifacts` beside ours: one line says so, whether it hides ours or has overwritten files."""
+"""Another distribution's `artifacts` beside ours: one line says so, whether it hides ours or has
+overwritten files."""
 
 import os
 import shutil
@@ -27,7 +28,8 @@ def site(tmp_path: Path) -> Path:
 
 
 def started(folder: Path, *before: Path) -> subprocess.CompletedProcess[str]:
-    """`moectl --version` with the packages of `folder`, and other folders that Python searches before it."""
+    """`moectl --version` with the packages of `folder`, and other folders that Python searches
+    before it."""
     path = os.pathsep.join(map(str, [*before, folder]))
     command = [sys.executable, "-P", "-m", "moectl", "--version"]
     return subprocess.run(

@@ -1,4 +1,5 @@
-"""Phases are numbered and told as they begin, their seconds kept, their time shared out; one line shows all of it."""
+"""Phases are numbered and told as they begin, their seconds kept, their time shared out; one line
+shows all of it."""
 
 import io
 import sys

@@ -44,7 +44,8 @@ def _hang_up_ends() -> None:
 
 
 def test_closed_streams_are_dev_null(tmp_path: Path) -> None:
-    """Files that are opened later do not get their numbers, and print finds something to write to."""
+    """Files that are opened later do not get their numbers, and print finds something to write
+    to."""
     told = tmp_path / "told"
     code = "print('a'); print('b', file=sys.stderr); sys.stdout.flush(); file = open(sys.argv[1], 'w'); "
     code += "file.write(f'{file.fileno() > 2} {sys.stdin}'); os.write(1, b'c'); os.write(2, b'd')"
@@ -53,7 +54,8 @@ def test_closed_streams_are_dev_null(tmp_path: Path) -> None:
 
 
 def test_text_of_an_ascii_locale_is_utf8() -> None:
-    """Also the text that is printed; an option of Python's that insists on ASCII is no endless restart."""
+    """Also the text that is printed; an option of Python's that insists on ASCII is no endless
+    restart."""
     for given in ({"PYTHONUTF8": "0"}, {"PYTHONUTF8": "0", "PYTHONIOENCODING": "utf-8"}):
         done = process("print(sys.argv[1])", "Zürich", LC_ALL="C", **given)
         assert (done.stdout.decode(), done.stderr) == ("Zürich\n", b"")

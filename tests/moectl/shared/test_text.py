@@ -1,4 +1,5 @@
-"""A user's text as tokens: how much of it is read, and what a checkpoint without a tokenizer is told."""
+"""A user's text as tokens: how much of it is read, and what a checkpoint without a tokenizer is
+told."""
 
 from pathlib import Path
 from types import SimpleNamespace

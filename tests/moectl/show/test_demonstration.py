@@ -1,4 +1,5 @@
-"""What the demo says of its rows: a table of ratios, one sentence, and a picture whose names touch nothing."""
+"""What the demo says of its rows: a table of ratios, one sentence, and a picture whose names touch
+nothing."""
 
 import re
 from dataclasses import replace

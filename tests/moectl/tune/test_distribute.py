@@ -1,4 +1,5 @@
-"""A search with workers finds what it finds alone; a combination that kills its worker is left out."""
+"""A search with workers finds what it finds alone; a combination that kills its worker is left
+out."""
 
 import multiprocessing
 import os

@@ -1,4 +1,5 @@
-"""`moectl tune` as a user runs it: picks are verified, stored and used by other commands; bad input is refused."""
+"""`moectl tune` as a user runs it: picks are verified, stored and used by other commands; bad input
+is refused."""
 
 import itertools
 import json
@@ -131,7 +132,8 @@ def test_a_table_and_a_plot_and_no_other_model_runs_by_it(
 
 
 def test_minutes_bind_all_of_it(model: str, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that a second passes at each look at it: of all phases the least is done, and all is told."""
+    """By a clock that a second passes at each look at it: of all phases the least is done, and all
+    is told."""
     now = itertools.count()
     monkeypatch.setattr(progress, "perf_counter", lambda: float(next(now)))
     options = [one for one in FEW if one not in ("--candidates", "3")]

@@ -1,4 +1,5 @@
-"""The bench: the order of settings, their summary, the content of a sample, and samples kept across processes."""
+"""The bench: the order of settings, their summary, the content of a sample, and samples kept across
+processes."""
 
 from pathlib import Path
 
@@ -81,7 +82,8 @@ def test_text_is_the_beginning_of_what_is_long_enough() -> None:
 
 
 def test_documents_that_are_too_few_are_cut_into_pieces_one_after_another() -> None:
-    """Their beginnings first, so that texts of many documents are what they were; and fewer than asked is said."""
+    """Their beginnings first, so that texts of many documents are what they were; and fewer than
+    asked is said."""
     long, other = Document("long", "0123456789" * 3), Document("other", "abcdefghijkl")
     first, second = text_of(iter([long]), character_tokenizer(), length=10, num_tokens=20).sequences
     assert first.tolist() == second.tolist()

@@ -1,4 +1,5 @@
-"""The built-in task is made of text that the bundled model has not seen, and its answers are what really follows."""
+"""The built-in task is made of text that the bundled model has not seen, and its answers are what
+really follows."""
 
 from profilers.compare.continuations import CHOICES, COUNT, items
 from profilers.text.python import docstrings

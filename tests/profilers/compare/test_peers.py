@@ -1,4 +1,5 @@
-"""Peers give the same logits on the same text as the full model; the bytes that they hold are counted."""
+"""Peers give the same logits on the same text as the full model; the bytes that they hold are
+counted."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -60,7 +60,8 @@ def widths(opened: MoeModel, artefacts: Artefacts, assignment: BitAssignment) ->
 
 
 def said(plain: PreTrainedModel) -> torch.Tensor:
-    """Log-probabilities [N, V] of every token but the first of each sequence, in the order of `SEQUENCES`."""
+    """Log-probabilities [N, V] of every token but the first of each sequence, in the order of
+    `SEQUENCES`."""
     with torch.inference_mode():
         return torch.cat(
             [
@@ -74,7 +75,8 @@ def said(plain: PreTrainedModel) -> torch.Tensor:
 def test_replicas_are_never_exact_and_a_lossless_preset_always_is(
     preset: str, opened: MoeModel, artefacts: Artefacts
 ) -> None:
-    """Of a random model too, whose output hardly moves: what was altered is counted, no divergence is asked."""
+    """Of a random model too, whose output hardly moves: what was altered is counted, no divergence
+    is asked."""
     with Session(opened, Settings(preset=preset, budget="25%"), artefacts=artefacts) as session:
         read(session, SEQUENCES, prefill=4)
         assert (

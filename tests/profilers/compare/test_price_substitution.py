@@ -74,7 +74,8 @@ def policies(opened: MoeModel, buddies: np.ndarray) -> dict[str, Miss]:
 def perplexity(
     folder: str, opened: MoeModel, alter: Callable[[int, torch.Tensor, torch.Tensor], tuple]
 ) -> float:
-    """The plain model, with the experts of each layer called on ids and weights that `alter` returns."""
+    """The plain model, with the experts of each layer called on ids and weights that `alter`
+    returns."""
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for layer in opened.layers:
         experts = plain.get_submodule(layer.name)

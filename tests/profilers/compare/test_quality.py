@@ -69,7 +69,8 @@ def test_against_the_plain_model(folder: Path, opened: MoeModel, full: TextReadi
 
 
 def test_errors_are_paired_by_token() -> None:
-    """Against many texts drawn from the same distribution: the error is the spread of their ratios."""
+    """Against many texts drawn from the same distribution: the error is the spread of their
+    ratios."""
     rng, ratios, errors = torch.Generator().manual_seed(0), [], []
     for _ in range(200):
         full = torch.randn(64, 9, generator=rng)

@@ -1,4 +1,5 @@
-"""Tasks of lm-evaluation-harness score alike through a session and through the harness's own model type."""
+"""Tasks of lm-evaluation-harness score alike through a session and through the harness's own model
+type."""
 
 import json
 import re
@@ -103,7 +104,8 @@ def test_every_answer_is_the_plain_models(
 def test_a_batch_answers_within_rounding_of_the_plain_model(
     settings: dict[str, str], opened: MoeModel, tasks: Path, expected: dict[str, object]
 ) -> None:
-    """Likelihoods within 1e-5 for each token in float32, and the same texts, in the order of the items."""
+    """Likelihoods within 1e-5 for each token in float32, and the same texts, in the order of the
+    items."""
     from profilers.compare.lm_eval_model import SessionLM
 
     with Session(opened, Settings(**settings)) as session:
@@ -186,8 +188,8 @@ def test_the_built_in_task_is_scored(opened: MoeModel, monkeypatch: pytest.Monke
 def test_a_prompt_that_places_experts_is_read_twice(
     opened: MoeModel, tasks: Path, expected: dict[str, object]
 ) -> None:
-    """With every expert at full precision the second reading gives what the first does, but for the rounding of what
-    is computed near."""
+    """With every expert at full precision the second reading gives what the first does, but for the
+    rounding of what is computed near."""
     from profilers.compare.lm_eval_model import SessionLM
 
     with Session(opened, Settings("monde-static", budget="25%")) as session:

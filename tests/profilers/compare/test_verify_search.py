@@ -1,4 +1,5 @@
-"""Live runs verify predictions: quality against the full model, times side by side, the first good candidate."""
+"""Live runs verify predictions: quality against the full model, times side by side, the first good
+candidate."""
 
 import numpy as np
 import pytest

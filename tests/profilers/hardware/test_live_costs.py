@@ -1,4 +1,5 @@
-"""A model's costs as a live run has them: in a machine's proportions, at a given rate, from a stored profile."""
+"""A model's costs as a live run has them: in a machine's proportions, at a given rate, from a
+stored profile."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The overhead of policies: each that can run has a figure, and a slower policy has a larger one."""
+"""The overhead of policies: each that can run has a figure, and a slower policy has a larger
+one."""
 
 import time
 

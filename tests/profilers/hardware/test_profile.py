@@ -1,4 +1,5 @@
-"""Profiles of a machine with small models: the measured parts are complete; their values are not judged."""
+"""Profiles of a machine with small models: the measured parts are complete; their values are not
+judged."""
 
 import math
 from pathlib import Path

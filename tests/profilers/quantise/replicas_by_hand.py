@@ -1,4 +1,5 @@
-"""Computes the loss table independently: inputs from the plain model, weights from the files, the rest in numpy."""
+"""Computes the loss table independently: inputs from the plain model, weights from the files, the
+rest in numpy."""
 
 import json
 from pathlib import Path
@@ -16,9 +17,11 @@ from profilers.text.batches import padded, real_rows
 def heard(
     folder: str, names: list[str], sequences: list[np.ndarray]
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Return inputs [T, H], ids and weights [T, K] of each experts module, as transformers' own model calls it.
+    """Return inputs [T, H], ids and weights [T, K] of each experts module, as transformers' own
+    model calls it.
 
-    All sequences are in one batch, as in calibration, because bfloat16 rounds differently in another batch.
+    All sequences are in one batch, as in calibration, because bfloat16 rounds differently in
+    another batch.
     """
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     [together] = batches(sequences, num_tokens=4096)
@@ -36,7 +39,8 @@ def heard(
 
 
 def stored_weight(path: Path, part: str, bits: int) -> np.ndarray:
-    """Return one matrix [out, in] of a replica file, computed code by code; of trellis codes by their decoder."""
+    """Return one matrix [out, in] of a replica file, computed code by code; of trellis codes by
+    their decoder."""
     if f"{part}.group_size" not in header(path):
         return read_replica(path, bits)[part].dequantised().numpy()
     tensors, group_size = load_file(path), int(header(path)[f"{part}.group_size"])

@@ -1,4 +1,5 @@
-"""Hessians equal those computed by hand; experts with few tokens, or none, still get good replicas."""
+"""Hessians equal those computed by hand; experts with few tokens, or none, still get good
+replicas."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Replicas of checkpoints that are published in few bits: made of the dequantised weights, also after a kill."""
+"""Replicas of checkpoints that are published in few bits: made of the dequantised weights, also
+after a kill."""
 
 import multiprocessing
 import os

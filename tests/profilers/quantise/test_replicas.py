@@ -1,4 +1,5 @@
-"""Replicas of small models of every family: their losses equal those of an independent computation."""
+"""Replicas of small models of every family: their losses equal those of an independent
+computation."""
 
 import multiprocessing
 import os
@@ -228,7 +229,8 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
 def test_a_checkpoint_written_into_meanwhile_makes_no_run(
     done: int, remade: int, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    """The last expert is changed in an earlier layer, in its own layer before it is read, and afterwards."""
+    """The last expert is changed in an earlier layer, in its own layer before it is read, and
+    afterwards."""
     folder = shutil.copytree(checkpoint("olmoe"), tmp_path / "model")
     last, store = "model.layers.1.mlp.experts.7.up_proj.weight", tmp_path / "moe.duckdb"
     opened = open_model(str(folder))

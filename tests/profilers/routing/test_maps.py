@@ -1,4 +1,5 @@
-"""Iterations equal those of decoding token by token with the plain model; stored maps consist of them."""
+"""Iterations equal those of decoding token by token with the plain model; stored maps consist of
+them."""
 
 from pathlib import Path
 

@@ -101,7 +101,8 @@ def assert_equal_traces(first: Trace, second: Trace) -> None:
 
 
 def selections(folder: object, top_k: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-    """Yield for every token, one sequence at a time without padding: position, layer, its experts and their p~."""
+    """Yield for every token, one sequence at a time without padding: position, layer, its experts
+    and their p~."""
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for sequence in SEQUENCES:
         with torch.inference_mode():
@@ -147,7 +148,8 @@ def test_counts_are_those_of_the_plain_model(family: str, checkpoint: Checkpoint
 
 
 def assert_percentiles(percentiles: np.ndarray, values: np.ndarray) -> None:
-    """At most p % of the values are below the p-th percentile and at least p % not above it, up to a bin's width."""
+    """At most p % of the values are below the p-th percentile and at least p % not above it, up to
+    a bin's width."""
     grain = 1.5 / EntropyHistogram.NUM_BINS
     for percent, value in enumerate(percentiles):
         assert (values < value - grain).mean() <= percent / 100 + 1e-9

@@ -1,4 +1,5 @@
-"""Predictors find a linear map, choose targets on held-out text, and beat the bundled model's routers."""
+"""Predictors find a linear map, choose targets on held-out text, and beat the bundled model's
+routers."""
 
 from pathlib import Path
 
@@ -24,7 +25,8 @@ SHAPE = Shape(num_layers=2, num_experts=5, top_k=2, expert_nbytes=1)
 
 
 def linear(num_tokens: int, seed: int) -> RouterBatch:
-    """Layer 1's logits are linear in layer 0's inputs; layer 0's logits of the next token are linear in layer 1's."""
+    """Layer 1's logits are linear in layer 0's inputs; layer 0's logits of the next token are
+    linear in layer 1's."""
     maps = np.random.default_rng(9).normal(size=(2, 6, 5)).astype(np.float32)
     x = np.random.default_rng(seed).normal(size=(2, num_tokens, 6)).astype(np.float32)
     first = np.concatenate([np.zeros((1, 5), np.float32), x[1, :-1] @ maps[1]])

@@ -112,7 +112,8 @@ def test_without_a_trace_none_is_kept(
 
 
 def test_shards_measure_similarity_together(opened: MoeModel, tmp_path: Path) -> None:
-    """The shards are small enough to measure all their tokens, so the merged means are those of the whole."""
+    """The shards are small enough to measure all their tokens, so the merged means are those of the
+    whole."""
 
     def measured(path: Path, batching: Batching) -> Profiled:
         with Session(opened, Settings(budget="25%")) as session:
@@ -182,7 +183,8 @@ def test_processes_count_the_same_rows(
     whole: dict[str, pa.Table],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Processes are forked to save a second of imports; a batch that cannot be counted does not affect the others."""
+    """Processes are forked to save a second of imports; a batch that cannot be counted does not
+    affect the others."""
     monkeypatch.setattr(
         "profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork")
     )

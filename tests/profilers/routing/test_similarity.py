@@ -23,7 +23,8 @@ NAMES = ("cosine", "loss", "left_out", "samples")
 
 
 def by_hand(opened: MoeModel, folder: str) -> list[tuple[np.ndarray, ...]]:
-    """Return each layer's values from the plain model's experts module, called with one expert selected at a time."""
+    """Return each layer's values from the plain model's experts module, called with one expert
+    selected at a time."""
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     found = []
     for layer in opened.layers:

@@ -1,4 +1,5 @@
-"""Workers on a real Ray cluster of two: a killed one, a task that always fails, and the same numbers as one process.
+"""Workers on a real Ray cluster of two: a killed one, a task that always fails, and the same
+numbers as one process.
 
 All tests of this file share one cluster, started and ended as `--executor ray` does.
 """
@@ -41,7 +42,8 @@ def cluster() -> Iterator[Executor]:
 def model(
     cluster: Executor, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    """A checkpoint. Commands run in the test's own folder, which has a text; the workers run in another."""
+    """A checkpoint. Commands run in the test's own folder, which has a text; the workers run in
+    another."""
     monkeypatch.chdir(tmp_path)
     lines = [
         f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n"

@@ -1,4 +1,5 @@
-"""Every task is done once, in processes that ignore Ctrl-C. Failures of workers are tested in tests/faults."""
+"""Every task is done once, in processes that ignore Ctrl-C. Failures of workers are tested in
+tests/faults."""
 
 import os
 import signal
@@ -15,7 +16,8 @@ def work(task: object) -> object:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_task_once(count: int) -> None:
-    """The worker that starts multiprocessing's tracker, which unblocks interrupts, ignores Ctrl-C too."""
+    """The worker that starts multiprocessing's tracker, which unblocks interrupts, ignores Ctrl-C
+    too."""
     resource_tracker._resource_tracker._stop()
     heard = []
     with Workers(work, Processes(count), heard.append) as workers:

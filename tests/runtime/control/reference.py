@@ -6,8 +6,8 @@ from artifacts.shape import Shape
 
 
 class SlowCache:
-    """One eviction policy over all layers (`is_global`) or for each layer alone; counts what the controller should
-    count."""
+    """One eviction policy over all layers (`is_global`) or for each layer alone; counts what the
+    controller should count."""
 
     def __init__(self, shape: Shape, capacity: int, is_global: bool, policy: str) -> None:
         self.shape, self.is_global, self.policy = shape, is_global, policy

@@ -1,4 +1,5 @@
-"""The controller's decisions: against a slow reference, and rule by rule for prefetches and misses."""
+"""The controller's decisions: against a slow reference, and rule by rule for prefetches and
+misses."""
 
 from dataclasses import replace
 
@@ -37,8 +38,8 @@ def controller(
     maps: ExpertMaps | None = None,
     **texts: str,
 ) -> Controller:
-    """Build a controller. `future`: passes of one [T, K] array a layer, for policies that read the future. `maps`: by
-    default none yet."""
+    """Build a controller. `future`: passes of one [T, K] array a layer, for policies that read the
+    future. `maps`: by default none yet."""
     defaults = {
         "routing": "standard",
         "prefetch": "none",
@@ -177,8 +178,8 @@ MORE = [  # parameters that change what a policy does, not only how much of it
 def test_every_policy_keeps_the_contract(
     axis: str, text: str, case: Case, data: st.DataObject
 ) -> None:
-    """Each policy in turn, with the other axes drawn from the table, so that each policy is drawn in the turns of
-    others too."""
+    """Each policy in turn, with the other axes drawn from the table, so that each policy is drawn
+    in the turns of others too."""
     others = {
         other: data.draw(st.sampled_from(list(table)), other) for other, table in POLICIES.items()
     }
@@ -210,7 +211,8 @@ def test_a_policy_that_remembers_nothing_need_not_be_asked_at_every_step(
 def test_a_step_that_settles_is_planned_as_any_other(
     case: Case, eviction: str, residency: str, data: st.DataObject
 ) -> None:
-    """Without a prefetch policy, a step that finds everything resident takes a shorter way to the same plan."""
+    """Without a prefetch policy, a step that finds everything resident takes a shorter way to the
+    same plan."""
     miss = data.draw(st.sampled_from(["fetch", "near", "drop"]))
     plans = []
     for settles in (True, False):
@@ -231,7 +233,8 @@ def test_a_step_that_settles_is_planned_as_any_other(
 @given(routed())
 @settings(max_examples=40)
 def test_nothing_beats_belady(scope: Scope, eviction: str, case: Case) -> None:
-    """On hits, with the same pins: demand loads only, in passes whose steps fit their scope at once."""
+    """On hits, with the same pins: demand loads only, in passes whose steps fit their scope at
+    once."""
     per_scope = case.num_slots if scope is Scope.GLOBAL else case.num_slots // case.shape.num_layers
     assume(max(len(np.unique(step.experts)) for step in case.trace.steps()) <= per_scope)
     case = replace(case, scope=scope)
@@ -365,7 +368,8 @@ def test_collisions_are_misses_on_what_left_in_this_pass() -> None:
 
 
 def test_before_a_pass_its_first_layers_come_within_the_bytes_of_a_step() -> None:
-    """A stored map names experts 4 and 5 of layer 0, and the link moves one and a half; the second is late."""
+    """A stored map names experts 4 and 5 of layer 0, and the link moves one and a half; the second
+    is late."""
     said = np.full((1, 3, 6), 0.05)
     said[0, 0, [4, 5]] = 0.4
     maps = ExpertMaps(1, num_layers=3, num_experts=6, hidden=1, distance=1)

@@ -1,4 +1,5 @@
-"""Exact counts of every policy on a small trace of the bundled model. `python -m tools.make.golden` rewrites them."""
+"""Exact counts of every policy on a small trace of the bundled model. `python -m tools.make.golden`
+rewrites them."""
 
 import json
 
@@ -19,7 +20,8 @@ def test_counts_are_the_golden_ones(row: str) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("eviction/")])
 def test_evictions_are_within_what_is_possible(row: str) -> None:
-    """More slots give more hits with the policies for which that is a law; no policy beats Belady where a step fits."""
+    """More slots give more hits with the policies for which that is a law; no policy beats Belady
+    where a step fits."""
     hits = {
         scope: [counts[COUNTERS.index("hits")] for counts in ROWS[row][scope]]
         for scope in ROWS[row]

@@ -1,4 +1,5 @@
-"""Placements: hot experts come even where every step uses all of a layer, behind the decoding or before it."""
+"""Placements: hot experts come even where every step uses all of a layer, behind the decoding or
+before it."""
 
 import numpy as np
 import pytest
@@ -52,8 +53,8 @@ def there(owner: Controller) -> list[list[int]]:
 
 
 def test_sixteen_requests_that_use_every_expert_are_placed_within_a_few_steps() -> None:
-    """What the step uses is pinned until its end; it leaves then, and its slot is filled from the next step on, here by
-    one expert a step."""
+    """What the step uses is pinned until its end; it leaves then, and its slot is filled from the
+    next step on, here by one expert a step."""
     owner = prompted(controller("hot"))
     assert there(owner) != HOT
     for _ in range(6):
@@ -82,7 +83,8 @@ def test_a_migration_before_decoding_is_there_for_the_first_step() -> None:
 
 @pytest.mark.parametrize("residency", ["hot", "hot:migrate=before"])
 def test_demand_loads_and_a_placement_share_the_slots(residency: str) -> None:
-    """Where what is absent is fetched, a step of all experts runs in two waves whatever was placed."""
+    """Where what is absent is fetched, a step of all experts runs in two waves whatever was
+    placed."""
     owner = prompted(controller(residency, miss="fetch", window=10_000))
     for _ in range(4):
         for plan in taken(owner, DECODE, [EVERY, EVERY]):

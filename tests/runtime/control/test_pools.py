@@ -1,4 +1,5 @@
-"""Experts dealt out to devices: the slots of each device, and that no expert is ever resident on another device."""
+"""Experts dealt out to devices: the slots of each device, and that no expert is ever resident on
+another device."""
 
 from dataclasses import replace
 
@@ -129,8 +130,8 @@ POLICIES = (
 
 
 def spread(case: Case, count: int) -> Case:
-    """Spread a case over `count` devices, at most one for each expert, with room for one expert of each layer on all of
-    them, three where experts are cut."""
+    """Spread a case over `count` devices, at most one for each expert, with room for one expert of
+    each layer on all of them, three where experts are cut."""
     count, per_layer = min(count, case.shape.num_experts), case.num_slots // case.shape.num_layers
     slots = min(max(per_layer, 3 * count), case.shape.num_experts)
     return replace(case, num_slots=slots * case.shape.num_layers, num_devices=count)
@@ -152,7 +153,8 @@ def test_an_expert_is_resident_on_its_own_device_only(
 @given(st.integers(2, 3), st.integers(0, 2**32 - 1))
 @settings(max_examples=40)
 def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
-    """With demand loads and LRU, each device hits and misses as a single device with its experts and slots would."""
+    """With demand loads and LRU, each device hits and misses as a single device with its experts
+    and slots would."""
     rng, shape = np.random.default_rng(seed), Shape(2, 7, 2, 100)
     owner = build_controller(
         build(PLAIN),
@@ -194,7 +196,8 @@ def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("kappa", "devices", "after"), [(0.0, 2, 1), (0.5, 2, 2), (0.5, 1, 1)])
 def test_a_buddy_farther_away_is_worth_less(kappa: float, devices: int, after: int) -> None:
-    """The better of two buddies of expert 0, 1, is on the other device: half of its .6 is less than the .4 of 2."""
+    """The better of two buddies of expert 0, 1, is on the other device: half of its .6 is less than
+    the .4 of 2."""
     shape = Shape(1, 6, 2, 100)
     known = Artefacts(
         buddies=np.tile([1, 2], (1, 6, 1)),

@@ -1,4 +1,5 @@
-"""Splits solved anew between requests: when, with what result, and the same in live runs and replays."""
+"""Splits solved anew between requests: when, with what result, and the same in live runs and
+replays."""
 
 from dataclasses import replace
 
@@ -56,7 +57,8 @@ def session_of(opened: MoeModel, every: int | None, **changed: object) -> Sessio
 
 
 def decode(session: Session, num_requests: int) -> list[torch.Tensor]:
-    """Decode requests one after another, each a prompt of 7 tokens and 3 after it; returns the logits of every pass."""
+    """Decode requests one after another, each a prompt of 7 tokens and 3 after it; returns the
+    logits of every pass."""
     generator = torch.Generator().manual_seed(5)
     logits = []
     for _ in range(num_requests):
@@ -127,8 +129,8 @@ def replayed_counters(
 
 
 def test_never_within_a_request(folder: str) -> None:
-    """A request is never interrupted, however long it is; and tokens seen before the last solving do not count
-    again."""
+    """A request is never interrupted, however long it is; and tokens seen before the last solving
+    do not count again."""
     with session_of(open_model(folder), 1) as session:
         session.new_requests(1)
         output = session.forward(torch.arange(3, 20)[None])

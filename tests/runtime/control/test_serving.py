@@ -1,4 +1,5 @@
-"""Steps served with less protection: which keys may be evicted, which wait in the queue, and that the rest stays."""
+"""Steps served with less protection: which keys may be evicted, which wait in the queue, and that
+the rest stays."""
 
 import numpy as np
 import pytest
@@ -65,7 +66,8 @@ def test_a_proposed_resident_is_evicted_for_another_unless_it_is_protected(
 
 
 def test_one_by_one_an_expert_is_pinned_only_while_it_is_served() -> None:
-    """Both slots are taken by prefetches: the first expert cancels one, the second evicts the first."""
+    """Both slots are taken by prefetches: the first expert cancels one, the second evicts the
+    first."""
     owner = controller("one_by_one", 2)
     owner.begin_pass(1)
     plan = take(owner, 0, [[0, 1]], [4, 0])
@@ -101,7 +103,8 @@ def test_one_by_one_a_prefetch_may_evict_what_the_step_still_wants() -> None:
 
 @pytest.mark.parametrize("within", ["ahead", "left"])
 def test_one_by_one_least_stale_keeps_what_the_step_still_wants(within: str) -> None:
-    """Of what is resident only 0 is of the layer that runs, and it is still to be served when 3 needs a slot."""
+    """Of what is resident only 0 is of the layer that runs, and it is still to be served when 3
+    needs a slot."""
     owner = controller("one_by_one", 3, window=100, eviction=f"least_stale:within={within}")
     for _ in range(2):
         owner.begin_pass(1)
@@ -142,7 +145,8 @@ def test_one_by_one_every_token_brings_a_window() -> None:
 def test_one_by_one_counts_the_same_where_the_step_is_evicted_last_anyhow(
     case: Case, eviction: str
 ) -> None:
-    """Without prefetches, and with a slot for every expert of a step, by policies that evict the step's own last."""
+    """Without prefetches, and with a slot for every expert of a step, by policies that evict the
+    step's own last."""
     slots = case.num_slots // case.shape.num_layers if case.scope is Scope.LAYER else case.num_slots
     assume(all(len(np.unique(step.experts)) <= slots for step in case.trace.steps()))
     counts = []

@@ -1,4 +1,5 @@
-"""Splits solved on a trace: the fastest of several by replay, used when the store has none that fits."""
+"""Splits solved on a trace: the fastest of several by replay, used when the store has none that
+fits."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
-"""Sessions that replay decoded tokens as graphs say what the plain model says, and count as others do; by a stand-in
-for CUDA graphs."""
+"""Sessions that replay decoded tokens as graphs say what the plain model says, and count as others
+do; by a stand-in for CUDA graphs."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,8 @@ from tests.helpers import families
 from tests.helpers.triton_process import interpret, needs_triton
 
 pytestmark = needs_triton
-BOUND = 5e-6  # of the largest logit, in float32: attention is summed over a longer row, whose end is hidden
+# of the largest logit, in float32: attention is summed over a longer row, whose end is hidden
+BOUND = 5e-6
 BEGUN = """
 import json, sys
 import pytest, torch
@@ -99,7 +100,8 @@ print(json.dumps([error(ours, theirs), key_error, all(alike), receipt["captured"
 def test_replayed_tokens_are_the_plain_models(
     family: str, decide: str, chosen: dict, graphs: int, tmp_path: Path
 ) -> None:
-    """The logits of a session without kernels, which are the plain model's, its keys and values, and its counters."""
+    """The logits of a session without kernels, which are the plain model's, its keys and values,
+    and its counters."""
     fields = {"sliding_window": 6} if family == "gpt_oss" else {}
     folder = families.save(family, "hub", tmp_path, fields=fields)
     (line,) = interpret(BEGUN + COMPARED, json.dumps([str(folder), decide, chosen]))
@@ -136,7 +138,8 @@ print(int((live.cache.state != again.cache.state).sum()), live.now == again.now)
 def test_the_simulator_replays_what_was_recorded_of_graphs(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    """Six of the seven tokens that `generate` decodes, on a thread of its own, three graphs each."""
+    """Six of the seven tokens that `generate` decodes, on a thread of its own, three graphs
+    each."""
     passes, state = interpret(
         BEGUN + REPLAYED, str(checkpoint("olmoe")), str(tmp_path / "trace.parquet")
     )

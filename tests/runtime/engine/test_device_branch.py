@@ -1,4 +1,5 @@
-"""What is prefetched beside a token's kernels is there when a layer computes with it, in whatever order streams run."""
+"""What is prefetched beside a token's kernels is there when a layer computes with it, in whatever
+order streams run."""
 
 import pytest
 
@@ -74,7 +75,8 @@ print(all(totals["prefetch_bytes"] and totals["hits"] and totals["evictions"] fo
 
 @pytest.mark.parametrize("joined", ["joined", "apart"])
 def test_prefetches_are_there_when_they_are_used(joined: str) -> None:
-    """Four random orders. Where the branch is never joined some expert is read before it has come."""
+    """Four random orders. Where the branch is never joined some expert is read before it has
+    come."""
     wrong, *figures = " ".join(interpret(ORDERED, joined)).split()
     assert figures == ["True", "True"]
     assert (wrong == "0") == (joined == "joined")

@@ -1,4 +1,5 @@
-"""Sessions whose decoded tokens the device decides say what the plain model says, and count as the simulator does."""
+"""Sessions whose decoded tokens the device decides say what the plain model says, and count as the
+simulator does."""
 
 import json
 from collections import deque
@@ -119,8 +120,9 @@ LATE, AHEAD = {"eviction": "late_horizon"}, {"prefetch": "next_gate"}
 
 @needs_triton
 def test_sessions_say_what_the_plain_model_says(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Prompts, which the host decides, with tokens after them, which the device does. A published format, which
-    transformers does not read here, is held against torch's own products of the dequantised experts."""
+    """Prompts, which the host decides, with tokens after them, which the device does. A published
+    format, which transformers does not read here, is held against torch's own products of the
+    dequantised experts."""
     cases = [(str(checkpoint(family)), False) for family in ("olmoe", "qwen3_moe")]
     cases.append((str(published("mxfp4", tmp_path)), True))
     results = list(map(json.loads, interpret(INTERPRETED + SAID, json.dumps(cases))))

@@ -35,7 +35,8 @@ def failing(module: nn.Module) -> Iterator[None]:
 
 
 def broken_off(session: Session, ids: torch.Tensor = OTHER) -> None:
-    """Run a pass whose first layer loads and computes experts, and that fails before the second one."""
+    """Run a pass whose first layer loads and computes experts, and that fails before the second
+    one."""
     with (
         failing(session.opened.layers[1].gate),
         pytest.raises(MemoryError, match="between two steps"),
@@ -62,8 +63,8 @@ def test_the_engine_takes_a_model_over_and_gives_it_back(opened: MoeModel) -> No
 def test_a_device_that_holds_all_experts_has_them_before_the_first_pass(
     opened: MoeModel, monkeypatch: pytest.MonkeyPatch, is_queued: bool
 ) -> None:
-    """And again after a pass that failed. On a GPU a layer that lacks one expert would wait for the host at each
-    token, and some experts are not used for hundreds of tokens."""
+    """And again after a pass that failed. On a GPU a layer that lacks one expert would wait for the
+    host at each token, and some experts are not used for hundreds of tokens."""
     monkeypatch.setattr(EmulatedLink, "is_queued", is_queued)
     with Session(opened, Settings(preset="full", link="1GB/s")) as session:
         expected = opened.shape.num_keys if is_queued else 0
@@ -83,7 +84,8 @@ def test_a_device_that_holds_all_experts_has_them_before_the_first_pass(
 def test_experts_are_computed_with_their_device_as_the_current_one(
     opened: MoeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton launches kernels on the current device, which is the first one, wherever the operands lie."""
+    """Triton launches kernels on the current device, which is the first one, wherever the operands
+    lie."""
     entered: list[torch.device] = []
 
     @contextmanager

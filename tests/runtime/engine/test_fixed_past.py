@@ -1,4 +1,5 @@
-"""The cache object of a sequence that is lodged at fixed addresses gives the same keys and values as before."""
+"""The cache object of a sequence that is lodged at fixed addresses gives the same keys and values
+as before."""
 
 import pytest
 import torch
@@ -59,8 +60,8 @@ def test_a_lodged_sequence_grows_as_a_cache_does(num_tokens: int) -> None:
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next", "nemotron_h"])
 def test_a_model_says_the_same_from_there(family: str) -> None:
-    """With a window, states of linear attention, layers that keep nothing. Its owner goes on with the
-    memory after some tokens."""
+    """With a window, states of linear attention, layers that keep nothing. Its owner goes on with
+    the memory after some tokens."""
     model = tiny(family, {"sliding_window": 6} if family == "gpt_oss" else {}).eval()
     ids = torch.randint(3, 60, (1, 20), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():

@@ -1,4 +1,5 @@
-"""Compiled code multiplies a token by experts in every published format where they lie, as by their numbers."""
+"""Compiled code multiplies a token by experts in every published format where they lie, as by their
+numbers."""
 
 import sys
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Whole sessions on experts as published, by the GPU kernels in triton's interpreter on a CPU: what torch says on the
-dequantised experts, and the counters of that session."""
+"""Whole sessions on experts as published, by the GPU kernels in triton's interpreter on a CPU: what
+torch says on the dequantised experts, and the counters of that session."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What a decoded token asks of a GPU's driver, counted without a GPU, so that it cannot grow unseen."""
+"""What a decoded token asks of a GPU's driver, counted without a GPU, so that it cannot grow
+unseen."""
 
 import json
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ print(json.dumps([each, replayed, opened.shape.num_layers, totals["misses"] / 8,
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a token asks of the driver, launched one by one and replayed, and what its experts were like."""
+    """What a token asks of the driver, launched one by one and replayed, and what its experts were
+    like."""
 
     each: dict[str, float]
     replayed: dict[str, float]
@@ -110,8 +112,8 @@ def counted(folder: str, *, decide: str = "host", **chosen: object) -> Counted:
 def test_a_token_whose_experts_come_over_the_link(
     checkpoint: Checkpoint, policies: dict[str, str]
 ) -> None:
-    """Before: 3 operations to pack ids, 2 + m small copies, 3 + 2 m launches and 8 m calls for events a layer with m
-    misses, two new events a copy."""
+    """Before: 3 operations to pack ids, 2 + m small copies, 3 + 2 m launches and 8 m calls for
+    events a layer with m misses, two new events a copy."""
     found = counted(str(checkpoint("olmoe")), budget="60%", policies=policies)
     each, layers = found.each, found.layers
     assert 0.3 < found.hit_rate < 1 and found.misses
@@ -132,9 +134,9 @@ def test_a_token_whose_experts_come_over_the_link(
 
 
 def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
-    """The host waits for nothing. A kernel sends the counters at the end of a token, and the host reads them once they
-    have come. This test delays the counters of the last two tokens until they are asked for. A layer has four kernels:
-    `resolve`, `fill`, and two for its experts."""
+    """The host waits for nothing. A kernel sends the counters at the end of a token, and the host
+    reads them once they have come. This test delays the counters of the last two tokens until they
+    are asked for. A layer has four kernels: `resolve`, `fill`, and two for its experts."""
     found = counted(str(checkpoint("olmoe")), decide="device", budget="60%")
     assert 0.3 < found.hit_rate < 1 and found.misses
     assert found.each == {"launches": 4 * found.layers + 1}
@@ -142,7 +144,8 @@ def test_a_token_that_the_device_decides(checkpoint: Checkpoint) -> None:
 
 
 def test_a_token_whose_evictions_the_host_orders(checkpoint: Checkpoint) -> None:
-    """The host waits once a token for what the token before used, if that has not come: in one of eight here."""
+    """The host waits once a token for what the token before used, if that has not come: in one of
+    eight here."""
     found = counted(
         str(checkpoint("olmoe")),
         decide="device",
@@ -155,7 +158,8 @@ def test_a_token_whose_evictions_the_host_orders(checkpoint: Checkpoint) -> None
 
 
 def test_a_token_for_which_the_device_prefetches(checkpoint: Checkpoint) -> None:
-    """A kernel that decides and one that copies more, on a branch that two events join in each layer."""
+    """A kernel that decides and one that copies more, on a branch that two events join in each
+    layer."""
     own = {"budget": "60%", "window": "100KB", "policies": {"prefetch": "next_gate"}}
     found = counted(str(checkpoint("olmoe")), decide="device", **own)
     assert 0.3 < found.hit_rate < 1

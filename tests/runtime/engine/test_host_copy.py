@@ -57,7 +57,8 @@ def test_pageable_tensors_become_float32_on_a_cpu() -> None:
 def test_its_buffer_is_written_in_and_out_of_inference_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A session forwards in inference mode; transformers' `generate` runs without it, on another thread."""
+    """A session forwards in inference mode; transformers' `generate` runs without it, on another
+    thread."""
     done = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     copy, found = HostCopy(torch.device("cpu")), []

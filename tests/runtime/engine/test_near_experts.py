@@ -1,5 +1,5 @@
-"""Near experts beside a GPU, by triton's interpreter and a stand-in for streams: the order of copies, launches and the
-host's work, and the outputs."""
+"""Near experts beside a GPU, by triton's interpreter and a stand-in for streams: the order of
+copies, launches and the host's work, and the outputs."""
 
 import json
 from collections.abc import Iterable
@@ -70,8 +70,9 @@ print(json.dumps([said[tokens + 1 : batch], said[batch + 1 :], error, counts == 
 def test_the_host_computes_once_the_gpu_has_work(
     checkpoint: Checkpoint, family: str, how: str
 ) -> None:
-    """A token's residents are launched before the host computes, its result goes to the device in one piece, and the
-    experts are added up after that, where all are resident by `_down` itself; gpt-oss has no kernels on a CPU."""
+    """A token's residents are launched before the host computes, its result goes to the device in
+    one piece, and the experts are added up after that, where all are resident by `_down` itself;
+    gpt-oss has no kernels on a CPU."""
     chosen = {"preset": "near", "budget": "50%"}
     (line,) = interpret(NEAR, json.dumps([str(checkpoint(family)), chosen]))
     tokens, batch, error, counts_alike = json.loads(line)

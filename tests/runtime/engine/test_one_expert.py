@@ -1,4 +1,5 @@
-"""With one expert in memory at a time a batch gives the model's own logits, and what is decided of it is computed."""
+"""With one expert in memory at a time a batch gives the model's own logits, and what is decided of
+it is computed."""
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError

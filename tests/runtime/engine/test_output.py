@@ -1,4 +1,5 @@
-"""Which compiled code suits a model, and how the one for a CPU orders a token's experts and weights."""
+"""Which compiled code suits a model, and how the one for a CPU orders a token's experts and
+weights."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

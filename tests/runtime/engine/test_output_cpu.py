@@ -1,4 +1,5 @@
-"""Compiled code gives torch's outputs for one token's experts, wherever they lie and whenever they arrive."""
+"""Compiled code gives torch's outputs for one token's experts, wherever they lie and whenever they
+arrive."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -94,8 +95,9 @@ def of_ten_tokens(forward: Callable[[torch.Tensor, object], Output]) -> torch.Te
 def test_decoding_gives_the_logits_of_torch(
     opened: MoeModel, plain: torch.Tensor, name: str
 ) -> None:
-    """All lossless policies give the same logits, also where torch would round the halves of an expert separately. The
-    chosen tokens are torch's best but for ties: what it rounds depends on the processor."""
+    """All lossless policies give the same logits, also where torch would round the halves of an
+    expert separately. The chosen tokens are torch's best but for ties: what it rounds depends on
+    the processor."""
     fused = decoded(opened, SETTINGS[name], experts=FUSED)
     exact = decoded(opened, SETTINGS[name]) if name == LOSSY else plain
     largest = exact.abs().max()
@@ -108,7 +110,8 @@ def test_decoding_gives_the_logits_of_torch(
 def test_any_number_of_threads_gives_the_same_logits(
     name: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of compiled code: torch's own number of threads, with which it may round differently, stays."""
+    """Of compiled code: torch's own number of threads, with which it may round differently,
+    stays."""
     used, close = [], KernelThreads.close
 
     def closed(threads: KernelThreads) -> None:

@@ -236,8 +236,8 @@ def test_tiles_have_every_pair_once() -> None:
 
 @needs_triton
 def test_sessions_say_what_torch_says_and_count_alike(checkpoint, tmp_path: Path) -> None:
-    """Covers prompts, tokens and batches: families with all experts resident, one family in every run, gpt-oss cut in
-    two, and experts of other gates."""
+    """Covers prompts, tokens and batches: families with all experts resident, one family in every
+    run, gpt-oss cut in two, and experts of other gates."""
     families = ["qwen2_moe", "deepseek_v2", "gpt_oss"]
     folders = [checkpoint(family) for family in families] + [tmp_path / family for family in OTHERS]
     for folder in folders[len(families) :]:
@@ -259,7 +259,8 @@ def test_sessions_say_what_torch_says_and_count_alike(checkpoint, tmp_path: Path
 
 @needs_triton
 def test_experts_may_be_computed_elsewhere_and_found_again(checkpoint) -> None:
-    """A fully resident layer is also found at its new slots after the fast tier was emptied and filled again."""
+    """A fully resident layer is also found at its new slots after the fast tier was emptied and
+    filled again."""
     error, found_again = interpret(TOKENS, str(checkpoint("mixtral")))
     assert float(error) <= 2e-6
     assert found_again == "1 1"

@@ -1,4 +1,5 @@
-"""What torch computes of a step: each expert's share once, in the model's order, in as few calls as there may be."""
+"""What torch computes of a step: each expert's share once, in the model's order, in as few calls as
+there may be."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ def factor(place: Place) -> float:
 
 
 class Experts:
-    """The fast tier, batched products and packed kernels, which write down in `calls` what they compute."""
+    """The fast tier, batched products and packed kernels, which write down in `calls` what they
+    compute."""
 
     def __init__(self, *, are_apart: bool = False) -> None:
         self.calls: list[tuple] = []
@@ -101,7 +103,8 @@ class Kernels:
 
 
 class Near:
-    """The near tier; `is_in_ram` says whether its experts can be computed together with those of the fast tier."""
+    """The near tier; `is_in_ram` says whether its experts can be computed together with those of
+    the fast tier."""
 
     def __init__(self, experts: Experts, *, is_in_ram: bool) -> None:
         self._calls, self._is_in_ram = experts.calls, is_in_ram
@@ -130,7 +133,8 @@ def output_of(
 
 
 def step(count: int, top_k: int) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
-    """Tokens [count, H], the experts 0 to top_k - 1 of each in another order, and weights [count, top_k]."""
+    """Tokens [count, H], the experts 0 to top_k - 1 of each in another order, and weights [count,
+    top_k]."""
     generator = torch.Generator().manual_seed(count)
     selected = np.stack([np.roll(np.arange(top_k), token + 1) for token in range(count)])
     return (

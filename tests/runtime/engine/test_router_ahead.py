@@ -1,4 +1,5 @@
-"""Asked about a layer's own input, a prediction is the layer's selection, in every family of transformers."""
+"""Asked about a layer's own input, a prediction is the layer's selection, in every family of
+transformers."""
 
 from types import SimpleNamespace
 

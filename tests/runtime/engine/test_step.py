@@ -1,4 +1,5 @@
-"""One step: loads are issued first, what is there is computed meanwhile, and each expert once it is there."""
+"""One step: loads are issued first, what is there is computed meanwhile, and each expert once it is
+there."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -82,7 +83,8 @@ class Partial(OnDevice):
 
 
 class Link(AnyLink):
-    """A link on which those have landed that are named in `landed`, and those that were collected."""
+    """A link on which those have landed that are named in `landed`, and those that were
+    collected."""
 
     def __init__(self, events: list) -> None:
         self.events, self.landed, self.is_concurrent = events, set(), False

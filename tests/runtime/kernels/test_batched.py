@@ -44,7 +44,8 @@ def test_the_chosen_batch_gives_the_same_bits(opened: MoeModel) -> None:
 
 
 def test_a_tier_of_one_tokens_slots_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots for exactly one token's experts lie as a batch needs them; the logits equal those of a full tier."""
+    """Slots for exactly one token's experts lie as a batch needs them; the logits equal those of a
+    full tier."""
     opened, copied = open_model(str(demo_model())), []
     copy = BatchedExperts._copied
     monkeypatch.setattr(
@@ -98,7 +99,8 @@ def test_near_and_resident_experts_are_one_batch(
 def test_another_order_of_additions_is_detected(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is detected even in bfloat16, where rounding hides most differences in the last bits of a sum."""
+    """It is detected even in bfloat16, where rounding hides most differences in the last bits of a
+    sum."""
 
     def backwards(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x.float().mT * w.float()).flip(1).cumsum(dim=1)[:, -1:].to(x.dtype)

@@ -1,4 +1,5 @@
-"""A cache's layer with spare room holds the same keys and values as one that torch extends, also in copies of it."""
+"""A cache's layer with spare room holds the same keys and values as one that torch extends, also in
+copies of it."""
 
 import copy
 

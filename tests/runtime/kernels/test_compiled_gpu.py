@@ -1,4 +1,5 @@
-"""The Triton kernels compile for GPUs, and each thread reads 16 bytes of weights at a time: counted in the PTX."""
+"""The Triton kernels compile for GPUs, and each thread reads 16 bytes of weights at a time: counted
+in the PTX."""
 
 import ast
 import re
@@ -84,7 +85,8 @@ def test_an_attribute_of_a_constexpr_is_one_of_its_own_before_a_function_gets_it
 
 
 def attribute_of(text: str) -> str | None:
-    """The name whose attribute, or attribute's attribute, an expression is; None for any other expression."""
+    """The name whose attribute, or attribute's attribute, an expression is; None for any other
+    expression."""
     root, *attributes = text.split(".")
     return root if attributes and all(part.isidentifier() for part in (root, *attributes)) else None
 
@@ -113,8 +115,8 @@ def test_experts_of_a_token_are_read_16_bytes_a_thread(ptx: Ptx) -> None:
 
 
 def assert_counted_in_order(code: str) -> None:
-    """What a program writes comes before a barrier of its threads, then its count, another barrier, and what it reads
-    of others; only then the sum is written."""
+    """What a program writes comes before a barrier of its threads, then its count, another barrier,
+    and what it reads of others; only then the sum is written."""
     done, wrote = code.index("atom.global.gpu.acq_rel"), code.index("st.global")
     before, after = code[wrote:done], code[done:]
     assert "bar.sync" in before and "ld.global" not in before

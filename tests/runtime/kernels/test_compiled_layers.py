@@ -1,4 +1,5 @@
-"""All layers in one call give the bits and the counts of layers that are called one after another."""
+"""All layers in one call give the bits and the counts of layers that are called one after
+another."""
 
 from pathlib import Path
 from unittest.mock import Mock
@@ -21,8 +22,8 @@ _NUM_DECODED = 24
 def _decoded(
     session: Session, *, is_whole: bool = True
 ) -> tuple[torch.Tensor, dict[str, int], list, list[list[int]]]:
-    """Logits, counts, keys and what is noted of the last token, after a prompt of one token so that experts are absent
-    at first."""
+    """Logits, counts, keys and what is noted of the last token, after a prompt of one token so that
+    experts are absent at first."""
     if not is_whole:
         session.parts.dense.uninstall()
         session.parts.dense.install()

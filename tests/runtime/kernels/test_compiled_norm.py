@@ -32,7 +32,9 @@ def test_one_token_agrees_with_the_module(kind: type, is_float32: bool, dtype: t
         assert torch.equal(compiled.forward(x), theirs)
     if dtype is torch.float32:
         assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()
-    else:  # sums in another order round some number in a thousand otherwise; another rounding would a third of them
+    # sums in another order round some number in a thousand otherwise; another rounding would a
+    # third of them
+    else:
         assert (ours != theirs).float().mean() < 0.005
 
 

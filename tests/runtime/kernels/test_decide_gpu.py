@@ -1,4 +1,5 @@
-"""The decision on the device equals that of the policies, expert by expert, and every slot holds what it should."""
+"""The decision on the device equals that of the policies, expert by expert, and every slot holds
+what it should."""
 
 import json
 import re
@@ -124,9 +125,9 @@ print(int(differing), int(wrong), int(0 < totals["evictions"] and 0 < totals["mi
 def test_it_decides_as_the_policy_and_brings_what_is_missing(
     sizes: tuple[int, ...], eviction: str
 ) -> None:
-    """Loads, counters and last uses, or numbers of uses, are those of the controller, also where the host decides
-    prompts between; with as many slots as a token has experts, with layers of different sizes, and with slots that stay
-    free for long."""
+    """Loads, counters and last uses, or numbers of uses, are those of the controller, also where
+    the host decides prompts between; with as many slots as a token has experts, with layers of
+    different sizes, and with slots that stay free for long."""
     assert interpret(DECIDED, json.dumps([*sizes, eviction, 0])) == ["0 0 1"]
 
 
@@ -136,8 +137,8 @@ def test_it_decides_as_the_policy_and_brings_what_is_missing(
     ids=str,
 )
 def test_it_prefetches_as_the_policy_does(sizes: tuple[int, ...], most: int, eviction: str) -> None:
-    """What is sent for, in its order, wasted bytes and collisions too; where a layer has no slot for all that is named,
-    and where a step has bytes for fewer or for more."""
+    """What is sent for, in its order, wasted bytes and collisions too; where a layer has no slot
+    for all that is named, and where a step has bytes for fewer or for more."""
     assert interpret(DECIDED, json.dumps([*sizes, eviction, most])) == ["0 0 1"]
 
 

@@ -1,4 +1,5 @@
-"""Decoded tokens in compiled code agree with the modules in every family that is compiled; others are left alone."""
+"""Decoded tokens in compiled code agree with the modules in every family that is compiled; others
+are left alone."""
 
 from functools import cache
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from tests.helpers.families import FAMILIES
 from tools.make.families import tiny
 
 _NUM_PROMPT, _NUM_DECODED = 12, 8
-# Over the largest logit: of the largest deviation, in 16 bits of the mean one, since routers may choose otherwise.
+# Over the largest logit: of the largest deviation, in 16 bits of the mean one, since routers may
+# choose otherwise.
 _BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 _COMPILED = {
     **dict.fromkeys(

@@ -1,5 +1,5 @@
-"""Experts of every gate, with and without biases, by the GPU kernels in triton's interpreter on a CPU; and which gate a
-family's module has."""
+"""Experts of every gate, with and without biases, by the GPU kernels in triton's interpreter on a
+CPU; and which gate a family's module has."""
 
 import json
 from types import SimpleNamespace
@@ -22,7 +22,8 @@ FOUND = {
     "nemotron_h": Gate("relu2", has_up=False),
     "beam": None,  # rounds once only
 }
-# Gates with limits that random numbers reach; whether matrices are [in, out]; whether there are biases.
+# Gates with limits that random numbers reach; whether matrices are [in, out]; whether there are
+# biases.
 CASES = [
     (["scaled", True, True, 1.702, 0.5], True, True),
     (["scaled", True, False, 1.702, 0.5], False, False),

@@ -1,4 +1,5 @@
-"""Products with low-bit weights agree with the oracle at every width, shape, dtype and number of tokens."""
+"""Products with low-bit weights agree with the oracle at every width, shape, dtype and number of
+tokens."""
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES
 from tools.gpu.checks.low_bit import random_packed
 
-# out, in, group: sizes that are no multiple of 32 or of 32 / bits, one group per row, groups that end within a word.
+# out, in, group: sizes that are no multiple of 32 or of 32 / bits, one group per row, groups that
+# end within a word.
 SHAPES = [
     (64, 128, 128),
     (48, 256, 64),
@@ -166,7 +168,8 @@ def test_a_nan_affects_only_its_token(bits: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [1, MANY_TOKENS])
 def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: int) -> None:
-    """Biased, transposed and interleaved experts too: equal to `expert_forward` on the dequantised weights."""
+    """Biased, transposed and interleaved experts too: equal to `expert_forward` on the dequantised
+    weights."""
     opened = open_model(str(checkpoint(family)))
     module, replica, weights = opened.layers[-1].experts, {}, {}
     for part in opened.store.layout.parts:

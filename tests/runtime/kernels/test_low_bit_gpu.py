@@ -6,8 +6,8 @@ from artifacts.quantisation.widths import SCALAR_WIDTHS
 from tests.helpers.triton_process import interpret, needs_triton
 
 pytestmark = needs_triton
-# out, in, group, programs: full and partial blocks, one group per row, groups that end within a word. 1 program takes
-# all groups, 99 take one each.
+# out, in, group, programs: full and partial blocks, one group per row, groups that end within a
+# word. 1 program takes all groups, 99 take one each.
 SHAPES = [(64, 96, 32, 1), (50, 24, 24, 1), (40, 96, 48, 99), (130, 256, 128, 99)]
 RUNS = [(0, "float32"), (1, "float32"), (3, "float16"), (15, "bfloat16")]
 ALLOWED = {"float32": 1e-5, "bfloat16": 5e-3, "float16": 5e-3}

@@ -1,4 +1,5 @@
-"""The processor's own dot products give what float64 gives, are written for Arm as well, and are done without."""
+"""The processor's own dot products give what float64 gives, are written for Arm as well, and are
+done without."""
 
 import os
 import subprocess
@@ -56,7 +57,8 @@ def test_on_arm_it_is_an_instruction_of_its_own() -> None:
 
 
 def test_kernels_do_without_instructions_that_a_processor_has_not() -> None:
-    """On one with AVX-512 they run as if it had none, on another one as if it had no vectors of 256 bits either."""
+    """On one with AVX-512 they run as if it had none, on another one as if it had no vectors of 256
+    bits either."""
     others = {name: value for name, value in os.environ.items() if name != "NUMBA_CPU_FEATURES"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITHOUT_THEM]
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""The Triton kernels for the published formats give the bits of the formulas and the outputs of the dequantised experts
-in triton's interpreter on a CPU."""
+"""The Triton kernels for the published formats give the bits of the formulas and the outputs of the
+dequantised experts in triton's interpreter on a CPU."""
 
 import json
 
@@ -95,8 +95,8 @@ def test_outputs_are_those_of_the_dequantised_experts() -> None:
 
 @needs_triton
 def test_every_code_has_the_bits_of_its_number() -> None:
-    """Signs, the smallest numbers and zeros included, every power of two that a scale can be, and numbers as they
-    are."""
+    """Signs, the smallest numbers and zeros included, every power of two that a scale can be, and
+    numbers as they are."""
     assert interpret(CODES) == ["1 254", "1 248", "1 256", f"1 {253 * 32}", "1 35"]
 
 

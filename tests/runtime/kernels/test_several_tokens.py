@@ -1,4 +1,5 @@
-"""A whole expert on several tokens by compiled code is what the module computes, at every number of tokens."""
+"""A whole expert on several tokens by compiled code is what the module computes, at every number of
+tokens."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Parts of a token's work run side by side, end before the caller goes on, and give errors to it."""
+"""Parts of a token's work run side by side, end before the caller goes on, and give errors to
+it."""
 
 import os
 import threading

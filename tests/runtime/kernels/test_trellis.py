@@ -1,4 +1,5 @@
-"""Products with trellis codes agree with the oracle at every rate, shape, dtype and number of tokens."""
+"""Products with trellis codes agree with the oracle at every rate, shape, dtype and number of
+tokens."""
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from artifacts.quantisation.trellis import HALF_BITS, Trellis
 from runtime.kernels.trellis import kernel_name, linear
 from tools.gpu.checks.trellis import random_trellis
 
-# out, in, half bits, columns with half a bit more, whether outputs are rotated: sizes that are no multiple of a block
-# of rows or of a vector of columns, one kind of columns alone, odd factors.
+# out, in, half bits, columns with half a bit more, whether outputs are rotated: sizes that are no
+# multiple of a block of rows or of a vector of columns, one kind of columns alone, odd factors.
 CASES = [
     *((96, 72, half_bits, 16, half_bits % 2 == 0) for half_bits in HALF_BITS[:-1]),
     (33, 40, 8, 0, True),

@@ -1,4 +1,5 @@
-"""The Triton kernels for trellis codes agree with the oracle in triton's interpreter on a CPU, and compile for GPUs."""
+"""The Triton kernels for trellis codes agree with the oracle in triton's interpreter on a CPU, and
+compile for GPUs."""
 
 import json
 from pathlib import Path

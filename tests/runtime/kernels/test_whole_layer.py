@@ -1,4 +1,5 @@
-"""A layer's experts in one call agree with experts that are computed and added up by calls of their own."""
+"""A layer's experts in one call agree with experts that are computed and added up by calls of their
+own."""
 
 from itertools import accumulate
 

@@ -1,4 +1,5 @@
-"""The order of copies and compute on a GPU, without one: a stand-in runs its streams in any order that events allow."""
+"""The order of copies and compute on a GPU, without one: a stand-in runs its streams in any order
+that events allow."""
 
 import threading
 
@@ -19,7 +20,8 @@ NUM_SLOTS = 4
 
 
 class Run:
-    """An engine without a model: slots, the transfers under way to them, and reads on the compute stream."""
+    """An engine without a model: slots, the transfers under way to them, and reads on the compute
+    stream."""
 
     def __init__(self, gpu: Gpu, source: HostSource) -> None:
         self.gpu, self.seen = gpu, []
@@ -140,7 +142,8 @@ class Forgetful(dict):
 def test_a_reused_slot_keeps_the_last_transfer(
     monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    """A demand comes into a slot while an unwanted prefetch that has begun is still under way to it."""
+    """A demand comes into a slot while an unwanted prefetch that has begun is still under way to
+    it."""
     run = Held(monkeypatch)
     gpu = run.gpu
     run.link._written = Forgetful() if broken else run.link._written
@@ -251,7 +254,8 @@ def test_a_failed_read_ahead_is_read_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "staged"])
 def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
-    """How many are in use at a time varies with the thread that hands pieces over; one lost a step would be 29 more."""
+    """How many are in use at a time varies with the thread that hands pieces over; one lost a step
+    would be 29 more."""
     gpu = fake_cuda(monkeypatch, 0)
     run, made = Run(gpu, HostSource(gpu, pinned=pinned)), []
     for step in range(60):

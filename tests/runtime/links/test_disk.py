@@ -1,4 +1,5 @@
-"""Experts from disk in a whole session: logits equal the plain model's to the bit, and no cancelled expert is read."""
+"""Experts from disk in a whole session: logits equal the plain model's to the bit, and no cancelled
+expert is read."""
 
 import os
 import threading
@@ -191,7 +192,8 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_in_one_call(
 def test_reads_that_begin_on_borders_need_no_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole blocks are read in place. Their tail, and reads that begin elsewhere in file or memory, use a buffer."""
+    """Whole blocks are read in place. Their tail, and reads that begin elsewhere in file or memory,
+    use a buffer."""
     path, content = tmp_path / "some", torch.randint(256, (30_000,), dtype=torch.uint8)
     path.write_bytes(content.numpy().tobytes())
     try:

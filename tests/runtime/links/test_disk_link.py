@@ -1,4 +1,5 @@
-"""The disk link: what the page cache has is copied at once, and seconds of reads are counted once."""
+"""The disk link: what the page cache has is copied at once, and seconds of reads are counted
+once."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -95,7 +96,8 @@ def test_the_conditions_name_the_page_cache_and_the_reads_in_flight(
 def test_seconds_of_reads_that_overlap_count_once_and_idle_ones_not_at_all(
     link: DiskLink, source: Cached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three reads begin at 1 s, 2 s and 4 s and end together at 5 s; one more takes from 50 s to 52 s."""
+    """Three reads begin at 1 s, 2 s and 4 s and end together at 5 s; one more takes from 50 s to 52
+    s."""
     now_s = [1.0]
     monkeypatch.setattr(disk, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
     source.gate.clear()

@@ -1,4 +1,5 @@
-"""The emulated link: its time is exact on a virtual clock, and its conditions are what it was told."""
+"""The emulated link: its time is exact on a virtual clock, and its conditions are what it was
+told."""
 
 import time
 
@@ -53,7 +54,8 @@ def test_virtual_time_is_exact(source: Numbered) -> None:
 def test_on_virtual_time_demands_overtake_late_prefetches_are_hurried_and_cancelled_ones_free_the_line(
     source: Numbered,
 ) -> None:
-    """One second a transfer: 0 is under way when 1 to 4 queue up as prefetches and 5 is demanded."""
+    """One second a transfer: 0 is under way when 1 to 4 queue up as prefetches and 5 is
+    demanded."""
     clock = VirtualClock()
     link = EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock)
     buffers = slots(6)

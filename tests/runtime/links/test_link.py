@@ -1,4 +1,5 @@
-"""Links: issued transfers arrive, demands overtake, cancelled slots are free, and emulated time is exact."""
+"""Links: issued transfers arrive, demands overtake, cancelled slots are free, and emulated time is
+exact."""
 
 import threading
 import time
@@ -19,7 +20,8 @@ SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
 
 
 class Numbered:
-    """Fills a slot with the key's number. It can be held, so that a queue builds up, or made to fail."""
+    """Fills a slot with the key's number. It can be held, so that a queue builds up, or made to
+    fail."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -193,8 +195,8 @@ def test_collecting_from_a_closed_link_raises(source: Numbered) -> None:
 
 
 def test_each_device_has_a_link_of_its_own(source: Numbered) -> None:
-    """Two transfers of one device land one after another, and one of the other device meanwhile. `clear` clears both
-    links."""
+    """Two transfers of one device land one after another, and one of the other device meanwhile.
+    `clear` clears both links."""
     clock = VirtualClock()
     links = [EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock) for _ in range(2)]
     link, buffers = LinkPerDevice(Partitions(SHAPE.num_experts, 2), links), slots(4)

@@ -137,7 +137,8 @@ def test_a_cancelled_transfer_leaves_the_others_in_the_queue(
 
 
 def test_a_link_that_is_stuck_says_so_and_one_that_is_slow_does_not(source: Numbered) -> None:
-    """The patience begins anew whenever a transfer lands. Keys beyond the model are segments of its experts."""
+    """The patience begins anew whenever a transfer lands. Keys beyond the model are segments of its
+    experts."""
     link, buffers = OneByOne(source, SHAPE, patience_s=0.1), slots(8)
     source.pause_s = 0.04
     for transfer in [link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)][::-1]:

@@ -1,4 +1,5 @@
-"""One expert and the sum over experts equal the model's own module, to the bit, for any selection of experts."""
+"""One expert and the sum over experts equal the model's own module, to the bit, for any selection
+of experts."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""Every field of config.json that a family's own code reads is followed to the bit; what no code follows is refused in
-one line."""
+"""Every field of config.json that a family's own code reads is followed to the bit; what no code
+follows is refused in one line."""
 
 import ast
 import inspect
@@ -142,7 +142,8 @@ def test_fields_that_change_nothing_are_none_of_it(checkpoint: Checkpoint, tmp_p
 def test_experts_that_add_up_otherwise_are_refused(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No family does so now: the change of one bit in the sum stands for a family of a later version."""
+    """No family does so now: the change of one bit in the sum stands for a family of a later
+    version."""
     eager = OlmoeExperts.forward.__wrapped__
     monkeypatch.setattr(
         OlmoeExperts.forward, "__wrapped__", lambda *given: eager(*given) * (1 + 2**-23)

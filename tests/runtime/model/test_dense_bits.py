@@ -1,4 +1,5 @@
-"""Linear layers quantised while a checkpoint is read: which, from what, one at a time; and what is refused."""
+"""Linear layers quantised while a checkpoint is read: which, from what, one at a time; and what is
+refused."""
 
 import weakref
 from collections.abc import Callable

@@ -11,7 +11,8 @@ from runtime.model.huge_pages import HUGE_PAGE, anonymous
 
 @pytest.fixture
 def model() -> nn.Module:
-    """Linear layers of 1 MiB: one, one tied to it, a transposed view of half of a storage, one on `meta`."""
+    """Linear layers of 1 MiB: one, one tied to it, a transposed view of half of a storage, one on
+    `meta`."""
     model = nn.ModuleDict(
         {name: nn.Linear(512, 512, bias=name == "own") for name in ("own", "tied", "view", "alone")}
     )

@@ -178,8 +178,8 @@ def direct_or_skip(store: DiskStore) -> DiskStore:
 
 
 def test_every_expert_is_where_its_tensors_are(tmp_path: Path) -> None:
-    """Tensors of one expert follow each other in another order, have a gap between them, are in two files, or of
-    another dtype."""
+    """Tensors of one expert follow each other in another order, have a gap between them, are in two
+    files, or of another dtype."""
     store = by_hand(tmp_path)
     for key in range(4):
         assert torch.equal(read(store, key), values(key))
@@ -244,7 +244,8 @@ def test_the_page_cache_gives_only_whole_checked_unchanged_experts(tmp_path: Pat
 
 
 def by_hand(folder: Path, damaged: str = "") -> DiskStore:
-    """Two layers of two experts, of 94 numbers each, in FILES; one of expert 3's tensors has another dtype."""
+    """Two layers of two experts, of 94 numbers each, in FILES; one of expert 3's tensors has
+    another dtype."""
     for file, names in FILES.items():
         parts = {name: _stored(name, is_damaged=name == damaged) for name in names}
         folder.joinpath(f"{file}.safetensors").write_bytes(joined(Tensors.together(parts)))

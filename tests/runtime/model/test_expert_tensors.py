@@ -1,4 +1,5 @@
-"""Stored tensors by expert: those of a conversion that is more than copying, of another size or number are refused."""
+"""Stored tensors by expert: those of a conversion that is more than copying, of another size or
+number are refused."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Every family of transformers whose experts go through its experts interface: opened in both layouts, computed to the
-bit, or refused in one line that says why."""
+"""Every family of transformers whose experts go through its experts interface: opened in both
+layouts, computed to the bit, or refused in one line that says why."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,8 @@ PRESETS = ("on-demand", "near", "horizon")
 
 
 def save(model: PreTrainedModel, path: Path, *, as_published: bool) -> Path:
-    """A checkpoint in bfloat16, with the names and shapes as published or as the module has them."""
+    """A checkpoint in bfloat16, with the names and shapes as published or as the module has
+    them."""
     logging.disable_progress_bar()
     model.config.dtype = torch.bfloat16
     model.to(torch.bfloat16).save_pretrained(path, save_original_format=as_published)

@@ -1,4 +1,5 @@
-"""Every setting of generation_config.json is followed as transformers follows it, named as left out, or refused."""
+"""Every setting of generation_config.json is followed as transformers follows it, named as left
+out, or refused."""
 
 import json
 from collections.abc import Iterator

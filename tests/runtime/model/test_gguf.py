@@ -1,5 +1,5 @@
-"""GGUF files: opened packed, with layers of different types, computed to the bit of transformers' own loader, refused
-where they are not whole or of another kind."""
+"""GGUF files: opened packed, with layers of different types, computed to the bit of transformers'
+own loader, refused where they are not whole or of another kind."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""The tokens of a text are those of llama.cpp, for every kind of tokenizer and setting that is read."""
+"""The tokens of a text are those of llama.cpp, for every kind of tokenizer and setting that is
+read."""
 
 import json
 from importlib.util import find_spec

@@ -1,4 +1,5 @@
-"""The tokens that end an answer are those of llama.cpp; the lists here are what it prints of these vocabularies."""
+"""The tokens that end an answer are those of llama.cpp; the lists here are what it prints of these
+vocabularies."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""MoE layers are found by the flags of their modules, in any family; a model that has none, or odd ones, is refused."""
+"""MoE layers are found by the flags of their modules, in any family; a model that has none, or odd
+ones, is refused."""
 
 from collections.abc import Callable
 

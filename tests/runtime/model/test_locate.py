@@ -1,4 +1,5 @@
-"""Names of models that are found, and names that are not: at once where the hub cannot have them, else in seconds."""
+"""Names of models that are found, and names that are not: at once where the hub cannot have them,
+else in seconds."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Checkpoints whose modules differ in format or width, and those whose quantisation is said beside the config."""
+"""Checkpoints whose modules differ in format or width, and those whose quantisation is said beside
+the config."""
 
 import json
 from collections.abc import Mapping

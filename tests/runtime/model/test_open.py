@@ -1,4 +1,5 @@
-"""The opened model equals the plain model in every tensor and expert, for every family and layout."""
+"""The opened model equals the plain model in every tensor and expert, for every family and
+layout."""
 
 import json
 import shutil
@@ -142,7 +143,8 @@ def test_opening_draws_no_random_numbers(checkpoint: Checkpoint) -> None:
 
 
 def _plain(folder: Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
-    """Load the stock model and copy its tensors out of the mapped file: alignment changes how kernels round."""
+    """Load the stock model and copy its tensors out of the mapped file: alignment changes how
+    kernels round."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager"
     )

@@ -1,5 +1,5 @@
-"""A repacked checkpoint is bit-identical, also for transformers; an expert is one read; it is written whole or not at
-all."""
+"""A repacked checkpoint is bit-identical, also for transformers; an expert is one read; it is
+written whole or not at all."""
 
 import json
 import shutil

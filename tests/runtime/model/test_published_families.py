@@ -1,5 +1,6 @@
-"""Families in the formats in which they are published: equal to the bit, fused within bounds, counted as their replays.
-Configs of multimodal ones name the format in the part that describes the text model."""
+"""Families in the formats in which they are published: equal to the bit, fused within bounds,
+counted as their replays. Configs of multimodal ones name the format in the part that describes the
+text model."""
 
 import json
 from pathlib import Path
@@ -37,8 +38,8 @@ FURTHER = 1.5  # how much further fused may lie from float32 than exact, both in
 
 
 def made(folder: Path, method: str, family: str) -> Path:
-    """A checkpoint in this format, beside a plain one of the same numbers; of GGUF a file with layers of different
-    types."""
+    """A checkpoint in this format, beside a plain one of the same numbers; of GGUF a file with
+    layers of different types."""
     if method == "gguf":
         return gguf_files.write(
             family,
@@ -86,8 +87,9 @@ def runs(checkpoint: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 def test_fused_it_decodes_within_bounds(
     checkpoint_in_few_bits: str, request: pytest.FixtureRequest
 ) -> None:
-    """What exact and fused differ by in 16 bits, up to 5 % of the largest logit in models so small, is rounding of
-    both. The median of tokens counts, since a router that rounding tips selects other experts."""
+    """What exact and fused differ by in 16 bits, up to 5 % of the largest logit in models so small,
+    is rounding of both. The median of tokens counts, since a router that rounding tips selects
+    other experts."""
     right, fused = runs(checkpoint_in_few_bits, torch.float32)
     assert 0 < (fused - right).abs().max() <= TOLERANCE[torch.float32] * right.abs().max()
     family = request.node.callspec.params["checkpoint_in_few_bits"][1]

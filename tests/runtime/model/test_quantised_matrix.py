@@ -1,4 +1,5 @@
-"""Matrices in few bits by tiles of rows: joined and turned to the bit, and multiplied as the whole matrix is."""
+"""Matrices in few bits by tiles of rows: joined and turned to the bit, and multiplied as the whole
+matrix is."""
 
 from hashlib import sha256
 from types import SimpleNamespace

@@ -1,5 +1,5 @@
-"""Checkpoints whose experts are published in few bits: opened packed, computed to the bit, refused where they are not
-whole."""
+"""Checkpoints whose experts are published in few bits: opened packed, computed to the bit, refused
+where they are not whole."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -123,7 +123,8 @@ def _with(
 
 
 def _indexed(first: int, others: int) -> Callable[[dict, dict], None]:
-    """Give every expert of compressed-tensors the group of its first input and that of all others."""
+    """Give every expert of compressed-tensors the group of its first input and that of all
+    others."""
 
     def change(tensors: dict[str, torch.Tensor], config: dict) -> None:
         for name in [
@@ -169,7 +170,8 @@ def _named(name: str) -> Callable[[dict, dict], None]:
 
 
 def _symmetric(code: int) -> Callable[[dict, dict], None]:
-    """Give all zero-points of GPTQ this code of 4 bits, in a config that says that they are symmetric."""
+    """Give all zero-points of GPTQ this code of 4 bits, in a config that says that they are
+    symmetric."""
 
     def change(tensors: dict[str, torch.Tensor], config: dict) -> None:
         config["quantization_config"]["sym"] = True
@@ -311,7 +313,8 @@ def test_what_is_not_whole_is_refused(
 def test_symmetric_gptq_is_read_whatever_its_zero_points_are_called(
     tmp_path: Path, sources: Callable[[str], Path]
 ) -> None:
-    """Stored by the version that the config names, by the other one, empty, and not at all, beside an empty index."""
+    """Stored by the version that the config names, by the other one, empty, and not at all, beside
+    an empty index."""
     source, texts = sources("gptq"), []
     for case in ("usual", "other", "empty", "missing"):
         tensors, config = (

@@ -54,7 +54,8 @@ class Reference:
         return np.concatenate(parts, axis=1)
 
     def _margins(self, step: Step, foreseen: np.ndarray) -> np.ndarray:
-        """Return margins [D, 1, E] by which each expert is in, or out of, the k named, the largest over the tokens."""
+        """Return margins [D, 1, E] by which each expert is in, or out of, the k named, the largest
+        over the tokens."""
         top_k, num_experts = self._shape.top_k, self._shape.num_experts
         rows = [
             of_interest(step, foreseen, ahead, self._shape) for ahead in range(1, self._reach + 1)
@@ -82,8 +83,8 @@ class _Chances:
         self._ahead = np.arange(distance)
 
     def predict(self, layers: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Return the chances [D, E] that the next visits of `layers` [D] use each expert, and keep them until those
-        visits."""
+        """Return the chances [D, E] that the next visits of `layers` [D] use each expert, and keep
+        them until those visits."""
         odds = (self._weights[layers, self._ahead][:, None] @ known)[:, 0]
         chances = 1 / (1 + np.exp(-np.clip(odds, -12, 12)))
         self._known[layers, self._ahead], self._predicted[layers, self._ahead] = known, chances

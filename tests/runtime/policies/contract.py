@@ -1,6 +1,7 @@
 """The contract of every policy: any policy of the table, with any others, over any trace.
 
-`routed` draws a trace, `keep_the_contract` runs policies over it and checks every decision on the way.
+`routed` draws a trace, `keep_the_contract` runs policies over it and checks every decision on the
+way.
 """
 
 from dataclasses import dataclass
@@ -50,8 +51,9 @@ class Case:
 
 @st.composite
 def routed(draw: st.DrawFn) -> Case:
-    """Draw requests one after another, each a prefill and some decode passes, then perhaps a batch of two. Capacities
-    range from one slot a layer over `top_k` to all; half of the time scores are coarse, so that there are ties."""
+    """Draw requests one after another, each a prefill and some decode passes, then perhaps a batch
+    of two. Capacities range from one slot a layer over `top_k` to all; half of the time scores are
+    coarse, so that there are ties."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_layers, num_experts = draw(st.integers(1, 4)), draw(st.integers(2, 9))
     top_k = draw(st.integers(1, min(3, num_experts)))
@@ -123,7 +125,8 @@ def run(case: Case, maps: ExpertMaps | None = None, **texts: str) -> Controller:
 
 
 def keep_the_contract(case: Case, **texts: str) -> Controller:
-    """Replay the case with these policies. Raises AssertionError when they, or the controller, break a rule."""
+    """Replay the case with these policies. Raises AssertionError when they, or the controller,
+    break a rule."""
     owner = built(case, texts)
     replay(case.trace, _Checked(owner))
     totals = owner.counters.totals()
@@ -140,8 +143,8 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
 def built(
     case: Case, texts: dict[str, str], maps: ExpertMaps | None = None, *, serving: str = "pinned"
 ) -> Controller:
-    """Build the case's controller. With resident replicas, the budget holds them at 4 bits beside the slots. Split
-    experts have no replicas."""
+    """Build the case's controller. With resident replicas, the budget holds them at 4 bits beside
+    the slots. Split experts have no replicas."""
     texts = PLAIN | texts
     if texts["miss"].startswith("shadow"):
         texts["residency"] = "shadow"
@@ -173,8 +176,8 @@ def built(
 
 
 class _Checked:
-    """A controller whose every plan is checked. `cache.evict` itself asserts that no pinned or absent key is
-    evicted."""
+    """A controller whose every plan is checked. `cache.evict` itself asserts that no pinned or
+    absent key is evicted."""
 
     def __init__(self, owner: Controller) -> None:
         self._owner, self.shape, self.num_predicted = owner, owner.shape, owner.num_predicted
@@ -212,8 +215,8 @@ def _check_ranks(plan: Plan, step: Step, shape: Shape) -> None:
 
 
 def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
-    """Check that every rank is served by a resident, near, low or dropped expert, split experts by their segments; that
-    a wave fits the tier; and that the controller's state is valid."""
+    """Check that every rank is served by a resident, near, low or dropped expert, split experts by
+    their segments; that a wave fits the tier; and that the controller's state is valid."""
     used = [plan.layer * shape.num_experts + expert for expert in distinct(plan.selected)]
     used = owner._pieces.of(used)
     served = [place.key for wave in plan.waves for place in (*wave.resident, *wave.loads)]
@@ -237,8 +240,8 @@ def _check_brought(prefetches: tuple[Place, ...], owner: Controller) -> None:
 
 
 def _check_devices(plan: Plan, owner: Controller, shape: Shape) -> None:
-    """Check that experts are in their own device's slots only, counted pool by pool, and that the devices' counters add
-    up."""
+    """Check that experts are in their own device's slots only, counted pool by pool, and that the
+    devices' counters add up."""
     pools, count = owner.cache.pools, owner.cache.partitions.count
     device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]
     there = [place for place in owner.cache.places if place]

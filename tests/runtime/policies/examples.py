@@ -37,8 +37,8 @@ def step(
     weights: list[list[float]] | None = None,
     last: list[int] | None = None,
 ) -> Step:
-    """Return a step. Weights are its probabilities, not renormalised, unless given; without both, all ranks weigh the
-    same."""
+    """Return a step. Weights are its probabilities, not renormalised, unless given; without both,
+    all ranks weigh the same."""
     ids = np.array(selected, np.int64)
     p = None if probabilities is None else np.array(probabilities, np.float32)
     if weights is None:

@@ -126,8 +126,8 @@ class Reference:
 
 
 class _Ahead:
-    """The features predicted for layers at a distance, `known[layer]` [3, E], until their visits, and the regression on
-    them."""
+    """The features predicted for layers at a distance, `known[layer]` [3, E], until their visits,
+    and the regression on them."""
 
     def __init__(self) -> None:
         self.weights = np.array([0.5, 0.5, 0.0])

@@ -1,4 +1,5 @@
-"""MoE-Infinity's matrices by hand: what is counted, which are similar, what they prefetch and evict."""
+"""MoE-Infinity's matrices by hand: what is counted, which are similar, what they prefetch and
+evict."""
 
 from dataclasses import replace
 

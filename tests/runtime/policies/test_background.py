@@ -1,4 +1,5 @@
-"""Jobs are done once and in order, by the thread or the caller; what they raise reaches the caller."""
+"""Jobs are done once and in order, by the thread or the caller; what they raise reaches the
+caller."""
 
 import threading
 import time

@@ -34,8 +34,8 @@ def said(experts: np.ndarray) -> np.ndarray:
 def decoded(
     policy: Blend, num_passes: int, right: str, seed: int = 0
 ) -> list[tuple[list[int], np.ndarray]]:
-    """Return what was proposed at layer 0, and what layer 1 then used: one source is right, the other names random
-    experts."""
+    """Return what was proposed at layer 0, and what layer 1 then used: one source is right, the
+    other names random experts."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(num_passes):
@@ -122,7 +122,8 @@ def test_requests_decoded_together_are_one_visit() -> None:
 
 @pytest.mark.parametrize("text", ["blend", "blend:distance=5,floor=0.1,far=0.2,learned=no"])
 def test_compiled_and_plain_agree(text: str) -> None:
-    """Prompts, tokens alone and together, dropped ranks; a prompt's last layer predicts the next pass."""
+    """Prompts, tokens alone and together, dropped ranks; a prompt's last layer predicts the next
+    pass."""
     rng, policy, kinds = (
         np.random.default_rng(0),
         prepared(text),

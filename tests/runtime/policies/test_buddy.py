@@ -35,7 +35,8 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
 def by_hand(
     selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max_rank: int
 ) -> list[list[int]]:
-    """Apply the rules literally: ranks from 0 upward, the first buddy that is resident and not used by this token."""
+    """Apply the rules literally: ranks from 0 upward, the first buddy that is resident and not used
+    by this token."""
     result = [list(row) for row in selected]
     for row in result:
         for rank, expert in enumerate(row):
@@ -63,7 +64,8 @@ RESIDENT = np.array([True, False, False, True, True, False])
 
 
 def chosen(weights: list[float], tau: float = 0.0, **parameters: object) -> list[int]:
-    """Return what becomes of a token that selected 0, 1, 2; every expert has the buddies 3 then 4, q .6 and .3."""
+    """Return what becomes of a token that selected 0, 1, 2; every expert has the buddies 3 then 4,
+    q .6 and .3."""
     buddies = np.tile([3, 4], (1, 6, 1))
     q = np.tile([0.6, 0.3], (1, 6, 1))
     policy = Buddy(**parameters)
@@ -172,7 +174,8 @@ def by_hand_of(
 def test_the_share_of_tokens_below_the_percentile_is_the_same_at_every_temperature(
     temperature: float,
 ) -> None:
-    """At 1 the percentiles are the profile's, else those of the tokens so far, whatever the profile's are."""
+    """At 1 the percentiles are the profile's, else those of the tokens so far, whatever the
+    profile's are."""
     weights = np.random.default_rng(1).dirichlet(np.ones(3), 1000).astype(np.float32)
     profile = np.percentile(token_entropy(weights), np.arange(101))
     policy = Buddy(percentile=30, temperature=temperature, beta=2.0)
@@ -249,7 +252,8 @@ def one_step(
     num_layers: int = 1,
     **artefacts,
 ) -> Choice:
-    """Return a step of tokens that selected 0, 1, 2, one for each row of weights; otherwise as in `chosen`."""
+    """Return a step of tokens that selected 0, 1, 2, one for each row of weights; otherwise as in
+    `chosen`."""
     known = {
         "buddies": np.tile([3, 4], (num_layers, 6, 1)),
         "buddy_q": np.tile([0.6, 0.3], (num_layers, 6, 1)),
@@ -358,7 +362,8 @@ def test_the_percentile_is_of_the_layer_and_lies_between_those_measured() -> Non
 
 
 def test_each_token_goes_by_its_own_probabilities() -> None:
-    """q (1 + 2 z) of 3 and 4: .6 (1 + 2 x .05 / .3) and .3 (1 + 2), then .6 (1 + 2 x .2 / .3) and .3 (1 + 2)."""
+    """q (1 + 2 z) of 3 and 4: .6 (1 + 2 x .05 / .3) and .3 (1 + 2), then .6 (1 + 2 x .2 / .3) and
+    .3 (1 + 2)."""
     even = [[0.4, 0.3, 0.3]] * 2
     assert one_step(Buddy(eta=1.0), even).selected.tolist() == [[0, 3, 4]] * 2
     assert one_step(Buddy(eta=2.0), even).selected.tolist() == [[0, 4, 3], [0, 3, 4]]
@@ -375,7 +380,8 @@ def test_weights_keep_their_sum_if_asked_to() -> None:
 
 
 def test_quota_counts_what_was_seen_and_what_was_served() -> None:
-    """Three ranks a step, two of them replaceable, and half of all may be: 1, then 2 (there is room for 3), 1, 2."""
+    """Three ranks a step, two of them replaceable, and half of all may be: 1, then 2 (there is room
+    for 3), 1, 2."""
     policy = Buddy(quota=0.5)
     one_step(policy, [[0.4, 0.3, 0.3]])
     policy._seen[:] = policy._served[:] = 0

@@ -53,8 +53,8 @@ def leaving(policy: Eviction, keys: list[int], now: Now) -> list[int]:
 
 @pytest.mark.parametrize("name", ["lru", "lfu", "lcp", "fld", "least_stale", "lhu", "activation"])
 def test_what_was_never_used_leaves_before_what_was_used_first_of_all(name: str) -> None:
-    """A prefetched key need not have been used. Key 0 is used in the first step, so that the lower key does not
-    decide."""
+    """A prefetched key need not have been used. Key 0 is used in the first step, so that the lower
+    key does not decide."""
     policy = prepared("eviction", name)
     policy.used([0], step([[0, 0]]), Now(0, 0, 0, 1))
     assert leaving(policy, [0, 1], Now(1, 1, 0, 2)) == [1, 0]
@@ -115,8 +115,8 @@ def test_lcp_is_its_formula() -> None:
 
 
 def test_lcp_counts_a_prompt_once_or_token_by_token() -> None:
-    """Of a prompt of three tokens two use expert 0, the last of them the second; one uses 1, first of all; 2 stands in
-    for an expert that none selected."""
+    """Of a prompt of three tokens two use expert 0, the last of them the second; one uses 1, first
+    of all; 2 stands in for an expert that none selected."""
     prompt = step([[0, 1], [0, 4], [3, 4]])
     for uses, worth in (
         ("passes", [1, 1, 1]),
@@ -134,7 +134,8 @@ def test_lcp_counts_a_prompt_once_or_token_by_token() -> None:
 @pytest.mark.parametrize(
     ("within", "expected"),
     [
-        # This pass has used 8 and prefetched 14, and 1 for the next; the others are stale, 7 and 12 of two passes.
+        # This pass has used 8 and prefetched 14, and 1 for the next; the others are stale, 7 and 12
+        # of two passes.
         ("ascending", [3, 2, 7, 6, 13, 12, 8, 14, 1]),
         ("left", [3, 2, 7, 6, 8, 13, 12, 1, 14]),
         ("ahead", [3, 2, 7, 6, 13, 12, 8, 1, 14]),
@@ -198,8 +199,8 @@ def test_least_stale_evicts_what_is_behind_and_then_the_farthest() -> None:
     ],
 )
 def test_what_the_step_still_wants_is_not_behind(within: str, expected: list[int]) -> None:
-    """Served one by one: of layer 1 the step wants 7 and 8, and has served 7. 1 and 14 are current too, 6 and 13
-    stale."""
+    """Served one by one: of layer 1 the step wants 7 and 8, and has served 7. 1 and 14 are current
+    too, 6 and 13 stale."""
     policy = prepared("eviction", f"least_stale:within={within}")
     policy.used([1], step([[1, 1]]), Now(0, 0, 0))
     now = Now(1, 0, 1, unserved={8})
@@ -209,7 +210,8 @@ def test_what_the_step_still_wants_is_not_behind(within: str, expected: list[int
 
 
 def test_before_a_pass_nothing_of_its_first_layer_is_behind() -> None:
-    """What is proposed there is for this pass, not for the next; what is not leaves after the layers farther ahead."""
+    """What is proposed there is for this pass, not for the next; what is not leaves after the
+    layers farther ahead."""
     policy, opening = prepared("eviction", "least_stale"), Now(-1, 0, 0, unserved=set(range(6)))
     policy.proposed([1], opening)
     assert leaving(policy, [0, 1, 7, 13], opening) == [13, 7, 0, 1]
@@ -251,8 +253,8 @@ def test_random_is_seeded() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[Now, list[int], list[int], list[int]]]:
-    """Draw steps of passes over three layers, not all of which run, with the keys that each uses, proposes and
-    prefetches."""
+    """Draw steps of passes over three layers, not all of which run, with the keys that each uses,
+    proposes and prefetches."""
     steps, num_tokens = [], 0
     for pass_index in range(draw(st.integers(1, 5))):
         num_tokens += draw(st.integers(1, 5))
@@ -317,8 +319,8 @@ def test_ranks_kept_from_step_to_step_are_those_of_the_whole_history(
 
 
 def stale_ranks(layers: np.ndarray, last_pass: np.ndarray, now: Now, text: str) -> list[int]:
-    """Return the ranks of keys in the order of Least-Stale, given the pass that last used them or that they were
-    proposed for."""
+    """Return the ranks of keys in the order of Least-Stale, given the pass that last used them or
+    that they were proposed for."""
     ranks = []
     for layer, pass_index in zip(layers.tolist(), last_pass.tolist(), strict=True):
         is_current = pass_index >= now.pass_index

@@ -1,4 +1,5 @@
-"""What must hold of horizon, and that no online policy has more hits than it on the checked-in trace."""
+"""What must hold of horizon, and that no online policy has more hits than it on the checked-in
+trace."""
 
 from functools import cache
 
@@ -32,8 +33,8 @@ Passes = list[list[list[list[int]]]]
 
 
 def ranked(shape: Shape, passes: Passes, predicted: np.ndarray | None = None) -> np.ndarray:
-    """Return the sort keys [num_keys] after these passes, each a list of layers of [T, K] experts; every step carries
-    `predicted` [D, E]."""
+    """Return the sort keys [num_keys] after these passes, each a list of layers of [T, K] experts;
+    every step carries `predicted` [D, E]."""
     policy, now = after(shape, passes, predicted)
     return policy.order(np.arange(shape.num_keys), now)[0]
 
@@ -64,16 +65,17 @@ def test_what_every_pass_uses_outlasts_what_none_does() -> None:
 
 
 def test_what_followed_a_token_before_is_expected_after_it() -> None:
-    """Experts repeat in a circle of six: all frequencies are alike, and only what followed this expert before can
-    tell."""
+    """Experts repeat in a circle of six: all frequencies are alike, and only what followed this
+    expert before can tell."""
     shape = Shape(num_layers=1, num_experts=6, top_k=1, expert_nbytes=1)
     order = ranked(shape, [[[[turn % 6]]] for turn in range(6 * 20)])  # the last is 5
     assert order.argmax() == 0
 
 
 def test_tokens_count_by_what_they_have_in_common_with_the_newest() -> None:
-    """If no token has anything in common with the newest, all count alike, the first too. Else a token that agrees
-    everywhere outweighs the others, and what followed it counts .45 as much with every token between."""
+    """If no token has anything in common with the newest, all count alike, the first too. Else a
+    token that agrees everywhere outweighs the others, and what followed it counts .45 as much with
+    every token between."""
     shape = Shape(num_layers=1, num_experts=8, top_k=1, expert_nbytes=1)
     *_, broad, sharp = after(shape, [[[[turn]]] for turn in range(8)])[0]._known[0] ** 2
     assert broad == pytest.approx(np.full(8, 1 / 8)) and sharp == pytest.approx(broad)
@@ -121,8 +123,8 @@ def test_one_token_may_say_what_several_layers_ahead_use() -> None:
 def looked_ahead(
     predicted: np.ndarray, weights: list[float], is_pending: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearness of the layers' experts [L, E] and the least squares after layer 0 ran in step 7, and its
-    router gave `predicted` [T, D, E] for the layer after it."""
+    """Return the nearness of the layers' experts [L, E] and the least squares after layer 0 ran in
+    step 7, and its router gave `predicted` [T, D, E] for the layer after it."""
     from runtime.policies.eviction import horizon_kernels
 
     nearness, moments = np.zeros((2, 4)), np.zeros((1, 3, 3))
@@ -179,8 +181,8 @@ def test_prompts_longer_than_the_memory_and_layers_of_many_experts() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_compiled_and_plain_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts, single tokens, batches and dropped ranks, past a memory of 32 tokens; layers of more than 64 experts;
-    with predictions for two layers ahead every other time."""
+    """Prompts, single tokens, batches and dropped ranks, past a memory of 32 tokens; layers of more
+    than 64 experts; with predictions for two layers ahead every other time."""
     monkeypatch.setattr(horizon, "_MEMORY", 32)
     rng = np.random.default_rng(seed)
     shape = Shape(num_layers=3, num_experts=(8, 70)[seed % 2], top_k=3, expert_nbytes=1)
@@ -211,7 +213,8 @@ def test_compiled_and_plain_agree(seed: int, monkeypatch: pytest.MonkeyPatch) ->
             policy.used(keys, step, now)
             plain.used(keys, step, now)
             found = -policy.order(np.arange(shape.num_keys), now)[0].reshape(plain.expected.shape)
-            # Expected steps are rounded to sixteenths; float32 leaves errors of some thousandths of a step.
+            # Expected steps are rounded to sixteenths; float32 leaves errors of some thousandths of
+            # a step.
             assert np.allclose(found, plain.expected, rtol=1e-4, atol=0.04), now
 
 

@@ -1,4 +1,5 @@
-"""Matching by hand: which match a step gets, what is prefetched and evicted by it, what is added to the maps."""
+"""Matching by hand: which match a step gets, what is prefetched and evicted by it, what is added to
+the maps."""
 
 import numpy as np
 import pytest
@@ -41,8 +42,8 @@ def some_maps(capacity: int = NUM_MAPS) -> ExpertMaps:
 def steps(
     said: np.ndarray, given: np.ndarray, *, pass_index: int = 0, phase: int = DECODE
 ) -> list[Step]:
-    """Return the steps of a pass of R requests of one token each: probabilities `said` [R, L, E], embeddings `given`
-    [R, H]."""
+    """Return the steps of a pass of R requests of one token each: probabilities `said` [R, L, E],
+    embeddings `given` [R, H]."""
     last, selected = np.arange(len(said)), np.tile([0, 1], (len(said), 1))
     weights = np.full(selected.shape, 0.5, np.float32)
     return [
@@ -81,7 +82,8 @@ def test_an_answer_is_that_of_the_steps_before(lag: int) -> None:
 
 
 def test_what_it_brings() -> None:
-    """d = distance = 2: in the first step layers 1 and 2 by the embedding, then layer 3 by the trajectory."""
+    """d = distance = 2: in the first step layers 1 and 2 by the embedding, then layer 3 by the
+    trajectory."""
     maps, said, given = some_maps(), distributions(7, 1), embeddings(7, 1)
     policy = parse("prefetch", "map:distance=2")
     policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
@@ -173,8 +175,8 @@ def test_a_guide_predicts_the_layer_at_its_distance() -> None:
 
 
 def test_what_leaves_first_is_least_probable_by_use() -> None:
-    """p of the layers that the search covers, over the even chance of 1/6 where it is more; uses alone of those behind
-    and beyond."""
+    """p of the layers that the search covers, over the even chance of 1/6 where it is more; uses
+    alone of those behind and beyond."""
     maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
     matching, keys = Matching(maps, SHAPE), np.array([0, 1, 2, 7, 8, 13, 19])
     policy = parse("eviction", "map:distance=2")

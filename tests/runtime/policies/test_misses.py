@@ -18,7 +18,8 @@ P = [[0.40, 0.25, 0.15, 0.10, 0.06, 0.04]]
 
 def test_substitute_takes_the_closest_score_within_the_tolerance() -> None:
     policy = prepared("miss", "substitute:tolerance=0.5")
-    # Expert 1 (.25) is absent; of the residents 2 (.15) is closest, and .10 apart is within half of .25.
+    # Expert 1 (.25) is absent; of the residents 2 (.15) is closest, and .10 apart is within half of
+    # .25.
     assert policy.choose(step([[0, 1]], P), residents(0, 2, 3)).selected.tolist() == [[0, 2]]
     # 3 (.10) is .15 apart, more than .125: fetched.
     assert policy.choose(step([[0, 1]], P), residents(0, 3, 4)).selected.tolist() == [[0, 1]]
@@ -35,7 +36,8 @@ def test_substitute_takes_the_closest_score_within_the_tolerance() -> None:
 
 def test_substitute_prefers_neither_the_likelier_nor_the_same_expert_twice() -> None:
     policy = prepared("miss", "substitute:tolerance=1,rank=0")
-    # 2 (.15) is missing: 1 (.25) and 3 (.10) are .10 and .05 apart. Both ranks missing: each takes one of its own.
+    # 2 (.15) is missing: 1 (.25) and 3 (.10) are .10 and .05 apart. Both ranks missing: each takes
+    # one of its own.
     assert policy.choose(step([[0, 2]], P), residents(0, 1, 3)).selected.tolist() == [[0, 3]]
     assert policy.choose(step([[2, 4]], P), residents(3, 5)).selected.tolist() == [[3, 5]]
 
@@ -44,7 +46,8 @@ def test_best_resident_takes_the_highest_score_that_the_token_does_not_use() -> 
     policy = prepared("miss", "best_resident")
     assert policy.choose(step([[0, 5]], P), residents(0, 3, 4)).selected.tolist() == [[0, 3]]
     assert policy.choose(step([[1, 2]], P), residents(0, 3)).selected.tolist() == [[0, 3]]
-    # Only one stand-in for two missing experts: the second is fetched. A loading expert is not absent.
+    # Only one stand-in for two missing experts: the second is fetched. A loading expert is not
+    # absent.
     assert policy.choose(step([[1, 2]], P), residents(0)).selected.tolist() == [[0, 2]]
     assert policy.choose(step([[1, 2]], P), residents(0, loading=(1,))).selected.tolist() == [
         [1, 0]
@@ -85,7 +88,8 @@ def test_controls_fill_empty_slots_unless_told_not_to(name: str) -> None:
 
 
 def test_drop_leaves_out_as_much_as_the_layer_bears() -> None:
-    """Shares of .5, .3 and .2: the squares of the dropped shares, from the weakest on, are .04, .25 and 1."""
+    """Shares of .5, .3 and .2: the squares of the dropped shares, from the weakest on, are .04, .25
+    and 1."""
     taken = step([[0, 1, 2]], weights=[[1.0, 0.6, 0.4]])
     for tolerance, sensitivity, selected in (
         (0.03, 1.0, [0, 1, 2]),

@@ -1,4 +1,5 @@
-"""Every prefetch policy by steps worked through by hand: three layers of six experts, two selected."""
+"""Every prefetch policy by steps worked through by hand: three layers of six experts, two
+selected."""
 
 from dataclasses import replace
 
@@ -17,7 +18,8 @@ AHEAD = [0.05, 0.40, 0.05, 0.10, 0.30, 0.10]
 
 
 def test_score_takes_what_lies_above_the_percentile() -> None:
-    # Percentile 80 of six is the fifth smallest, .30: only .40 lies above. At 60 it is .10: .40 and .30 do.
+    # Percentile 80 of six is the fifth smallest, .30: only .40 lies above. At 60 it is .10: .40 and
+    # .30 do.
     propose = step([[0, 1]], predicted=[[AHEAD]])
     assert prepared("prefetch", "score").propose(propose, Now()).tolist() == [6 + 1]
     assert prepared("prefetch", "score:percentile=60").propose(propose, Now()).tolist() == [
@@ -77,7 +79,8 @@ def test_affinity_goes_where_earlier_tokens_went() -> None:
     for number, (here, ahead) in enumerate((([0, 1], [3, 4]), ([2, 5], [1, 2]))):
         policy.propose(step([here], pass_index=number), Now())
         policy.propose(step([ahead], pass_index=number, layer=1), Now())
-    # Half of the tokens use 3, and one of one that used 0: (1 + 8 / 2) / (1 + 8), beside (8 / 2) / 9 for 1 and 2.
+    # Half of the tokens use 3, and one of one that used 0: (1 + 8 / 2) / (1 + 8), beside (8 / 2) /
+    # 9 for 1 and 2.
     assert policy.propose(step([[0, 1]], pass_index=2), Now()).tolist() == [6 + 3, 6 + 4]
     assert policy.propose(step([[2, 5]], pass_index=3), Now()).tolist() == [6 + 1, 6 + 2]
     wider = prepared("prefetch", "affinity:overfetch=2")
@@ -99,7 +102,8 @@ def test_affinity_reaches_the_next_pass_while_as_many_requests_decode() -> None:
 
 
 def test_affinity_follows_requests_that_change_their_places() -> None:
-    """Request 3 leaves, 5 comes: what 4 used in the last layer is what its next token goes on from."""
+    """Request 3 leaves, 5 comes: what 4 used in the last layer is what its next token goes on
+    from."""
     policy = prepared("prefetch", "affinity:distance=1")
     last, first = step([[0, 1], [2, 3]], layer=2), step([[4, 5], [0, 1]], layer=0, pass_index=1)
     policy.propose(replace(last, requests=np.array([3, 4])), Now())

@@ -19,7 +19,8 @@ NBYTES = {16: 160, 4: 40, 3: 30, 2: 20, 1: 10}
 
 
 def table(losses: list[float] | np.ndarray, experts: tuple[int, ...]) -> np.ndarray:
-    """Losses [L, E, W] from those at 1, 2, 3 and 4 bits; leaving an expert out costs twice the first."""
+    """Losses [L, E, W] from those at 1, 2, 3 and 4 bits; leaving an expert out costs twice the
+    first."""
     out = np.full((*experts, len(WIDTHS)), np.nan)
     out[..., columns_of(USUAL_WIDTHS)] = losses
     out[..., column_of(NOTHING)] = 2 * out[..., column_of(1)]
@@ -35,7 +36,8 @@ def shadow(text: str, *, use: np.ndarray | None = None, nbytes: dict[int, int] =
 
 
 def test_one_width_leaves_the_rest_to_slots() -> None:
-    """18 replicas of 30 bytes are 540; 480 more are a whole expert for each of the three layers, and less are none."""
+    """18 replicas of 30 bytes are 540; 480 more are a whole expert for each of the three layers,
+    and less are none."""
     fast = shadow("shadow:bits=3").share(1020)
     assert fast.shadows.tolist() == [3] * 18 and fast.num_slots == 3
     assert (
@@ -59,7 +61,8 @@ def test_mixed_gives_the_bits_to_the_experts_used_most() -> None:
 
 
 def test_pruned_leaves_out_what_costs_least() -> None:
-    """Nothing for 9 experts that are hardly used pays for 2 bits of the others, and for the zeros that the 9 share."""
+    """Nothing for 9 experts that are hardly used pays for 2 bits of the others, and for the zeros
+    that the 9 share."""
     use = np.where(np.arange(18) % 2, 1.0, 1e-3).reshape(3, 6)
     fast = shadow("shadow:bits=pruned", use=use).share(18 * 10 + 10)
     assert fast.shadows.tolist() == [0, 2] * 9 and fast.num_slots == 0
@@ -125,7 +128,8 @@ def test_the_prompt_places_by_counts_and_weights() -> None:
 def test_a_token_weighs_by_how_sure_the_router_is_of_it_or_like_any_other(
     scores: str, weighed: list[float]
 ) -> None:
-    """The router gives the first token's expert 70 %, those of the second 37.5 and 12.5 %; the model renormalises."""
+    """The router gives the first token's expert 70 %, those of the second 37.5 and 12.5 %; the
+    model renormalises."""
     policy = prepared("residency", f"hot:balance=0,scores={scores}")
     assert policy.sees_probabilities == (scores == "router")
     first, second = [0.7, 0.1, 0.1, 0.1, 0, 0], [0.5, 0.375, 0.125, 0, 0, 0]

@@ -22,7 +22,8 @@ def route(text: str, there: np.ndarray, weights: list[list[float]] | None = None
 
 
 def test_residents_gain_a_share_of_the_spread() -> None:
-    # Spread 5, strength .3: residents gain 1.5. Expert 2 at -2 + 1.5 passes 1 at -1; 3 at -1.5 does not.
+    # Spread 5, strength .3: residents gain 1.5. Expert 2 at -2 + 1.5 passes 1 at -1; 3 at -1.5 does
+    # not.
     assert route("cache_aware:strength=0.3", resident(2, 3)).selected.tolist() == [[0, 2]]
     assert route("cache_aware:strength=0.3", resident(1, 2)).selected.tolist() == [[0, 1]]
     assert route("cache_aware:strength=1", resident(4, 5)).selected.tolist() == [[4, 5]]
@@ -84,7 +85,8 @@ AHEAD = [[[0.4, 0.3, 0.2, 0.1, 0.0, 0.0]]]
 
 
 def test_what_was_foretold_a_layer_before_is_selected() -> None:
-    """Layer 0 predicts 0 and 1; the router then selects 0 and 5. 1 had three sevenths, and weighs as 5 would have."""
+    """Layer 0 predicts 0 and 1; the router then selects 0 and 5. 1 had three sevenths, and weighs
+    as 5 would have."""
     policy = prepared("routing", "pre_gated")
     first = step([[2, 3]], weights=[[0.6, 0.4]], predicted=AHEAD)
     assert policy.route(first, resident()) is first, "no layer comes before"

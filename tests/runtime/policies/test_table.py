@@ -116,7 +116,8 @@ def test_presets_are_the_mixes_that_specmd_compares() -> None:
 
 
 def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> None:
-    """Compiled loops are in modules of their own, imported only once a policy that has some is used."""
+    """Compiled loops are in modules of their own, imported only once a policy that has some is
+    used."""
     allowed = {"numpy", "artifacts", "runtime.policies", *sys.stdlib_module_names}
     folder = Path(policies.__file__).parent
     for path in folder.rglob("*.py"):

@@ -1,5 +1,5 @@
-"""Costs that only an emulated machine has: near experts on the computing thread, few bits that save less time than
-bytes, and the policies' own time."""
+"""Costs that only an emulated machine has: near experts on the computing thread, few bits that save
+less time than bytes, and the policies' own time."""
 
 from dataclasses import replace
 

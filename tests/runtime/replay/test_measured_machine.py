@@ -32,8 +32,8 @@ def test_a_step_with_all_its_experts() -> None:
 
 
 def test_a_step_with_none_of_its_experts() -> None:
-    """The link loads the first expert while the engine works on the second load; both are then computed, the second
-    once it has arrived, a second after the first is done."""
+    """The link loads the first expert while the engine works on the second load; both are then
+    computed, the second once it has arrived, a second after the first is done."""
     assert step_seconds(Wave((), BOTH)) == pytest.approx(ATTENTION + MOE + 2 * HOST + 1)
 
 
@@ -97,8 +97,8 @@ def test_another_link() -> None:
 
 
 def test_an_emulated_link_keeps_its_rate_and_leaves_work_to_compute() -> None:
-    """100 bytes at 25 a second, after half a second of latency. Of 9 s of work on each load, deciding takes 2 and
-    copying 1; of the 7 s until it arrives, 2.5 are not the link's."""
+    """100 bytes at 25 a second, after half a second of latency. Of 9 s of work on each load,
+    deciding takes 2 and copying 1; of the 7 s until it arrives, 2.5 are not the link's."""
     disk = made().loads[0]
     emulated = replace(disk, link="25B/s+500ms", seconds=replace(disk.seconds, median=7.0))
     told = {"deciding": {EACH_LOAD: 2.0, "prefetch next_gate": 0.5}}

@@ -77,8 +77,9 @@ def random_predictors(shape: Shape, distance: int = 2) -> Predictors:
 def live_and_replayed(
     opened: MoeModel, settings: Settings, known: Artefacts, path: Path
 ) -> tuple[Controller, Controller]:
-    """Run a prompt, tokens after it, a padded batch of prompts, a token of each answer, and a pass in which one request
-    has ended and another is read beside the others; then replay the trace, through Parquet at `path` and back."""
+    """Run a prompt, tokens after it, a padded batch of prompts, a token of each answer, and a pass
+    in which one request has ended and another is read beside the others; then replay the trace,
+    through Parquet at `path` and back."""
     mask, mixed = torch.ones(3, 7, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64)
     mask[1, :3] = mixed[:2, :3] = 0
     with Session(opened, settings, artefacts=known) as session:
@@ -173,7 +174,8 @@ def test_requests_that_share_passes_equal_their_replay(
     preset: str,
     policies: dict[str, str],
 ) -> None:
-    """Five requests of different lengths, three at a time, whose prompts are read six tokens a pass."""
+    """Five requests of different lengths, three at a time, whose prompts are read six tokens a
+    pass."""
     opened = open_model(str(checkpoint("olmoe")))
     known = artefacts(opened.shape, replicas)
     settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
@@ -210,7 +212,8 @@ def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
 
 
 def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Embeddings are means over each request's own tokens without padding; a replay's steps carry them."""
+    """Embeddings are means over each request's own tokens without padding; a replay's steps carry
+    them."""
     opened = open_model(str(checkpoint("olmoe")))
     ids, mask = torch.randint(3, VOCABULARY, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
     mask[0, :3] = 0

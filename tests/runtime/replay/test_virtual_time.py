@@ -1,5 +1,5 @@
-"""Virtual time on examples worked by hand. An expert computes for 2 s, loads for 5 s and takes 3 s in the near tier; a
-layer takes 1 s before its experts, a pass half a second after its layers."""
+"""Virtual time on examples worked by hand. An expert computes for 2 s, loads for 5 s and takes 3 s
+in the near tier; a layer takes 1 s before its experts, a pass half a second after its layers."""
 
 from dataclasses import replace
 
@@ -65,7 +65,8 @@ def test_loads_come_one_after_another() -> None:
 
 
 def test_a_segment_loads_and_computes_its_share() -> None:
-    """The top, 0.4 of the expert, computes from 1 to 1.8; the bottom arrives at 1 + 3 and takes 1.2 s."""
+    """The top, 0.4 of the expert, computes from 1 to 1.8; the bottom arrives at 1 + 3 and takes 1.2
+    s."""
     top, bottom = Place(0, 0, share=0.4), Place(0 + NUM_EXPERTS, 1, share=0.6)
     seconds, stall_s = taken(plan(Wave((top,), (bottom,))))
     assert seconds == pytest.approx(1 + 3 + 1.2) and stall_s == pytest.approx(4 - 1.8)
@@ -78,14 +79,16 @@ def test_a_demand_load_waits_for_the_prefetch_in_flight() -> None:
 
 
 def test_a_prefetch_that_is_sent_ahead_of_demand_delays_it() -> None:
-    """The load is asked for at 3, when the resident is computed; the prefetch has the link from 1 to 6, or after it."""
+    """The load is asked for at 3, when the resident is computed; the prefetch has the link from 1
+    to 6, or after it."""
     waves = Wave(places(0), ()), Wave((), places(2))
     assert taken(plan(*waves, prefetches=places(5))) == (10, 5)
     assert taken(plan(*waves, prefetches=places(5), is_ahead=True)) == (13, 8)
 
 
 def test_a_demand_load_overtakes_queued_prefetches() -> None:
-    """5 arrives at 6, the load of 2 at 11; only then 6 starts, and it arrives at 16, 2 s after its layer began."""
+    """5 arrives at 6, the load of 2 at 11; only then 6 starts, and it arrives at 16, 2 s after its
+    layer began."""
     first = plan(Wave(places(0), ()), prefetches=places(5, 6))
     assert taken(first, plan(Wave((), places(2)))) == (13, 7)
     assert taken(first, plan(Wave((), places(2))), plan(Wave(places(6), ()))) == (18, 7 + 2)
@@ -111,7 +114,8 @@ def test_a_slot_taken_over_takes_its_prefetch_off_the_queue() -> None:
 
 
 def test_what_is_placed_at_once_is_waited_for_where_it_is_used() -> None:
-    """5 and 6 are sent for at 1; 6, which alone is used, goes first and arrives at 6. In a later wave, too."""
+    """5 and 6 are sent for at 1; 6, which alone is used, goes first and arrives at 6. In a later
+    wave, too."""
     assert taken(plan(Wave(places(6), ()), placed=places(6, 5))) == (8, 5)
     assert taken(plan(near=elsewhere(1), placed=places(5, 6))) == (4, 0)
     waves = (Wave(places(5), ()), Wave((), places(2)))
@@ -128,8 +132,8 @@ def test_near_experts_are_computed_at_the_same_time() -> None:
 
 
 def test_near_experts_of_the_computing_thread_are_computed_during_a_load() -> None:
-    """The resident is computed until 3, the near one until 6, when the load has arrived; two tokens take twice the
-    arithmetic."""
+    """The resident is computed until 3, the near one until 6, when the load has arrived; two tokens
+    take twice the arithmetic."""
     costs = replace(COSTS, near=Work(0), near_host=Work(3, 2))
     assert taken(plan(Wave(places(0), places(1)), near=elsewhere(2)), costs=costs) == (8, 0)
     assert taken(plan(near=elsewhere(2)), costs=costs) == (1 + 3, 0)
@@ -142,7 +146,8 @@ def test_near_experts_of_the_computing_thread_are_computed_during_a_load() -> No
 
 
 def test_near_time_is_counted_by_itself() -> None:
-    """Two near experts in one decode step and none in the other, whatever is computed at the same time."""
+    """Two near experts in one decode step and none in the other, whatever is computed at the same
+    time."""
     timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     for decoded, near in ((0, (1, 2, 3)), (1, (1, 2)), (1, ())):
         timing.begin_pass(1, num_decoded=decoded)
@@ -152,8 +157,9 @@ def test_near_time_is_counted_by_itself() -> None:
 
 
 def test_near_memory_may_be_slower_in_arithmetic_than_in_reading() -> None:
-    """On the NDP device of Table 2 four tokens are computed as long as an expert is read. Few bits save it arithmetic
-    as well as bytes, as section 2.3 of the context-aware paper says; a host's arithmetic stays as it is."""
+    """On the NDP device of Table 2 four tokens are computed as long as an expert is read. Few bits
+    save it arithmetic as well as bytes, as section 2.3 of the context-aware paper says; a host's
+    arithmetic stays as it is."""
     model = MODELS["mixtral-8x7b"]
     near = Costs.of(model, machine("h100-cxl-ndp")).near
     assert near.seconds(1) == near.seconds(4) == pytest.approx(352.3e6 / 512e9, rel=1e-3)
@@ -173,8 +179,8 @@ def test_near_memory_may_be_slower_in_arithmetic_than_in_reading() -> None:
 
 
 def test_a_load_of_the_next_wave_sets_out_when_its_slot_is_free() -> None:
-    """The resident is computed at 3, the first load arrives at 6, and the second, into the resident's slot, at 11; into
-    the slot of the first load it starts at 8."""
+    """The resident is computed at 3, the first load arrives at 6, and the second, into the
+    resident's slot, at 11; into the slot of the first load it starts at 8."""
     first = Wave(places(0), places(1))
     assert taken(plan(first, Wave((), (Place(2, 0),)))) == (13, 3 + 3)
     assert taken(plan(first, Wave((), (Place(2, 1),)))) == (15, 3 + 5)
@@ -194,7 +200,8 @@ def test_replicas_take_their_share_of_bytes() -> None:
 
 
 def test_replicas_that_stay_are_computed_while_a_load_is_under_way() -> None:
-    """Expert 1 starts at 1, 0 is computed on its replica from 1 to 2; compute does not wait, and 1 has arrived at 6."""
+    """Expert 1 starts at 1, 0 is computed on its replica from 1 to 2; compute does not wait, and 1
+    has arrived at 6."""
     first = plan(low=elsewhere(0, bits=4), prefetches=places(1))
     assert taken(first) == (2, 0)
     assert taken(first, plan(low=elsewhere(0, 2, 3, bits=4)), plan(Wave(places(1), ()))) == (9, 0)
@@ -224,16 +231,16 @@ def test_a_disk_gives_a_segment_no_sooner_than_its_expert() -> None:
 
 
 def test_the_engine_works_on_every_load_and_does_not_compute_meanwhile() -> None:
-    """From 1 to 1.5 the engine works on expert 1, to 2 on the prefetch; 0 is computed until 4, and 1 has arrived at
-    6.5."""
+    """From 1 to 1.5 the engine works on expert 1, to 2 on the prefetch; 0 is computed until 4, and
+    1 has arrived at 6.5."""
     costs = replace(COSTS, host_s=0.5)
     seconds, stall_s = taken(plan(Wave(places(0), places(1)), prefetches=places(5)), costs=costs)
     assert (seconds, stall_s) == (6.5 + 2, 2.5)
 
 
 def test_compute_takes_what_a_link_leaves_to_it() -> None:
-    """A demand load is copied from 1 to 1.5, arrives at 6, is waited for until 6.25 and takes 0.75 more. A prefetch
-    that has arrived only takes the copy."""
+    """A demand load is copied from 1 to 1.5, arrives at 6, is waited for until 6.25 and takes 0.75
+    more. A prefetch that has arrived only takes the copy."""
     costs = replace(COSTS, copy_s=0.5, demand_s=0.75, wake_s=0.25)
     assert taken(plan(Wave((), places(1))), costs=costs) == (7 + 2, 6.25 - 1.5)
     first = plan(Wave(places(0, 1, 2, 3), ()), prefetches=places(5))

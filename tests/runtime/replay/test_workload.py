@@ -46,7 +46,8 @@ def test_a_budget_for_everything_leaves_nothing_to_load_twice() -> None:
 
 
 def test_what_the_store_knows_goes_before_what_is_counted() -> None:
-    """With one stored buddy each instead of those counted in the trace, fewer ranks find a stand-in."""
+    """With one stored buddy each instead of those counted in the trace, fewer ranks find a
+    stand-in."""
     setting = Setting("buddy", policies={"miss": "buddy"}, budget="25%")
     counted, stored = workload(), None
     first = counted.run(setting)

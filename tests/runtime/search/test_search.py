@@ -1,4 +1,5 @@
-"""The search on a small synthetic trace: it finds what trying everything finds, and the same again for a seed."""
+"""The search on a small synthetic trace: it finds what trying everything finds, and the same again
+for a seed."""
 
 from dataclasses import replace
 from itertools import product
@@ -84,7 +85,8 @@ def test_what_the_store_or_the_trace_lacks_is_left_out_and_counted() -> None:
 
 
 def test_losses_come_from_the_tables() -> None:
-    """Every dropped rank of a decoded token costs what the similarity table says, more in earlier layers."""
+    """Every dropped rank of a decoded token costs what the similarity table says, more in earlier
+    layers."""
     drop = Combination(miss="zero:fill=no")
     outcome = search().replay(drop, 60)
     tripled = search(similarity=similar(0.03)).replay(drop, 60)
@@ -113,7 +115,8 @@ def test_few_bits_cost_by_their_width() -> None:
 
 
 def test_what_alters_the_output_is_never_lossless_whatever_its_tables_say() -> None:
-    """As where a live run of a few tokens found no divergence, so that errors seem to cost nothing."""
+    """As where a live run of a few tokens found no divergence, so that errors seem to cost
+    nothing."""
     use = np.ones((SHAPE.num_layers, SHAPE.num_experts))
     known = Artefacts(replicas=typical(use, expert_nbytes=SHAPE.expert_nbytes))
     found = search(artefacts=known)
@@ -126,14 +129,16 @@ def test_what_alters_the_output_is_never_lossless_whatever_its_tables_say() -> N
 
 
 def test_what_altered_nothing_by_chance_is_no_lossless_answer() -> None:
-    """No token's weakest rank is left out within a tolerance of nothing, but the next text may have one."""
+    """No token's weakest rank is left out within a tolerance of nothing, but the next text may have
+    one."""
     chance = Combination(miss="drop:rank=1,tolerance=0")
     found = search(budget="100%").run(PLAN, spaces=(FAST[:2], [chance]))
     assert chance not in {one.combination for one in found.lossless}
 
 
 def test_nothing_is_brought_or_evicted_where_replicas_leave_no_slot() -> None:
-    """Prefetching for no slot costs nothing on virtual time, and keeps a live run from computing all layers at once."""
+    """Prefetching for no slot costs nothing on virtual time, and keeps a live run from computing
+    all layers at once."""
     use = np.ones((SHAPE.num_layers, SHAPE.num_experts))
     known = Artefacts(replicas=typical(use, expert_nbytes=SHAPE.expert_nbytes))
     busy = Combination(

@@ -1,4 +1,5 @@
-"""The combinations that a search may try: all of them build, none occurs twice, and those called lossless are."""
+"""The combinations that a search may try: all of them build, none occurs twice, and those called
+lossless are."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Text through a session: streams that are dropped, closed or read to the end, and the effort of each."""
+"""Text through a session: streams that are dropped, closed or read to the end, and the effort of
+each."""
 
 import threading
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ def test_a_stream_that_is_closed_has_what_was_generated_so_far(session: Session)
 
 
 def test_each_of_several_threads_gets_the_effort_of_its_own_answer(session: Session) -> None:
-    """The number of requests of a text does not depend on what the cache holds, so that it tells the answers apart."""
+    """The number of requests of a text does not depend on what the cache holds, so that it tells
+    the answers apart."""
     alone = [_requests(session.stream(prompt, SHORT).answer()) for prompt in PROMPTS]
     before, answers = _counted(session), dict.fromkeys(PROMPTS)
 

@@ -1,4 +1,5 @@
-"""A base of few bits: exact at any budget, counted alike live and replayed, refused where it cannot be used."""
+"""A base of few bits: exact at any budget, counted alike live and replayed, refused where it cannot
+be used."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,7 +75,8 @@ REPLAYED = {
 def known(
     request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PreTrainedModel, MoeModel, Artefacts]]:
-    """A plain model whose experts are those of the 4-bit replicas, the opened model, and its artefacts."""
+    """A plain model whose experts are those of the 4-bit replicas, the opened model, and its
+    artefacts."""
     folder = checkpoint(request.param)
     plain, opened = plain_model(folder), open_model(str(folder))
     replicas = made(opened, tmp_path_factory.mktemp("replicas"))
@@ -102,8 +104,8 @@ def logits_of(session: Session) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_lossless_presets_give_the_logits_of_the_replicas(known: tuple, name: str) -> None:
-    """Logits equal those of `uniform-bits` at that width to the bit, and those of the plain model with the unpacked
-    replicas within 2e-4."""
+    """Logits equal those of `uniform-bits` at that width to the bit, and those of the plain model
+    with the unpacked replicas within 2e-4."""
     plain, opened, artefacts = known
     uniform = Settings(
         budget="100%", policies={"miss": "shadow", "residency": "shadow:bits=4,slots=no"}
@@ -165,7 +167,8 @@ def replayed_and_live(
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, MoeModel, Artefacts]]:
-    """A model in bfloat16, which 8-bit replicas are multiplied in whole numbers for, with inputs in groups of 64."""
+    """A model in bfloat16, which 8-bit replicas are multiplied in whole numbers for, with inputs in
+    groups of 64."""
     folder = tmp_path_factory.mktemp("narrow")
     families.save(
         "olmoe",
@@ -182,7 +185,8 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Moe
 @pytest.mark.parametrize("experts", [EXACT, FUSED])
 @pytest.mark.parametrize("name", ["on demand, from disk", "near"])
 def test_a_base_of_8_bits(narrow: tuple, name: str, experts: str) -> None:
-    """What loses nothing gives the bits of `full`, which is as near to the unpacked replicas in float32 as bfloat16."""
+    """What loses nothing gives the bits of `full`, which is as near to the unpacked replicas in
+    float32 as bfloat16."""
     folder, opened, artefacts = narrow
     settings = replace(LOSSLESS[name], experts=experts)
     right = logits_of(session_on(opened, artefacts, Settings("full", experts=experts), bits=8))
@@ -308,7 +312,8 @@ def test_missing_replicas_are_refused_with_the_command_that_builds_them(known: t
 
 
 def test_costs_are_those_of_the_width() -> None:
-    """Compute takes the measured share of the width, else its share of bytes; narrower widths keep their seconds."""
+    """Compute takes the measured share of the width, else its share of bytes; narrower widths keep
+    their seconds."""
     costs = Costs(
         Work(8e-6, 1e-7),
         4e-6,

@@ -1,4 +1,5 @@
-"""Requests that share passes: their answers and logits are those of a run alone, and their charges add up."""
+"""Requests that share passes: their answers and logits are those of a run alone, and their charges
+add up."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -268,8 +269,8 @@ def test_a_pass_that_fails_ends_the_requests_in_it(
 def test_requests_that_are_over_hold_no_memory(
     session: Session, way: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many bytes after many requests as after a few, without the collector; some are drawn, some fail, some are
-    left."""
+    """As many bytes after many requests as after a few, without the collector; some are drawn, some
+    fail, some are left."""
     drawn = Sampling(max_new_tokens=2, temperature=0.9, ignore_eos=True)
     rows, random = {} if way is Turns else {"room": 1 << 17}, torch.Generator().manual_seed(0)
 

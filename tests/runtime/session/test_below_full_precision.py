@@ -1,4 +1,5 @@
-"""Below full precision: logits computed on replicas are those of the plain model with the replicas' weights."""
+"""Below full precision: logits computed on replicas are those of the plain model with the replicas'
+weights."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -78,7 +79,8 @@ def test_resident_replicas(case: tuple, settings: Settings) -> None:
 def test_settled_layers_give_the_results_of_decided_ones(
     case: tuple, experts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The controller decides every step while `on_step` is set, and no step of a single token otherwise."""
+    """The controller decides every step while `on_step` is set, and no step of a single token
+    otherwise."""
     _, opened, artefacts = case
     results = []
     for listens in (False, True):

@@ -1,4 +1,5 @@
-"""Chats by the model's template: the text is transformers', and a template without end or measure is ended."""
+"""Chats by the model's template: the text is transformers', and a template without end or measure
+is ended."""
 
 import os
 import threading
@@ -104,7 +105,8 @@ def test_threads_take_turns_and_the_process_ends(tokenizer: PreTrainedTokenizerB
 def test_an_interruption_ends_the_process(
     templates: ChatTemplates, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its late answer would be taken for the next one's. A process that was killed is started again."""
+    """Its late answer would be taken for the next one's. A process that was killed is started
+    again."""
     tokenizer.chat_template = "{{ messages[0].content }}"
     templates.render(tokenizer, TURNS)
 

@@ -1,5 +1,5 @@
-"""Sessions with weights besides experts at few bits: the bits of the plain model with the dequantised ones, near them
-in compiled code, counted alike live and replayed."""
+"""Sessions with weights besides experts at few bits: the bits of the plain model with the
+dequantised ones, near them in compiled code, counted alike live and replayed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +59,8 @@ def test_exact_sessions_have_the_bits_of_the_dequantised_model(
 @pytest.mark.parametrize("bits", DENSE)
 @pytest.mark.parametrize("family", ["phimoe", "qwen2_moe"])
 def test_compiled_code_is_near_to_it(family: str, bits: int, tmp_path: Path) -> None:
-    """phimoe has biases; qwen2_moe has a matrix that embedding and head share, and shared experts."""
+    """phimoe has biases; qwen2_moe has a matrix that embedding and head share, and shared
+    experts."""
     folder = families.save(family, "hub", tmp_path / family, fields=_WIDE)
     opened = open_model(str(folder), dense=bits)
     fused, exact = decoded(opened, Settings(), experts=FUSED), decoded(opened, Settings())
@@ -78,8 +79,9 @@ def test_a_replay_counts_what_the_run_counted(checkpoint: Checkpoint, tmp_path: 
 @pytest.mark.parametrize("bits", DENSE)
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
 def test_experts_and_dense_weights_of_few_bits(family: str, bits: int, tmp_path: Path) -> None:
-    """`--base 8 --dense 8`, and 4: what loses nothing gives the bits of `full`, which is the plain model with both
-    dequantised, as near as products of replicas are to those of their numbers; fused kernels are near to that."""
+    """`--base 8 --dense 8`, and 4: what loses nothing gives the bits of `full`, which is the plain
+    model with both dequantised, as near as products of replicas are to those of their numbers;
+    fused kernels are near to that."""
     folder = families.save(family, "hub", tmp_path / family, fields=_WIDE)
     opened, plain = open_model(str(folder), dense=bits), plain_model(folder)
     replicas = made(opened, tmp_path)

@@ -1,4 +1,5 @@
-"""Numbers that are not finite end a request with the layer and expert that gave the first, however it is answered."""
+"""Numbers that are not finite end a request with the layer and expert that gave the first, however
+it is answered."""
 
 import pickle
 from pathlib import Path
@@ -71,7 +72,8 @@ def test_routers_that_cannot_choose_name_the_expert_before_them(
 
 
 def test_numbers_that_are_finite_are_left_alone(checkpoint: Checkpoint) -> None:
-    """A temperature that leaves one token, and options that leave none, are no fault of the weights."""
+    """A temperature that leaves one token, and options that leave none, are no fault of the
+    weights."""
     with Session.open(checkpoint("olmoe"), Settings(budget="50%")) as session:
         plain = [token.token_id for token in session.generate(PROMPT, Sampling(max_new_tokens=3))]
         coldest = Sampling(max_new_tokens=3, temperature=1e-4)

@@ -1,4 +1,5 @@
-"""The stream of tokens over a model that is a list: what generate() is asked for, and what becomes of its tokens."""
+"""The stream of tokens over a model that is a list: what generate() is asked for, and what becomes
+of its tokens."""
 
 import ctypes
 import threading
@@ -20,8 +21,8 @@ FOUND: dict[str, object] = {"do_sample": False, "temperature": None, "top_k": No
 
 
 class Listed:
-    """Stands in for a model of 10 tokens and 8 positions: `generate` gives the streamer the prompt, then each of
-    `steps`, of one token or more."""
+    """Stands in for a model of 10 tokens and 8 positions: `generate` gives the streamer the prompt,
+    then each of `steps`, of one token or more."""
 
     def __init__(
         self,
@@ -189,7 +190,8 @@ def test_the_generating_thread_computes_with_the_callers_number_of_threads() -> 
     openmp = next(Path(torch.__file__).parent.glob("lib/libgomp*"), None)
     if openmp is None:
         pytest.skip("this torch does not come with GNU's OpenMP, which is asked here")
-    # torch.get_num_threads() would set the number of a new thread before it tells it, as a product would not.
+    # torch.get_num_threads() would set the number of a new thread before it tells it, as a product
+    # would not.
     num_threads_of_this = ctypes.CDLL(str(openmp)).omp_get_max_threads
     before, seen = torch.get_num_threads(), []
     model = Listed([5], begins=lambda: seen.append(num_threads_of_this()))

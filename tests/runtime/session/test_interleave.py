@@ -1,4 +1,5 @@
-"""Generations that take turns on one session: the tokens and counters of each are those of a run by itself."""
+"""Generations that take turns on one session: the tokens and counters of each are those of a run by
+itself."""
 
 import threading
 import time

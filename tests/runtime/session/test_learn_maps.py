@@ -1,4 +1,5 @@
-"""The maps that a run learns are written whole or not at all, also when other processes write and when it is killed."""
+"""The maps that a run learns are written whole or not at all, also when other processes write and
+when it is killed."""
 
 import os
 import signal

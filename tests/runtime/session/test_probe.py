@@ -1,4 +1,5 @@
-"""Measurements at the start of a session: what is timed, on what, and how rates and windows follow from it."""
+"""Measurements at the start of a session: what is timed, on what, and how rates and windows follow
+from it."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -25,7 +26,8 @@ OPENED = SimpleNamespace(shape=SHAPE)
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Experts take a millisecond, fused ones half, the rest of a token 20 ms. Returns the `is_fused` that was asked."""
+    """Experts take a millisecond, fused ones half, the rest of a token 20 ms. Returns the
+    `is_fused` that was asked."""
     asked: list[bool] = []
 
     def expert_seconds(opened: object, *, is_fused: bool) -> float:

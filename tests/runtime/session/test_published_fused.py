@@ -1,4 +1,5 @@
-"""Experts in a published format computed where they lie: close to the model's own code, and counted alike."""
+"""Experts in a published format computed where they lie: close to the model's own code, and counted
+alike."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Replicas of a checkpoint that is published in few bits: exact beside its packed experts, counted alike live and
-replayed, refused where they would be no smaller."""
+"""Replicas of a checkpoint that is published in few bits: exact beside its packed experts, counted
+alike live and replayed, refused where they would be no smaller."""
 
 from collections.abc import Iterator
 
@@ -41,8 +41,8 @@ PRESETS = {
 def known(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, PreTrainedModel, MoeModel, Artefacts]]:
-    """The format, the plain model of the same numbers, the opened one and its artefacts. With 64 and 96 inputs, groups
-    have 64 and 32: 4 bits take more than MXFP4."""
+    """The format, the plain model of the same numbers, the opened one and its artefacts. With 64
+    and 96 inputs, groups have 64 and 32: 4 bits take more than MXFP4."""
     method, family = request.param
     folder = tmp_path_factory.mktemp(family)
     fields = {"hidden_size": 64, "intermediate_size": 96}
@@ -109,7 +109,8 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
 
 
 def test_a_base_of_fewer_bits(known: tuple) -> None:
-    """Every expert is its replica, whatever the checkpoint's format; a replica that is no smaller is refused."""
+    """Every expert is its replica, whatever the checkpoint's format; a replica that is no smaller
+    is refused."""
     method, plain, opened, artefacts = known
     based, on_base = model_on_base(opened, artefacts, 2)
     assert on_base.replicas.widths == [1] and based.expert_format.startswith("replicas, 2.")

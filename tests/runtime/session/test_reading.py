@@ -46,7 +46,8 @@ def test_sixteen_equal_tokens_are_the_fewest_that_are_taken_over(num_shared: int
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    """Its logits are wanted; also of one that was there before, and of one that goes on after it."""
+    """Its logits are wanted; also of one that was there before, and of one that goes on after
+    it."""
     known = reading()
     read(known, range(40))
     assert [read(known, range(count)).num_reused for count in (40, 30, 41)] == [39, 29, 40]

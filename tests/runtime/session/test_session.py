@@ -1,4 +1,5 @@
-"""Exactness: at any budget and over any link, the offloaded model gives the plain model's logits and tokens."""
+"""Exactness: at any budget and over any link, the offloaded model gives the plain model's logits
+and tokens."""
 
 import threading
 from collections.abc import Iterator
@@ -39,8 +40,8 @@ LOSSLESS = {
 
 
 def plain_model(folder: Path) -> PreTrainedModel:
-    """transformers' own model, eager. Its parameters are cloned, as kernels round differently on views of a file, which
-    are aligned differently."""
+    """transformers' own model, eager. Its parameters are cloned, as kernels round differently on
+    views of a file, which are aligned differently."""
     model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -83,8 +84,9 @@ def pair(
 def test_logits_and_greedy_tokens_are_those_of_the_plain_model(
     pair: tuple[PreTrainedModel, MoeModel], name: str
 ) -> None:
-    """Equal to the bit without padding, as both compute the same rows by the same kernels. With padding within 1e-5
-    relative in float32 (1e-2 in bfloat16), as the plain model sends padding through its experts too."""
+    """Equal to the bit without padding, as both compute the same rows by the same kernels. With
+    padding within 1e-5 relative in float32 (1e-2 in bfloat16), as the plain model sends padding
+    through its experts too."""
     plain, opened = pair
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, VOCABULARY, (3, 9), generator=generator)
@@ -201,7 +203,8 @@ def test_settings_that_cannot_run_are_refused_in_one_line(
 
 
 def test_a_session_that_fails_to_open_leaves_the_model_free(checkpoint: Checkpoint) -> None:
-    """This error is the last that is possible: the link is open and the engine installed by then."""
+    """This error is the last that is possible: the link is open and the engine installed by
+    then."""
     opened, threads = open_model(str(checkpoint("olmoe"))), threading.active_count()
     with pytest.raises(BadUsage, match="--reconfigure-every solves a split anew"):
         Session(opened, Settings(experts=FUSED, reconfigure_every=100))

@@ -1,5 +1,5 @@
-"""Experts spread over several devices, here parts of one: the logits do not change, live run and replay agree, and an
-expert is resident only on its own device."""
+"""Experts spread over several devices, here parts of one: the logits do not change, live run and
+replay agree, and an expert is resident only on its own device."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,7 +90,8 @@ def test_tokens_that_nothing_is_decided_for_are_counted_by_device(
 
 
 def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: Model) -> None:
-    """The code for several GPUs, on parts of one CPU: tokens are copied there and outputs back, over two links."""
+    """The code for several GPUs, on parts of one CPU: tokens are copied there and outputs back,
+    over two links."""
     with Session(
         model.opened, Settings(preset="specmd", budget="60%", devices=2, link="disk", window="2KiB")
     ) as session:

@@ -1,4 +1,5 @@
-"""Split experts: exact for every family, ratio and budget; segments, pools and sizes as counted by hand."""
+"""Split experts: exact for every family, ratio and budget; segments, pools and sizes as counted by
+hand."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,7 +58,8 @@ def split_run(
 
 
 def assert_exact(session: Session, plain: PreTrainedModel) -> None:
-    """The logits of a prompt and of a token after it are the plain model's within 1e-5, relative."""
+    """The logits of a prompt and of a token after it are the plain model's within 1e-5,
+    relative."""
     with session, torch.inference_mode():
         ours = session.forward(PROMPT)
         ahead = session.forward(NEXT, past=ours.past_key_values).logits

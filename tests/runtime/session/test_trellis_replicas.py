@@ -1,4 +1,5 @@
-"""Replicas in trellis codes: exact beside experts of any format, and counted alike live and replayed."""
+"""Replicas in trellis codes: exact beside experts of any format, and counted alike live and
+replayed."""
 
 from collections.abc import Iterator
 
@@ -43,7 +44,8 @@ Known = tuple[str, PreTrainedModel, MoeModel, Artefacts]
 def known(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Known]:
-    """The format of the base, the plain model of the same numbers, the opened one and its artefacts."""
+    """The format of the base, the plain model of the same numbers, the opened one and its
+    artefacts."""
     method, family = request.param
     folder = tmp_path_factory.mktemp(family)
     fields = {"hidden_size": 64, "intermediate_size": 96}

@@ -1,4 +1,5 @@
-"""The same memory mapped slot after slot and part after part, and which slots have both mappings."""
+"""The same memory mapped slot after slot and part after part, and which slots have both
+mappings."""
 
 import gc
 

@@ -1,5 +1,5 @@
-"""Experts in RAM are page-locked layer by layer, without gaps, and unlocked again; no driver is here, so that a
-stand-in notes what it would be asked."""
+"""Experts in RAM are page-locked layer by layer, without gaps, and unlocked again; no driver is
+here, so that a stand-in notes what it would be asked."""
 
 import gc
 
@@ -18,7 +18,8 @@ def pages(start: int, nbytes: int) -> range:
 
 
 class Driver:
-    """Locks parts of memory up to `room` bytes; fails for pages that are locked already, as CUDA's does."""
+    """Locks parts of memory up to `room` bytes; fails for pages that are locked already, as CUDA's
+    does."""
 
     def __init__(self, room: int) -> None:
         self.room, self.parts = room, {}

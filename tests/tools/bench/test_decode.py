@@ -1,4 +1,5 @@
-"""The tables of speed: everything measured once a round, put into a page, and held against what was committed."""
+"""The tables of speed: everything measured once a round, put into a page, and held against what was
+committed."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The figures of trellis codes: bits are counted whole, and distortion lies between the limit and a scalar code's."""
+"""The figures of trellis codes: bits are counted whole, and distortion lies between the limit and a
+scalar code's."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""The benchmark of matching runs at any size, and its search from the start finds what the one layer by layer does."""
+"""The benchmark of matching runs at any size, and its search from the start finds what the one
+layer by layer does."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""The tool that measures what quantising holds: it measures, and its verdict follows the figures."""
+"""The tool that measures what quantising holds: it measures, and its verdict follows the
+figures."""
 
 import argparse
 

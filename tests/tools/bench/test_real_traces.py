@@ -1,4 +1,5 @@
-"""The table of real traces: the rates are the simulator's, intervals are of requests, absent files are skipped."""
+"""The table of real traces: the rates are the simulator's, intervals are of requests, absent files
+are skipped."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Prefetching and misses on traces of real models: hit rates are the simulator's, and shares add up."""
+"""Prefetching and misses on traces of real models: hit rates are the simulator's, and shares add
+up."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The probe that holds tokens replayed as graphs against tokens launched one by one, by the interpreter."""
+"""The probe that holds tokens replayed as graphs against tokens launched one by one, by the
+interpreter."""
 
 import json
 

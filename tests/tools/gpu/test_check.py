@@ -1,4 +1,5 @@
-"""The checks for a GPU, tried on a CPU: they pass where the model is right, fail where it is not, and never crash."""
+"""The checks for a GPU, tried on a CPU: they pass where the model is right, fail where it is not,
+and never crash."""
 
 import contextlib
 import io
@@ -122,7 +123,8 @@ def test_a_difference_fails_and_the_host_may_round_otherwise() -> None:
 
 
 def test_in_bfloat16_kernels_may_differ_as_far_as_bfloat16_itself() -> None:
-    """The cut bundled model lies 0.07 from plain bfloat16 and 0.03 from float32: it is the better one of both."""
+    """The cut bundled model lies 0.07 from plain bfloat16 and 0.03 from float32: it is the better
+    one of both."""
 
     def said(logit: float) -> Said:
         return Said((torch.tensor([1.0, logit]),), [3])

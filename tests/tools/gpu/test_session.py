@@ -1,4 +1,5 @@
-"""The session for a machine that one has for minutes, rehearsed on a CPU without packages that such machines lack."""
+"""The session for a machine that one has for minutes, rehearsed on a CPU without packages that such
+machines lack."""
 
 import ast
 import json
@@ -139,8 +140,8 @@ def test_a_sparse_checkpoint_takes_no_room_and_its_experts_are_made(tmp_path: Pa
 
 
 def test_what_is_imported_of_transformers_is_in_the_version_beside_a_gpu() -> None:
-    """In 5.17, which machines with a GPU have. For a new name look there, then add it to the list; import what 5.17 has
-    not in the function that needs it."""
+    """In 5.17, which machines with a GPU have. For a new name look there, then add it to the list;
+    import what 5.17 has not in the function that needs it."""
     known = (ROOT / "tests" / "data" / "transformers-5.17.txt").read_text().splitlines()
     rooms = ("artifacts", "runtime", "profilers", "tools/gpu")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
@@ -155,8 +156,8 @@ def test_what_is_imported_of_transformers_is_in_the_version_beside_a_gpu() -> No
 
 
 def test_it_needs_nothing_of_the_tests() -> None:
-    """A machine with the product and the tools alone runs it: no module that the tools for a GPU import, at the top or
-    in a function, asks for `tests`."""
+    """A machine with the product and the tools alone runs it: no module that the tools for a GPU
+    import, at the top or in a function, asks for `tests`."""
     waiting, seen = [*(ROOT / "tools" / "gpu").rglob("*.py")], set()
     while waiting:
         path = waiting.pop()

@@ -1,4 +1,5 @@
-"""Times of kernels leave out what Python needs to launch them; what machines for GPUs have in other versions."""
+"""Times of kernels leave out what Python needs to launch them; what machines for GPUs have in other
+versions."""
 
 import sys
 import time

@@ -1,4 +1,5 @@
-"""Checkpoints in published layouts: transformers itself loads small ones, and moectl computes the same."""
+"""Checkpoints in published layouts: transformers itself loads small ones, and moectl computes the
+same."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The lock has the versions of constraints.txt, no others but what torch's build for CUDA needs, and no address."""
+"""The lock has the versions of constraints.txt, no others but what torch's build for CUDA needs,
+and no address."""
 
 import hashlib
 import json
@@ -16,7 +17,8 @@ ENTRY = re.compile(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", 
 
 
 def locked() -> dict[str, tuple[str, int]]:
-    """The version and the number of hashes by name; every line belongs to an entry or is a comment."""
+    """The version and the number of hashes by name; every line belongs to an entry or is a
+    comment."""
     text = hashes.HASHES.read_text(encoding="utf-8")
     assert not re.sub(r"^#.*\n", "", ENTRY.sub("", text), flags=re.MULTILINE).strip()
     return {

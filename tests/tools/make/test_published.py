@@ -1,4 +1,5 @@
-"""Checkpoints that are rounded into published layouts: opened, each number the nearest that there is."""
+"""Checkpoints that are rounded into published layouts: opened, each number the nearest that there
+is."""
 
 from pathlib import Path
 

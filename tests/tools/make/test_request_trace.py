@@ -1,4 +1,5 @@
-"""The recorded requests: texts in turn, what makes maps first, and all that fmoe's reproduction asks of a trace."""
+"""The recorded requests: texts in turn, what makes maps first, and all that fmoe's reproduction
+asks of a trace."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The tool runs what was changed, also where code is usually compiled; its page keeps the reasons."""
+"""The tool runs what was changed, also where code is usually compiled; its page keeps the
+reasons."""
 
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from tools.mutation.mutate import TESTS, UNKNOWN, Outcome, page_of
 
 
 def test_a_change_is_noticed_and_no_change_is_not() -> None:
-    """One plain and one compiled function, by hand; in a process of its own, where nothing is compiled."""
+    """One plain and one compiled function, by hand; in a process of its own, where nothing is
+    compiled."""
     code = """
 from tools import ROOT
 from tools.mutation.mutants import Mutant, is_killed

@@ -1,4 +1,5 @@
-"""Checks of what sessions compute: logits and greedy tokens beside the plain model's on the same device."""
+"""Checks of what sessions compute: logits and greedy tokens beside the plain model's on the same
+device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ NO_WORSE = 1.5  # times plain bfloat16's own distance from float32, for kernels 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Outputs of a model: logits of a prompt, of a batch and of decoded tokens, and its greedy tokens."""
+    """Outputs of a model: logits of a prompt, of a batch and of decoded tokens, and its greedy
+    tokens."""
 
     logits: tuple[torch.Tensor, ...]
     tokens: list[int]
@@ -63,7 +65,8 @@ def plain(folder: Path, dtype: torch.dtype, device: str) -> Said:
 def exactness(
     checkpoint: Callable[[], Path], dtype: torch.dtype, device: str
 ) -> Iterator[tuple[str, Callable[[], Finding]]]:
-    """A check for each run: logits and greedy tokens of the offloaded and of the plain model on the same device."""
+    """A check for each run: logits and greedy tokens of the offloaded and of the plain model on the
+    same device."""
     theirs = cache(lambda: plain(checkpoint(), dtype, device))
     exact = cache(lambda: plain(checkpoint(), torch.float32, device))
 
@@ -118,7 +121,8 @@ def _offloaded(
 
 
 def as_graphs(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Finding:
-    """Passed if tokens are replayed as CUDA graphs, and say what the same launched one by one say."""
+    """Passed if tokens are replayed as CUDA graphs, and say what the same launched one by one
+    say."""
     (ours, told), (theirs, _) = (
         _offloaded(folder, dtype, device, run, singly=singly) for singly in (False, True)
     )
@@ -129,8 +133,8 @@ def as_graphs(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Findi
 
 
 def forwards_then_generates(folder: Path, dtype: torch.dtype, device: str) -> Finding:
-    """Passed if `generate` on a thread without inference mode says the plain model's tokens after a session's own
-    forward: what that has allocated is used again."""
+    """Passed if `generate` on a thread without inference mode says the plain model's tokens after a
+    session's own forward: what that has allocated is used again."""
     from runtime.model.open import open_model
     from runtime.session.session import Session, Settings
 
@@ -156,8 +160,8 @@ def forwards_then_generates(folder: Path, dtype: torch.dtype, device: str) -> Fi
 def compare(
     ours: Said, theirs: Said, dtype: torch.dtype, *, allowed: float | None = None
 ) -> Finding:
-    """Passed if the difference of logits is `allowed`, by default what is for torch's own kernels, and tokens are
-    equal."""
+    """Passed if the difference of logits is `allowed`, by default what is for torch's own kernels,
+    and tokens are equal."""
     allowed = allowed or (FETCHED if dtype is torch.float32 else COARSE)
     is_equal = all(torch.equal(*pair) for pair in zip(ours.logits, theirs.logits, strict=True))
     relative, same_tokens = difference(ours, theirs), ours.tokens == theirs.tokens
@@ -173,8 +177,9 @@ def compare(
 
 
 def compare_rounded(ours: Said, theirs: Said, exact: Said) -> Finding:
-    """Passed if logits of kernels that round elsewhere in bfloat16 are about as near to those of float32 as the plain
-    model's: a rounding may change a router's selection, and then either may be the nearer one. Tokens may differ."""
+    """Passed if logits of kernels that round elsewhere in bfloat16 are about as near to those of
+    float32 as the plain model's: a rounding may change a router's selection, and then either may be
+    the nearer one. Tokens may differ."""
     relative, own, plain_own = (
         difference(ours, theirs),
         difference(ours, exact),

@@ -1,4 +1,5 @@
-"""Random matrices of every published format, for the checks of `tools.gpu.check`: types, shapes and contents."""
+"""Random matrices of every published format, for the checks of `tools.gpu.check`: types, shapes and
+contents."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,5 @@
-"""The checks of `tools.gpu.check` for the experts' kernels, with one token and with prompts: answers and times."""
+"""The checks of `tools.gpu.check` for the experts' kernels, with one token and with prompts:
+answers and times."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,8 +26,8 @@ _CALLS = 100
 
 
 class Kind(NamedTuple):
-    """How experts are gated, as `runtime.kernels.gpu.gates.Gate` has it, and how they lie: each matrix [in, out], with
-    biases."""
+    """How experts are gated, as `runtime.kernels.gpu.gates.Gate` has it, and how they lie: each
+    matrix [in, out], with biases."""
 
     rule: str = "silu"
     take_turns: bool = False
@@ -84,7 +85,8 @@ class Experts:
         )
 
     def few(self, step: "Tokens") -> torch.Tensor:
-        """Outputs of one token by the kernels that read weights for each, the last of which adds up."""
+        """Outputs of one token by the kernels that read weights for each, the last of which adds
+        up."""
         from runtime.kernels.gpu import gated
         from runtime.kernels.gpu.total import Total
 
@@ -195,7 +197,8 @@ class Tokens(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """`order` and `tiles` as `runtime.kernels.gpu.tiles` has them, on the device; at most `size` pairs each."""
+    """`order` and `tiles` as `runtime.kernels.gpu.tiles` has them, on the device; at most `size`
+    pairs each."""
 
     order: torch.Tensor
     tiles: torch.Tensor
@@ -205,8 +208,9 @@ class Tiles(NamedTuple):
 def experts(
     device: str, sizes: tuple[int, int, int, int], *, kind: Kind = USUAL, calls: int = _CALLS
 ) -> Finding:
-    """Passed if the kernels agree with torch on one token in every dtype, and `calls` times, to the bit, with a sum
-    that is a kernel of its own; microseconds in bfloat16 with other experts each time."""
+    """Passed if the kernels agree with torch on one token in every dtype, and `calls` times, to the
+    bit, with a sum that is a kernel of its own; microseconds in bfloat16 with other experts each
+    time."""
     return _compared(device, sizes, kind, Experts.few, Experts.few_apart, (1,), calls)
 
 
@@ -253,7 +257,8 @@ def _compared(
 
 
 def _times(case: Experts, steps: list["Tokens"], calls: int, device: str) -> dict[str, float]:
-    """Microseconds of our kernels by the device's clock, with GB/s of the experts read, and of torch by the host's."""
+    """Microseconds of our kernels by the device's clock, with GB/s of the experts read, and of
+    torch by the host's."""
     if len(steps[0].x) == 1:
         us = microseconds(lambda turn: case.few(steps[turn]), len(steps), calls, device)
     else:

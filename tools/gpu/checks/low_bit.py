@@ -71,7 +71,8 @@ def copied(packed: Packed) -> Packed:
 
 
 def agreement(device: str, bits: int) -> tuple[bool, str, dict]:
-    """The largest relative difference to the reference over shapes, dtypes and numbers of tokens, and the kernel."""
+    """The largest relative difference to the reference over shapes, dtypes and numbers of tokens,
+    and the kernel."""
     from runtime.kernels.low_bit import dequantise, kernel_name, linear
 
     worst = {}
@@ -94,7 +95,8 @@ def agreement(device: str, bits: int) -> tuple[bool, str, dict]:
 def speed(
     device: str, bits: int, *, nbytes: int | None = None, turns: int = 5
 ) -> tuple[bool, str, dict]:
-    """Microseconds of a product with cold weights, beside the same in bfloat16; `gbps` is of the packed bytes."""
+    """Microseconds of a product with cold weights, beside the same in bfloat16; `gbps` is of the
+    packed bytes."""
     from runtime.kernels.low_bit import dequantise, linear
 
     packed = random_packed(*MEASURED, bits, device=device)
@@ -122,5 +124,6 @@ def speed(
 
 
 def _seconds(multiply, x: torch.Tensor, weights: list, device: str, *, calls: int = 200) -> float:
-    """Seconds of one product with the next weights each time, by the device's clock where there is one."""
+    """Seconds of one product with the next weights each time, by the device's clock where there is
+    one."""
     return microseconds(lambda turn: multiply(x, weights[turn]), len(weights), calls, device) / 1e6

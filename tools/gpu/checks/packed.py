@@ -1,4 +1,5 @@
-"""Checks of the kernels for a token's experts of few bits, packed or in trellis codes, against the unpacked weights."""
+"""Checks of the kernels for a token's experts of few bits, packed or in trellis codes, against the
+unpacked weights."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -35,7 +36,8 @@ Expert = dict[str, Packed | Trellis]
 
 
 class Replicas:
-    """Random experts of one width, consecutive in a buffer as in slots, which tokens select in turn."""
+    """Random experts of one width, consecutive in a buffer as in slots, which tokens select in
+    turn."""
 
     def __init__(
         self,
@@ -84,8 +86,8 @@ class Replicas:
 def packed(
     device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, calls: int = _CALLS
 ) -> Finding:
-    """Passed if outputs of every width agree with the unpacked weights; microseconds in bfloat16 beside a kernel for
-    each matrix."""
+    """Passed if outputs of every width agree with the unpacked weights; microseconds in bfloat16
+    beside a kernel for each matrix."""
     return _compared(
         {bits: Replicas(sizes, bits, turns=turns, device=device) for bits in BITS},
         turns,

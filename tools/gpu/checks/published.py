@@ -1,4 +1,5 @@
-"""Checks of the kernels for experts in the published formats: every format against its formula, and its speed."""
+"""Checks of the kernels for experts in the published formats: every format against its formula, and
+its speed."""
 
 from collections.abc import Callable
 
@@ -23,8 +24,8 @@ _CALLS = 100
 
 
 class PublishedExperts:
-    """Random experts of one format, consecutive in a buffer as in slots; gate and up are two matrices, or one where
-    `is_joined`."""
+    """Random experts of one format, consecutive in a buffer as in slots; gate and up are two
+    matrices, or one where `is_joined`."""
 
     def __init__(
         self,
@@ -95,7 +96,8 @@ class PublishedExperts:
         return all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
     def plain(self) -> Callable[[torch.Tensor, torch.Tensor], None]:
-        """A function that multiplies by as many experts of the same sizes in `dtype`, on the kernels for these."""
+        """A function that multiplies by as many experts of the same sizes in `dtype`, on the
+        kernels for these."""
         shapes = {GATE_UP: (2 * self.neurons, self.hidden), DOWN: (self.hidden, self.neurons)}
         layout, count = ExpertLayout.of(shapes, self.dtype), len(self._slots)
         arena = torch.zeros(count * layout.nbytes, dtype=torch.uint8, device=self.device)
@@ -112,9 +114,9 @@ def published(
     turns: int = 4,
     calls: int = _CALLS,
 ) -> Finding:
-    """Passed if a kernel dequantises an expert to the bits of the formula and outputs of a token agree with it;
-    microseconds of a token's experts, beside as many in bfloat16, and
-    of dequantising one."""
+    """Passed if a kernel dequantises an expert to the bits of the formula and outputs of a token
+    agree with it; microseconds of a token's experts, beside as many in bfloat16, and of
+    dequantising one."""
     top_k = sizes[2]
     exact = PublishedExperts(CASES[name], sizes, count=top_k, dtype=torch.float32, device=device)
     x = torch.randn(1, sizes[0], generator=torch.Generator(device).manual_seed(1), device=device)

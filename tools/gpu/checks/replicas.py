@@ -31,7 +31,8 @@ FEW_BITS = {
 
 
 def few_bits(folder: Path, scratch: Path, device: str, run: str) -> Finding:
-    """Logits and greedy tokens in float32, the experts of the plain model unpacked from the same replicas."""
+    """Logits and greedy tokens in float32, the experts of the plain model unpacked from the same
+    replicas."""
     from runtime.model.open import open_model
     from runtime.policies.base import Artefacts
     from runtime.session.session import Session, Settings

@@ -1,7 +1,7 @@
 """Checks of sessions: overlap, bandwidth and speed, each a function of a device.
 
-moectl is imported only when a check runs: an incompatible transformers then fails that check by name, and the others
-go on.
+moectl is imported only when a check runs: an incompatible transformers then fails that check by
+name, and the others go on.
 """
 
 import statistics
@@ -60,7 +60,8 @@ Finding = tuple[bool, str, dict]
 
 
 def attempt(name: str, check: Callable[[], Finding]) -> Check:
-    """The result of the check, or its failure to run, so that an error does not hide other checks."""
+    """The result of the check, or its failure to run, so that an error does not hide other
+    checks."""
     try:
         return Check(name, *check())
     except Exception as error:
@@ -71,7 +72,8 @@ def attempt(name: str, check: Callable[[], Finding]) -> Check:
 def save_random(
     folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16, **shape: int
 ) -> Path:
-    """Save a random OLMoE in `folder` unless it exists; made on `device`, since random numbers are slow on a CPU."""
+    """Save a random OLMoE in `folder` unless it exists; made on `device`, since random numbers are
+    slow on a CPU."""
     from transformers import OlmoeConfig, OlmoeForCausalLM
 
     if not (folder / "config.json").is_file():
@@ -128,7 +130,8 @@ def _copy_gbps(device: str, nbytes: int, *, pin: bool, turns: int = 8) -> float:
 
 
 def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
-    """Milliseconds a token of each stock implementation; those that do not run here are named instead."""
+    """Milliseconds a token of each stock implementation; those that do not run here are named
+    instead."""
     from tools.bench.resident import STOCK, decode_seconds, plain_model
 
     model = plain_model(folder, device=device)
@@ -150,7 +153,8 @@ def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
 def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Finding:
     """Decode with `run`: time per token, and the share of copy time hidden behind compute.
 
-    `hidden_share` is 1 - exposed stall / copy time, measured by events of the compute stream and of the copy stream.
+    `hidden_share` is 1 - exposed stall / copy time, measured by events of the compute stream and of
+    the copy stream.
     """
     from runtime.control.counters import hit_rate
     from runtime.model.open import open_model
@@ -206,7 +210,8 @@ def _ms(seconds: list[float]) -> float:
 
 
 def compared(checks: dict[str, Check]) -> Iterator[tuple[str, Callable[[], Finding]]]:
-    """Results from two measurements: prefetching hides copy time; resident experts run as fast as eager."""
+    """Results from two measurements: prefetching hides copy time; resident experts run as fast as
+    eager."""
 
     def hides() -> Finding:
         alone, ahead = (checks[name].figures["hidden_share"] for name in ("25%", "25%, prefetched"))

@@ -1,1 +1,2 @@
-"""What `tools.gpu.session` measures besides the checks and the bench, each a module that prints lines of JSON."""
+"""What `tools.gpu.session` measures besides the checks and the bench, each a module that prints
+lines of JSON."""

@@ -1,6 +1,7 @@
-"""Decoded tokens replayed as CUDA graphs and the same launched one by one, in turns, by each way to know where experts
-are: milliseconds a token, the milliseconds of the token that was captured, and whether both said and counted the same.
-Of a token that is a single graph also its time by the device's clock, once its experts are there.
+"""Decoded tokens replayed as CUDA graphs and the same launched one by one, in turns, by each way to
+know where experts are: milliseconds a token, the milliseconds of the token that was captured, and
+whether both said and counted the same. Of a token that is a single graph also its time by the
+device's clock, once its experts are there.
 
 python -m tools.gpu.probes.captured
 """
@@ -79,7 +80,8 @@ def compared(opened: MoeModel, settings: Settings, ids: np.ndarray, *, rounds: i
 
 
 def _device_us(session: Session) -> float | None:
-    """Microseconds of the last token's graph, if it was one; the experts that it needs are there by now."""
+    """Microseconds of the last token's graph, if it was one; the experts that it needs are there by
+    now."""
     captured, device = session.engine.captured, str(session.opened.model.device)
     is_one = captured.receipt()["graphs"] == 1
     return device_microseconds(captured.queue_again, CALLS, device) if is_one else None

@@ -1,5 +1,6 @@
-"""The link: GB/s of copies of several sizes from page-locked memory, alone and on two streams at once, and of a kernel
-that reads that memory itself. On a CPU copies within its memory, to try the probe.
+"""The link: GB/s of copies of several sizes from page-locked memory, alone and on two streams at
+once, and of a kernel that reads that memory itself. On a CPU copies within its memory, to try the
+probe.
 
 python -m tools.gpu.probes.link
 """
@@ -37,7 +38,8 @@ def main() -> None:
 
 
 def _filled_gbps(device: str, nbytes: int) -> float:
-    """GB/s at which a kernel brings eight experts of so many bytes from page-locked memory by itself."""
+    """GB/s at which a kernel brings eight experts of so many bytes from page-locked memory by
+    itself."""
     from runtime.kernels.gpu.decide import fill
 
     words, ranks = nbytes // 4, torch.arange(_RANKS, dtype=torch.int32, device=device)

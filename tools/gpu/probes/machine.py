@@ -51,7 +51,8 @@ def _nvidia() -> str:
 
 
 def _imported(package: str) -> dict[str, object]:
-    """The version and the seconds of the import, or the error: a package may be there and not fit the others."""
+    """The version and the seconds of the import, or the error: a package may be there and not fit
+    the others."""
     begin_s = time.perf_counter()
     try:
         module = importlib.import_module(package)

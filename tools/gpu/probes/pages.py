@@ -1,4 +1,5 @@
-"""Page-locking: the rate at which memory is written for the first time, and at which the driver locks it.
+"""Page-locking: the rate at which memory is written for the first time, and at which the driver
+locks it.
 
 python -m tools.gpu.probes.pages
 """

@@ -1,6 +1,7 @@
-"""Decoded tokens whose experts the host decides on, and the same decided by the device, in turns at a quarter of the
-experts, on demand and with prefetches: milliseconds a token, and whether both said and counted the same. And a layer of
-the device's road in a CUDA graph, all of whose experts are there.
+"""Decoded tokens whose experts the host decides on, and the same decided by the device, in turns at
+a quarter of the experts, on demand and with prefetches: milliseconds a token, and whether both said
+and counted the same. And a layer of the device's road in a CUDA graph, all of whose experts are
+there.
 
 python -m tools.gpu.probes.road
 """
@@ -92,7 +93,8 @@ def decode(session: Session, ids: np.ndarray) -> Decoded:
 
 @torch.inference_mode()
 def layer_us(session: Session) -> dict[str, float]:
-    """Microseconds of a layer's kernels on the device, replayed from a graph with the same experts each time."""
+    """Microseconds of a layer's kernels on the device, replayed from a graph with the same experts
+    each time."""
     opened, shape, device = session.opened, session.opened.shape, str(session.opened.model.device)
     hidden = torch.randn(1, opened.config.hidden_size, dtype=opened.dtype, device=device)
     ids = torch.arange(shape.top_k, device=device)[None]

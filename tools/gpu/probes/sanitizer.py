@@ -1,4 +1,5 @@
-"""A small run of the kernels under CUDA's memory checker: reads and writes outside the arena of slots.
+"""A small run of the kernels under CUDA's memory checker: reads and writes outside the arena of
+slots.
 
 python -m tools.gpu.probes.sanitizer
 """

@@ -1,4 +1,5 @@
-"""The model of probes of whole tokens: some layers of OLMoE's size, all experts in RAM once for all sessions."""
+"""The model of probes of whole tokens: some layers of OLMoE's size, all experts in RAM once for all
+sessions."""
 
 import argparse
 import tempfile
@@ -19,7 +20,8 @@ from tools.gpu import models
 def small_olmoe(
     options: argparse.Namespace, *, layers: int, length: int
 ) -> Iterator[tuple[MoeModel, np.ndarray]]:
-    """So many layers with random weights on the device of the options, and a text of this length."""
+    """So many layers with random weights on the device of the options, and a text of this
+    length."""
     with tempfile.TemporaryDirectory() as folder:
         models.save(
             models.SHAPES["olmoe-1b-7b"],

@@ -1,5 +1,6 @@
-"""Eight decoded tokens under torch's profiler: what the host calls a token (launches, graphs, copies, waits), at a
-quarter of the experts and with all of them, as CUDA graphs and launched one by one.
+"""Eight decoded tokens under torch's profiler: what the host calls a token (launches, graphs,
+copies, waits), at a quarter of the experts and with all of them, as CUDA graphs and launched one by
+one.
 
 python -m tools.gpu.probes.trace
 """

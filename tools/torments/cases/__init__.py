@@ -1,7 +1,7 @@
 """Torments of moectl, one file each, found by name; `tools.torments.torture` runs them.
 
-A torment prepares a folder once; each case then draws a fault, causes it, and checks moectl's promises. A case depends
-on its generator alone, so that its seed repeats it.
+A torment prepares a folder once; each case then draws a fault, causes it, and checks moectl's
+promises. A case depends on its generator alone, so that its seed repeats it.
 """
 
 import random
@@ -12,7 +12,8 @@ from typing import ClassVar, Protocol
 
 
 class Lost(Exception):
-    """A promise was broken. The message begins with the fault's class (`13: ...`) where a torment has several."""
+    """A promise was broken. The message begins with the fault's class (`13: ...`) where a torment
+    has several."""
 
 
 class Torment(Protocol):

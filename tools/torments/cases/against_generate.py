@@ -1,4 +1,5 @@
-"""Whole requests against plain transformers: the tokens are those of `generate()` on the same options."""
+"""Whole requests against plain transformers: the tokens are those of `generate()` on the same
+options."""
 
 import json
 import random
@@ -23,15 +24,16 @@ from tools.torments.lossless import Model, Models
 
 
 class AgainstGenerate:
-    """Any family, config, dtype, format, generation_config.json, settings, options and prompts, several requests in a
-    session: plain `generate()` gives the same tokens."""
+    """Any family, config, dtype, format, generation_config.json, settings, options and prompts,
+    several requests in a session: plain `generate()` gives the same tokens."""
 
     classes = (15,)
     share = 3.0
 
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
-        logging.set_verbosity_error()  # generate() warns of settings that a greedy request does not use
+        # generate() warns of settings that a greedy request does not use
+        logging.set_verbosity_error()
         self._models = Models(ground)
 
     def one(self, rng: random.Random) -> str:
@@ -89,8 +91,9 @@ class Plain:
         return ids[0, prompt.shape[1] :].tolist()
 
     def refuses(self, asked: Asked) -> bool:
-        """Whether plain transformers refuses the fields, or finds no token to draw; fields that the request leaves out,
-        as it does with stops where the end is ignored, are read all the same when the model is opened."""
+        """Whether plain transformers refuses the fields, or finds no token to draw; fields that the
+        request leaves out, as it does with stops where the end is ignored, are read all the same
+        when the model is opened."""
         try:
             self.said(asked)
             self.said(replace(asked, sampling=replace(asked.sampling, ignore_eos=False)))
@@ -108,7 +111,8 @@ class Plain:
 
 
 def _settings(rng: random.Random, model: Model) -> Settings:
-    """Lossless settings. Split experts and compiled kernels add in another order, which only float32 forgives."""
+    """Lossless settings. Split experts and compiled kernels add in another order, which only
+    float32 forgives."""
     settings = lossless.draw_settings(rng, model.opened.shape)
     if model.opened.dtype is torch.float32:
         return replace(settings, experts=rng.choice(("exact", "exact", FUSED)))

@@ -39,8 +39,8 @@ _BLOCK = 4096  # bytes of a header; DuckDB's data blocks begin after three heade
 
 
 class DamagedStore:
-    """A read returns what was written or raises a Problem of one line that names the file; a check reports whatever a
-    read could meet; a write happens to a sound store or not at all."""
+    """A read returns what was written or raises a Problem of one line that names the file; a check
+    reports whatever a read could meet; a write happens to a sound store or not at all."""
 
     classes = (5, 6, 7, 9)
     share = 3.0

@@ -1,4 +1,5 @@
-"""Every preset, budget, batch, link, dtype and family against the plain model, and against runs without shortcuts."""
+"""Every preset, budget, batch, link, dtype and family against the plain model, and against runs
+without shortcuts."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +19,8 @@ _NUM_TOKENS = 6
 
 
 class Differential:
-    """Lossless settings equal the plain model bit for bit; leaving out any optimisation changes nothing."""
+    """Lossless settings equal the plain model bit for bit; leaving out any optimisation changes
+    nothing."""
 
     classes = (15,)
     share = 3.0

@@ -19,8 +19,9 @@ _NEWNS, _PRIVATE = (
 
 
 class DiskFull:
-    """Exit code 4 and one line; earlier data is intact, nothing half written stays, and with space the same command
-    succeeds. The disk is a small tmpfs; where mounting is not allowed, the length of files is limited instead."""
+    """Exit code 4 and one line; earlier data is intact, nothing half written stays, and with space
+    the same command succeeds. The disk is a small tmpfs; where mounting is not allowed, the length
+    of files is limited instead."""
 
     classes = (2, 3)
     share = 3.0

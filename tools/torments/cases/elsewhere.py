@@ -1,4 +1,5 @@
-"""Quick tests of the classes without a torment of their own, under other hash seeds, time zones and locales."""
+"""Quick tests of the classes without a torment of their own, under other hash seeds, time zones and
+locales."""
 
 import os
 import random

@@ -1,4 +1,5 @@
-"""Faults of links, memory and cancellation while a session runs: the next request is exact and nothing leaks."""
+"""Faults of links, memory and cancellation while a session runs: the next request is exact and
+nothing leaks."""
 
 import random
 from pathlib import Path
@@ -32,8 +33,8 @@ _WEIGHTS = [0.1 if name == _LONG else 2 if "interrupted" in name else 1 for name
 
 
 class EngineFaults:
-    """Failing, stalling and reordering links, failing allocations, interruptions at any instruction, closed
-    generations and threads, over every lossless preset."""
+    """Failing, stalling and reordering links, failing allocations, interruptions at any
+    instruction, closed generations and threads, over every lossless preset."""
 
     classes = (17, 18)
     share = 4.0

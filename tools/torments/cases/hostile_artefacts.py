@@ -1,4 +1,5 @@
-"""Untrusted artefacts: replica files, the manifest and other rows of a store, and traces in Parquet."""
+"""Untrusted artefacts: replica files, the manifest and other rows of a store, and traces in
+Parquet."""
 
 import json
 import random

@@ -47,7 +47,8 @@ _TEXTS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
 class HostileModels:
-    """Damage or alter one file of a small checkpoint; open it, and decode a token if that succeeds."""
+    """Damage or alter one file of a small checkpoint; open it, and decode a token if that
+    succeeds."""
 
     classes = (8, 11, 12, 21)
     share = 3.0

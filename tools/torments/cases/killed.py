@@ -14,9 +14,11 @@ _LATER_S = 0.03  # after an event, while the operation that it began is running
 
 
 class Killed:
-    """Complete runs are whole, earlier runs are intact, and the repeated command gives the same rows and files.
+    """Complete runs are whole, earlier runs are intact, and the repeated command gives the same
+    rows and files.
 
-    Half of the kills are timed by the clock, half by the number of calls that change or read a file.
+    Half of the kills are timed by the clock, half by the number of calls that change or read a
+    file.
     """
 
     classes = (1,)
@@ -53,5 +55,6 @@ class Killed:
 
 
 def _is_of_the_dead(finding: StoreFinding) -> bool:
-    """Whether this is a temporary file that only its killed writer could have removed; a check reports it."""
+    """Whether this is a temporary file that only its killed writer could have removed; a check
+    reports it."""
     return "half written by process" in finding.says

@@ -1,5 +1,5 @@
-"""Checkpoints whose weights change while they are in use, in place or by another file of their name, and folders that
-cannot be written into."""
+"""Checkpoints whose weights change while they are in use, in place or by another file of their
+name, and folders that cannot be written into."""
 
 import random
 import shutil
@@ -32,7 +32,8 @@ _PASSES = 3  # requests while the weights change
 
 
 class Rewritten:
-    """A request is the old model's to the bit or is refused, and an artefact is of one checkpoint or absent."""
+    """A request is the old model's to the bit or is refused, and an artefact is of one checkpoint
+    or absent."""
 
     classes = (10,)
     share = 2.0
